@@ -6,16 +6,16 @@ import asyncio
 import functools
 import os
 import shutil
-import sqlite3
 import tempfile
 import uuid
 import warnings
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import make_url
+from sqlalchemy import NullPool, make_url, text
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from benchmarks.groups import MODEL_STEP, TRAIN_STEP
 from replaybuf import ReplayBuffer, ReplayBufferConfig
@@ -75,14 +75,11 @@ async def execute(url: str, statement: str) -> None:
         await connection.close()
 
 
-async def execute_alone(buffer: ReplayBuffer, statement: str) -> None:
-    """Run one statement on a connection of its own to the database of a buffer, outside any transaction."""
+def engine_of(buffer: ReplayBuffer) -> Any:
+    """Return an engine of SQLAlchemy for the database of a buffer, with connections of its own."""
+    drivers = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
     url = buffer.storage.url
-    if url.get_backend_name() == "postgresql":
-        await execute(url.set(drivername="postgresql").render_as_string(hide_password=False), statement)
-    else:
-        with closing(sqlite3.connect(url.database or "", isolation_level=None)) as connection:
-            connection.execute(statement).fetchall()
+    return create_async_engine(url.set(drivername=drivers[url.get_backend_name()]), poolclass=NullPool)
 
 
 @asynccontextmanager
@@ -99,14 +96,21 @@ async def stop_sweeping(buffer: ReplayBuffer) -> None:
     await state.thread.run(state.sweeper.stop)
 
 
-_TO_BE_SWEPT = """SELECT 1 FROM rb_past WHERE removed_at IS NOT NULL
-AND (until IS NULL OR until NOT IN (SELECT id FROM rb_checkpoint)) LIMIT 1"""
+_TO_BE_SWEPT = text(
+    "SELECT 1 FROM rb_past WHERE removed_at IS NOT NULL "
+    "AND (until IS NULL OR until NOT IN (SELECT id FROM rb_checkpoint)) LIMIT 1"
+)
 
 
 async def until_swept(buffer: ReplayBuffer) -> None:
     """Wait until no payload and no version of a dropped checkpoint is left to sweep."""
-    state = buffer.storage
-    while await state.thread.run(lambda: state.engine.read(lambda tx: tx.values(_TO_BE_SWEPT))):  # noqa: ASYNC110
+    engine, state = engine_of(buffer), buffer.storage
+
+    async def left() -> bool:
+        async with engine.connect() as connection:
+            return (await connection.execute(_TO_BE_SWEPT)).first() is not None
+
+    while await state.thread.run(left):  # noqa: ASYNC110
         await asyncio.sleep(0.05)
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from asyncpg import InsufficientPrivilegeError
+from sqlalchemy import text
+from sqlalchemy.exc import ProgrammingError
 
 from benchmarks import groups
-from benchmarks.databases import TASK, execute_alone, open_buffer, put_all
-from replaybuf.storage.sql.engine.transaction import Transaction
+from benchmarks.databases import TASK, engine_of, open_buffer, put_all
 from replaybuf.storage.sql.schema.tables import group as group_table
 from replaybuf.storage.sql.schema.tables import payload as payload_table
 
@@ -42,23 +42,41 @@ async def refresh(buffer: Any, step: int) -> int:
 
 async def multiply(buffer: Any, seed: int, count: int) -> None:
     """Copy the rows of the first `seed` groups until there are `count`, a multiple of it."""
-    state = buffer.storage
+    await buffer.storage.thread.run(lambda: _copy(engine_of(buffer), seed, count))
 
-    def copy(tx: Transaction) -> None:
-        first = tx.value("SELECT min(uid) FROM rb_group")
+
+async def _copy(engine: Any, seed: int, count: int) -> None:
+    async with engine.connect() as connection:
+        first = (await connection.execute(text("SELECT min(uid) FROM rb_group"))).scalar_one()
         for table in (group_table, payload_table):
             columns = ", ".join(column.name for column in table.columns if column.name != "uid")
-            copied = (
-                f"INSERT INTO {table.name} (uid, {columns}) SELECT uid + :offset, {columns} FROM {table.name} "  # noqa: S608
+            copy = text(
+                f"INSERT INTO {table.name} (uid, {columns}) "  # noqa: S608
+                f"SELECT uid + :offset, {columns} FROM {table.name} "
                 f"WHERE uid >= {first} AND uid < {first + seed} ORDER BY uid"
             )
             for offset in range(seed, count, seed):
-                tx.change(copied, offset=offset)
-        tx.change(f"UPDATE rb_tally SET amount = amount * {count // seed}")  # noqa: S608
-        tx.tuples("{set_last_uid:last}", last=tx.value("SELECT max(uid) FROM rb_group"))
+                await connection.execute(copy, {"offset": offset})
+        await connection.execute(text(f"UPDATE rb_tally SET amount = amount * {count // seed}"))  # noqa: S608
+        if engine.dialect.name == "postgresql":
+            await connection.execute(text("SELECT setval('rb_uid', (SELECT max(uid) FROM rb_group))"))
+        else:
+            await connection.execute(
+                text("UPDATE rb_info SET number = (SELECT max(uid) FROM rb_group) WHERE name = 'uid'")
+            )
+        await connection.commit()
+    await _settle(engine)
 
-    await state.thread.run(lambda: state.engine.write(copy))
-    # What the database puts off would else be part of the first commit that is measured: gigabytes of log.
-    with contextlib.suppress(InsufficientPrivilegeError):  # only some users may
-        remote = state.engine.dialect.is_remote
-        await execute_alone(buffer, "CHECKPOINT" if remote else "PRAGMA wal_checkpoint(TRUNCATE)")
+
+async def _settle(engine: Any) -> None:
+    """Have the database write what it has put off, as it would have in the hours of so many puts.
+
+    Otherwise the first commit that is measured copies gigabytes of log back.
+    """
+    async with engine.connect() as connection:
+        if engine.dialect.name == "postgresql":
+            await connection.execution_options(isolation_level="AUTOCOMMIT")
+            with contextlib.suppress(ProgrammingError):  # only some users may
+                await connection.execute(text("CHECKPOINT"))
+        else:
+            await connection.execute(text("PRAGMA wal_checkpoint(TRUNCATE)"))

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from sqlalchemy import text
 
-from benchmarks.databases import TASK, execute_alone, new_database, open_buffer, put_all, stop_sweeping
+from benchmarks.databases import TASK, engine_of, new_database, open_buffer, put_all, stop_sweeping
 from benchmarks.groups import TRAIN_STEP, small
 from benchmarks.million import fill_many, refresh
 from benchmarks.table import Settings
 from replaybuf import ReplayBuffer
-from replaybuf.storage.sql.engine.transaction import Hook, Transaction, installed
+from replaybuf.storage.sql.engine.transaction import Hook, installed
 from replaybuf.storage.sql.statements.past import sweep
 
 #: Tables that grow; those of a few rows may be read whole.
@@ -69,8 +70,7 @@ async def explain_all(url: str) -> list[Explained]:
         await during("annotate", lambda: buffer.annotate({item.uid: [{"token": np.ones(1)}] for item in drawn}))
         await _make_garbage(buffer)
         await during("sweep", lambda: _sweep(buffer))
-        state = buffer.storage
-        return await state.thread.run(lambda: state.engine.read(lambda tx: _explain(tx, caught)))
+        return await buffer.storage.thread.run(lambda: _explain(engine_of(buffer), caught))
 
 
 async def _count(url: str) -> int:
@@ -124,11 +124,29 @@ async def _look_after(buffer: ReplayBuffer) -> None:
 
 async def _make_garbage(buffer: ReplayBuffer) -> None:
     """Remove every fourth group; on PostgreSQL, let the planner know what is in the tables, as autovacuum does."""
-    items = [item.uid async for item in buffer.find({}, payloads=False) if item.uid % 4 == 0]
+    items = [uid async for uid in _every_fourth(buffer)]
     await buffer.delete({"uid": {"$in": items}})
-    if buffer.storage.engine.dialect.is_remote:
+    engine = engine_of(buffer)
+    if engine.dialect.name == "postgresql":
+        await buffer.storage.thread.run(lambda: _vacuum(engine))
+
+
+async def _every_fourth(buffer: ReplayBuffer) -> AsyncIterator[int]:
+    engine = engine_of(buffer)
+
+    async def uids() -> list[int]:
+        async with engine.connect() as connection:
+            return list((await connection.execute(text("SELECT uid FROM rb_group WHERE uid % 4 = 0"))).scalars())
+
+    for uid in await buffer.storage.thread.run(uids):
+        yield uid
+
+
+async def _vacuum(engine: Any) -> None:
+    async with engine.connect() as connection:
+        await connection.execution_options(isolation_level="AUTOCOMMIT")
         for table in LARGE:
-            await execute_alone(buffer, f"VACUUM ANALYZE {table}")
+            await connection.execute(text(f"VACUUM ANALYZE {table}"))
 
 
 async def _sweep(buffer: ReplayBuffer) -> None:
@@ -136,35 +154,38 @@ async def _sweep(buffer: ReplayBuffer) -> None:
     await state.thread.run(lambda: state.engine.write(lambda tx: sweep(tx, 1e12, 64)))
 
 
-def _explain(tx: Transaction, caught: list[tuple[str, str, Any]]) -> list[Explained]:
-    explain = _explain_postgres if tx.dialect.is_remote else _explain_sqlite
-    return [explain(tx, Explained(*what), parameters) for *what, parameters in caught]
+async def _explain(engine: Any, caught: list[tuple[str, str, Any]]) -> list[Explained]:
+    explain = _explain_postgres if engine.dialect.name == "postgresql" else _explain_sqlite
+    async with engine.connect() as connection:
+        return [await explain(connection, Explained(*what), parameters) for *what, parameters in caught]
 
 
-def _explain_sqlite(tx: Transaction, result: Explained, parameters: Any) -> Explained:
-    result.plan = [row[3] for row in tx.run(f"EXPLAIN QUERY PLAN {result.statement}", *parameters)]
+async def _explain_sqlite(connection: Any, result: Explained, parameters: Any) -> Explained:
+    found = await connection.exec_driver_sql("EXPLAIN QUERY PLAN " + result.statement, tuple(parameters))
+    result.plan = [row[3] for row in found]
     for line in result.plan:
         if any(line.startswith(f"SCAN {table}") for table in LARGE) or "TEMP B-TREE" in line:
             result.problems.append(line)
     return result
 
 
-def _explain_postgres(tx: Transaction, result: Explained, parameters: Any) -> Explained:
-    [(here,)] = tx.run(f"EXPLAIN (FORMAT JSON) {result.statement}", *parameters)
-    _judge(result, "with these parameters", here)
+async def _explain_postgres(connection: Any, result: Explained, parameters: Any) -> Explained:
+    found = await connection.exec_driver_sql("EXPLAIN (FORMAT JSON) " + result.statement, tuple(parameters))
+    _judge(result, "with these parameters", found.scalar_one())
     # A statement that is run often may get one plan for all parameters, made without looking at them.
-    tx.run(f"PREPARE explained AS {result.statement}")
+    driver = (await connection.get_raw_connection()).driver_connection
+    await driver.execute(f"PREPARE explained AS {result.statement}")
     nulls = f"({', '.join(['NULL'] * len(parameters))})" if parameters else ""
-    tx.run("SET LOCAL plan_cache_mode = force_generic_plan")
-    [(generic,)] = tx.run(f"EXPLAIN (FORMAT JSON) EXECUTE explained{nulls}")
-    tx.run("RESET plan_cache_mode")
-    tx.run("DEALLOCATE explained")
+    await driver.execute("SET plan_cache_mode = force_generic_plan")
+    generic = await driver.fetchval(f"EXPLAIN (FORMAT JSON) EXECUTE explained{nulls}")
+    await driver.execute("RESET plan_cache_mode; DEALLOCATE explained")
     _judge(result, "generic", generic)
     return result
 
 
-def _judge(result: Explained, mode: str, answer: str) -> None:
-    nodes = _nodes(json.loads(answer)[0]["Plan"], 0)
+def _judge(result: Explained, mode: str, answer: Any) -> None:
+    plan = json.loads(answer) if isinstance(answer, str) else answer
+    nodes = _nodes(plan[0]["Plan"], 0)
     result.plan += [f"{mode}:", *(f"{'  ' * depth}{_node(node)}" for depth, node in nodes)]
     result.problems += [f"{mode}: {_node(node)}" for _, node in nodes if _is_bad(node)]
 

@@ -171,7 +171,8 @@ class Store:
         self._preparing = asyncio.Lock()
         self._pid, self._ready = os.getpid(), False
         register_database(self.files.reader.url, self)
-        # A garbage-collected buffer is closed by its finalizer, so neither `_End` nor a task may refer to it.
+        # A garbage-collected buffer is closed by its finalizer. So neither `_End` nor a task may refer to it, nor a
+        # function that runs in a transaction, since the driver's thread keeps a reference to the last one.
         steps = [self.commits.close, self.sweeper.stop, self.presence.end, self.watch.stop, self.files.close]
         if self._access.read_only:
             steps.remove(self.presence.end)

@@ -1,7 +1,8 @@
-"""Connections to SQLite, each with a thread of its own.
+"""Connections to SQLite, each with aiosqlite's thread.
 
-A transaction is one call of that thread: sent statement by statement, one of eight would switch threads sixteen times,
-each time waiting for the GIL when the training loop is busy.
+aiosqlite gives every connection a thread and sends it one statement at a time. A transaction of eight statements would
+switch threads sixteen times, each time waiting for the GIL when the training loop is busy. So a transaction is sent as
+one script: a function in the place of its text (`Script`), which our class of `sqlite3` connections calls.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
-from queue import SimpleQueue
 from typing import TypeVar
+
+import aiosqlite
 
 from replaybuf.errors import LockedError
 from replaybuf.storage.sql.engine.database import Access
@@ -34,6 +37,36 @@ LOG_BYTES = 64 << 20
 CACHE_KIB = 16 * 1024
 #: The most reader connections, which stay open.
 _MOST_LENT = 8
+_ENDING_SECONDS = 1.0
+
+
+class Script(str):
+    """A script whose `function` is called in place of its text."""
+
+    __slots__ = ("function",)
+
+    def __new__(cls, function: Callable[[], object]) -> Script:
+        made = super().__new__(cls)
+        made.function = function
+        return made
+
+    function: Callable[[], object]
+
+
+class RawConnection(sqlite3.Connection):
+    """A connection of `sqlite3` that runs functions as scripts."""
+
+    def executescript(self, script: str, /) -> sqlite3.Cursor:
+        """Run a script of SQL, or call the function of a `Script`."""
+        if not isinstance(script, Script):
+            return super().executescript(script)
+        script.function()
+        return self.cursor()
+
+    def close(self) -> None:
+        """Close the connection."""
+        with FORK_GUARD:
+            super().close()
 
 
 class SqliteConnection:
@@ -43,38 +76,27 @@ class SqliteConnection:
     when it ends.
     """
 
-    def __init__(self, connect: Callable[[], sqlite3.Connection], files: OpenFiles | None = None) -> None:
+    def __init__(self, connect: Callable[[], RawConnection], files: OpenFiles | None = None) -> None:
         self._connect, self._files = connect, files
+        self._worker: threading.Thread | None = None
         self._session: SqliteSession | None = None
         self._sent = self._done = 0  # each counted by one thread
-        self._calls = SimpleQueue[Callable[[], object] | None]()
-        self._thread = threading.Thread(target=self._work, name="replaybuf-sqlite", daemon=True)
-        self._thread.start()
+        self._connection = _made_by_a_daemon(lambda: aiosqlite.Connection(self._connect_here, iter_chunk_size=64))
 
-    def _work(self) -> None:
-        while (call := self._calls.get()) is not None:
-            call()
-            del call  # what it refers to may be freed while this waits
+    def _connect_here(self) -> RawConnection:
+        self._worker = threading.current_thread()
+        with FORK_GUARD:
+            raw = self._connect()
+        self._session = SqliteSession(raw, self._files)
+        return raw
 
     async def open(self) -> None:
         """Open the connection; it has to be closed, even if this fails."""
-        await self._call(self._open)
-
-    def _open(self) -> None:
-        with FORK_GUARD:
-            self._session = SqliteSession(self._connect(), self._files)
+        await self._connection
 
     async def close(self) -> None:
-        """Close the connection, after the functions that were sent before, even if the caller is cancelled."""
-        closing = self._call(self._close)
-        self._calls.put(None)
-        await closing
-        self._thread.join()
-
-    def _close(self) -> None:
-        if self._session is not None:
-            with FORK_GUARD:
-                self._session.raw.close()
+        """Close the connection, after the functions that were sent before."""
+        await self._connection.close()
 
     @property
     def session(self) -> SqliteSession:
@@ -87,43 +109,34 @@ class SqliteConnection:
         """Whether nothing runs in the connection's thread, not even for cancelled callers."""
         return self._sent == self._done
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the thread has ended."""
+        return self._worker is not None and not self._worker.is_alive()
+
     async def in_thread(self, function: Callable[[SqliteSession], T]) -> T:
         """Run `function(session)` in the connection's thread."""
+        result: list[T] = []
         session = self.session
-        result: list[T] = []  # not a future's, which asyncio's debug log would show
-        await self._call(lambda: result.append(function(session)))
-        return result.pop()
-
-    def _call(self, function: Callable[[], None]) -> asyncio.Future[None]:
-        """Send a function to the thread; return a future of its end."""
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
 
         def call() -> None:
             try:
-                function()
-            except BaseException as error:
-                tell(error)
-            else:
-                tell(None)
-
-        def tell(error: BaseException | None) -> None:
-            self._done += 1
-            with suppress(RuntimeError):  # the loop was closed
-                loop.call_soon_threadsafe(_end, ended, error)
+                result.append(function(session))
+            finally:
+                self._done += 1
 
         self._sent += 1
-        self._calls.put(call)
-        return ended
+        await self._connection.executescript(Script(call))
+        return result.pop()
 
 
-def _end(ended: asyncio.Future[None], error: BaseException | None) -> None:
-    if ended.done():  # its caller was cancelled
-        return
-    if error is None:
-        ended.set_result(None)
-    else:
-        ended.set_exception(error)
+def _made_by_a_daemon(make: Callable[[], T]) -> T:
+    """Call `make` in a daemon thread, so that the threads that it starts are daemons; return its result."""
+    made: list[T] = []
+    thread = threading.Thread(target=lambda: made.append(make()), daemon=True)
+    thread.start()
+    thread.join()
+    return made[0]
 
 
 class Connections:
@@ -138,15 +151,17 @@ class Connections:
         self._idle: list[SqliteConnection] = []
         self._free = asyncio.Semaphore(_MOST_LENT)
         self.lent = 0
+        self._running: list[SqliteConnection] = []
 
     async def open(self) -> SqliteConnection:
         """Return a new connection, to be closed by `close`."""
         self._files.before_opening()
         connection = SqliteConnection(self._connect_read, self._files)
+        self._running = [*(one for one in self._running if not one.has_ended), connection]
         try:
             await connection.open()
         except BaseException:
-            await connection.close()
+            await asyncio.shield(connection.close())
             raise
         try:
             self._files.opened()
@@ -155,7 +170,7 @@ class Connections:
             raise
         return connection
 
-    def _connect_read(self) -> sqlite3.Connection:
+    def _connect_read(self) -> RawConnection:
         with self._files.read():
             return self._connect()
 
@@ -185,12 +200,19 @@ class Connections:
             self._free.release()
 
     async def close_all(self) -> None:
-        """Close the idle connections."""
+        """Close the idle connections, and wait until the threads of all closed connections have ended.
+
+        The thread of a connection whose opening or closing was cancelled runs for a moment longer, and would then call
+        into a closed event loop.
+        """
         while self._idle:
             await self.close(self._idle.pop())
+        deadline = time.monotonic() + _ENDING_SECONDS
+        while time.monotonic() < deadline and not all(one.has_ended for one in self._running):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
 
 
-def connect(access: Access, uri: str | None = None) -> sqlite3.Connection:
+def connect(access: Access, uri: str | None = None) -> RawConnection:
     """Return a `sqlite3` connection, usable by any thread, to the file of an access, or to that of a URI."""
     check_version()
     path, patience = access.path, access.lock_timeout
@@ -202,6 +224,7 @@ def connect(access: Access, uri: str | None = None) -> sqlite3.Connection:
         timeout=patience,
         isolation_level=None,
         check_same_thread=False,
+        factory=RawConnection,
     )
     try:
         for pragma in _pragmas(access):
