@@ -9,7 +9,6 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from enum import Enum
-from inspect import getattr_static
 from operator import itemgetter
 from typing import Any, Final
 
@@ -165,11 +164,9 @@ class RolloutType:
         self.is_dict = issubclass(cls, dict)
         self._instances = dict if self.is_dict else cls
         self._theirs = _renamed(shape, fields or {})
-        # Plain attributes of the same name: no mapping of names, no property.
         #: The names in the class of the fields with a value for each token of the response.
         self.by_token = frozenset(filter(None, (self._theirs.get(name, name) for name in BY_TOKEN)))
-        own = frozenset() if self.is_dict else self.names - self._theirs.keys()
-        self._plain = frozenset(name for name in own if not hasattr(getattr_static(cls, name, None), "__get__"))
+        self._plain = frozenset() if self.is_dict else shape.plain - self._theirs.keys()
         self._readers: dict[tuple[str, ...], Callable[[Any], Sequence[Any]]] = {}
         status = next((field for field in shape.fields if field.name == self._theirs.get("status", "status")), None)
         self._status_choices = choices_of(status.annotation) if status else []

@@ -12,7 +12,8 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
+from inspect import getattr_static
 from typing import Any
 
 import typing_extensions
@@ -150,6 +151,11 @@ class Shape(ABC):
         #: The fields that are left out of payloads when they are None.
         self.omitted = self.names - self._keep_none
         self._defaults = Defaults(self.fields)
+
+    @cached_property
+    def plain(self) -> frozenset[str]:
+        """The fields that are attributes of instances, and no properties."""
+        return frozenset(name for name in self.names if not hasattr(getattr_static(self.cls, name, None), "__get__"))
 
     @abstractmethod
     def read(self, instance: Any) -> Fields:
@@ -344,12 +350,20 @@ def shape_of(cls: Any) -> Shape | None:
     if typing_extensions.is_typeddict(cls):
         return _DictShape(cls, typed_dict_fields(cls))
     if issubclass(cls, BaseModel):
-        return None if cls is BaseModel else _ModelShape(cls)
+        if cls is BaseModel:
+            return None
+        return _shape_of_model(cls) if cls.__pydantic_complete__ else _ModelShape(cls)
     if issubclass(cls, tuple) and kind_of(cls):
         return _TupleShape(cls)
     if issubclass(cls, _VALUES):
         return None
     return _DataclassShape(cls) if kind_of(cls) else None
+
+
+@lru_cache(maxsize=256)
+def _shape_of_model(cls: type[BaseModel]) -> Shape:
+    """Return the shape of a model whose annotations are resolved, and which therefore doesn't change any more."""
+    return _ModelShape(cls)
 
 
 def kind_of(cls: type[Any]) -> str:
