@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cached_property, lru_cache, partial
 from inspect import getattr_static
@@ -24,6 +24,7 @@ from pydantic_core import PydanticUndefined
 from replaybuf.values.rollouts.annotations import hints_of
 
 Fields = dict[str, Any]
+Names = set[str]
 
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, Enum)  # defaults that can be shared, not copied
 
@@ -293,13 +294,13 @@ class _ModelShape(Shape):
             filled.append(values)
         return self._instances(filled, {*columns})
 
-    def _instances(self, filled: Iterable[Fields], names: Collection[str], extra: Fields | None = None) -> list[Any]:
+    def _instances(self, filled: Iterable[Fields], names: Names, extra: Fields | None = None) -> list[Any]:
         """Return an instance for each dict of all fields; `names` are those that were set."""
         instances, cls, new, put = [], self.cls, self.cls.__new__, object.__setattr__
         for values in filled:
             instance = new(cls)
             put(instance, "__dict__", values)
-            put(instance, "__pydantic_fields_set__", {*names})
+            put(instance, "__pydantic_fields_set__", names.copy())
             put(instance, "__pydantic_extra__", extra)
             private = {name: make() for name, make in self._private} if self._has_private else None
             put(instance, "__pydantic_private__", private)
