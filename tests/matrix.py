@@ -73,8 +73,6 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("produce/test_workers.py::test_workers_together*", ("postgresql",)),
     ("produce/test_workers.py::*", _STRATEGY),
     ("produce/test_hooks.py::*", _STRATEGY),
-    ("produce/test_produce_processes.py::*sqlite-work-partial*", ("sqlite",)),
-    ("produce/test_produce_processes.py::*", ()),  # on PostgreSQL an example is killed
     ("produce/test_sampler.py::*restore*", ("postgresql",)),
     ("produce/test_sampler.py::*", _STRATEGY),
     ("xtuner/test_their_rules.py::*", _DATABASES),
@@ -313,10 +311,8 @@ _FAST = (
 _SLOW = (
     "chunks/test_races.py",
     "produce/test_sources.py",
-    "produce/test_produce_processes.py",
     "produce/test_records.py",
     "produce/test_hooks.py",
-    "produce/test_sources.py",
     "produce/test_worker",
 )
 _SERVER = {"postgres_url", "postgres_database", "postgres_databases", "lent_database"}

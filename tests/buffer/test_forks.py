@@ -5,45 +5,22 @@ from __future__ import annotations
 import asyncio
 import gc
 import pickle
-import signal
 import threading
 import time
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from replaybuf import AsyncReplayBufferConfig, ReplayBufferConfig, RolloutState, Status, SyncReplayBufferConfig
+from replaybuf import RolloutState, Status
 from replaybuf.errors import InputError, StorageError
-from replaybuf.rules.policies import FIFOPolicy
 from replaybuf.storage.values import Leased
 from replaybuf.values.rollouts import normalise
 from tests.cancellation.conftest import end_background_work
 from tests.scripts import run
 from tests.stores import TASK, build, fill, group, number_of, opened, take_all, until
-
-FORK = """
-    async def child():
-        await fill(buffer, 5, 100)
-        assert len(buffer) >= 5
-        await buffer.wait_ready({TASK: 5}, timeout=10)
-        gc.collect()
-
-    buffer = build(url)
-    asyncio.run(fill(buffer, 5))
-    pid = forked(lambda: asyncio.run(child()), lambda: sys.exit(0))
-    asyncio.run(fill(buffer, 5, 5))
-    assert os.waitpid(pid, 0)[1] == 0
-    asyncio.run(fill(buffer, 5, 10))
-    assert sorted(asyncio.run(take_all(buffer))) == [*range(15), *range(100, 105)]
-    asyncio.run(buffer.close())
-"""
-
-
-def test_a_fork_uses_the_buffer_while_its_parent_goes_on(shared_url: str) -> None:
-    run(FORK, shared_url)
-
 
 IN_MEMORY = """
     async def refused():
@@ -146,51 +123,22 @@ def test_a_fork_in_the_middle_of_another_threads_transactions_finds_no_locks(sha
     )
 
 
-# Configs go to other processes; buffers say that they do not
-
-
-@pytest.mark.parametrize("kind", [ReplayBufferConfig, SyncReplayBufferConfig, AsyncReplayBufferConfig])
-def test_configs_can_be_pickled(kind: type[ReplayBufferConfig]) -> None:
-    config = kind(url="sqlite:///run.db", policy=FIFOPolicy, rollout_type=dict)
-    assert pickle.loads(pickle.dumps(config)) == config
-
-
 def test_a_buffer_can_not_be_pickled_and_says_what_can() -> None:
     with opened("memory://") as buffer, pytest.raises(InputError, match="pickle its config"):
         pickle.dumps(buffer)
 
 
-def run_threads(*functions: object) -> None:
-    """Run coroutine functions at once, each in a thread and an event loop of its own."""
-    problems: list[BaseException] = []
-    together = threading.Barrier(len(functions))
-
-    def run(function: object) -> None:
-        try:
-            together.wait(10)
-            asyncio.run(function())  # type: ignore[operator]
-        except BaseException as error:
-            problems.append(error)
-
-    threads = [threading.Thread(target=run, args=(function,)) for function in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert problems == []
-
-
 def test_a_buffer_that_is_opened_by_several_threads_at_once_is_opened_once(url: str) -> None:
-    for round_ in range(5):
-        with opened(url) as buffer:
+    """Each with an event loop of its own."""
+    together = threading.Barrier(6)
 
-            def worker(number: int, buffer: object = buffer) -> object:
-                async def work() -> None:
-                    await buffer.put(group(number), TASK)  # type: ignore[attr-defined]
+    def work(number: int) -> None:
+        together.wait(10)
+        asyncio.run(buffer.put(group(number), TASK))
 
-                return work
-
-            run_threads(*(worker(n) for n in range(6)))
+    for round_ in range(3):
+        with opened(url) as buffer, ThreadPoolExecutor(6) as pool:
+            list(pool.map(work, range(6)))
             assert sorted(asyncio.run(take_all(buffer))) == list(range(6)), round_
 
 
@@ -287,7 +235,6 @@ async def test_a_heartbeat_that_fails_leaves_the_others_alone(url: str, monkeypa
 
 
 ENDS = {
-    "open": "buffer = build(url); asyncio.run(fill(buffer, 3))",
     "in a class": """
         class Trainer:
             def __init__(self): self.buffer = build(url)
@@ -322,29 +269,6 @@ def test_a_program_that_ends_without_closing_ends_quietly_and_loses_nothing(shar
     run(ENDS[end], shared_url)
     with opened(shared_url) as buffer:
         assert sorted(asyncio.run(take_all(buffer))) == [0, 1, 2]
-
-
-def test_a_keyboard_interrupt_ends_a_waiting_take_and_loses_nothing(shared_url: str) -> None:
-    out = run(
-        """
-        buffer = build(url)
-        async def main():
-            await fill(buffer, 3)
-            print("ready", flush=True)
-            try:
-                await buffer.take_batch({TASK: 4}, timeout=30)
-            finally:
-                print(len(buffer), flush=True)
-        try:
-            asyncio.run(main())
-        except KeyboardInterrupt:
-            print("interrupted", len(buffer), flush=True)
-            asyncio.run(buffer.close())
-        """,
-        shared_url,
-        send=signal.SIGINT,
-    )
-    assert out == "3\ninterrupted 3\n"
 
 
 def test_a_buffer_that_is_dropped_lets_go_of_its_thread(shared_url: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import struct
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -88,17 +88,12 @@ print(gc.collect())
 
 
 def test_a_codec_can_be_shared_among_threads() -> None:
-    def work(seed: int) -> None:
+    def work(seed: int) -> bool:
         group = [{"a": np.full(500, seed), "b": [(seed, Status.INIT)] * 50}]
-        results.append(all(same(ZSTD.decode(ZSTD.encode(group)), group) for _ in range(20)))
+        return all(same(ZSTD.decode(ZSTD.encode(group)), group) for _ in range(20))
 
-    results: list[bool] = []
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [True] * 8
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(8)))
 
 
 def test_the_format_is_what_the_docstrings_say() -> None:

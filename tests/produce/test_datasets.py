@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -89,16 +88,6 @@ async def test_a_restore_takes_the_cursor_back(buffer: ReplayBuffer) -> None:
         await one.finish(complete(one.group))
     results = Counter(int(group[0].rollout_id) for group in await buffer.get(99, TASK))
     assert results == dict.fromkeys(range(8), 1)
-
-
-async def test_a_snapshot_has_the_cursor(url: str, tmp_path: Path) -> None:
-    """And prompts in flight, as if given back."""
-    async with build(url) as buffer, build("sqlite:///:memory:") as copy:
-        await ledger_of(buffer, Shuffled(6), TASK).draw(4)
-        await buffer.save(tmp_path / "saved")
-        await copy.resume(tmp_path / "saved")
-        rest = ledger_of(copy, Shuffled(6), TASK)
-        assert sorted(numbers(await rest.draw(4) + await rest.draw(9))) == list(range(6))
 
 
 async def test_the_dataset_is_left_as_it_is() -> None:

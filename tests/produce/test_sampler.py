@@ -18,17 +18,19 @@ from replaybuf.produce import Sampler, SyncProduceStrategy, TrainState, batch_si
 from replaybuf.rules.circumstances import TRAINER
 from tests.frameworks import Sample
 from tests.produce.conftest import ScriptedLoop, prompts
-from tests.produce.laws import drawn, ids, produce, questions
+from tests.produce.laws import drawn, produce, questions
 from tests.stores import TASK, build
 
 
 async def test_a_prompt_becomes_a_group_of_k_rollouts_with_ids_of_their_own(buffer: ReplayBuffer) -> None:
-    sampler = Sampler(buffer, prompts(10), TASK, prompt_repeat_k=3)
-    for number, prompt in enumerate(await drawn(sampler, 4)):
+    """Over all epochs."""
+    found = await drawn(Sampler(buffer, prompts(3), TASK, prompt_repeat_k=3, epochs=2), 99)
+    for number, prompt in enumerate(found):
         assert [rollout.group_id for rollout in prompt.group] == [number] * 3
         assert [rollout.rollout_id for rollout in prompt.group] == [3 * number, 3 * number + 1, 3 * number + 2]
         assert {rollout.task_name for rollout in prompt.group} == {TASK}
         assert {rollout.status for rollout in prompt.group} == {Status.INIT}
+    assert questions(found) == ["0", "1", "2"] * 2
 
 
 async def test_the_rollouts_of_a_group_share_nothing(buffer: ReplayBuffer) -> None:
@@ -40,13 +42,6 @@ async def test_the_rollouts_of_a_group_share_nothing(buffer: ReplayBuffer) -> No
     first.prompt_ids.append(2)
     assert second.message == [{"role": "user", "content": "2 + 2"}]
     assert (second.extra_fields, second.prompt_ids) == ({"seen": []}, [1])
-
-
-async def test_ids_are_unique_over_epochs(buffer: ReplayBuffer) -> None:
-    found = await drawn(Sampler(buffer, prompts(3), TASK, prompt_repeat_k=2, epochs=3), 99)
-    assert ids(found) == list(range(9))
-    assert [rollout.rollout_id for one in found for rollout in one.group] == list(range(18))
-    assert questions(found) == ["0", "1", "2"] * 3
 
 
 async def test_another_size_of_groups_after_a_restart(shared_url: str) -> None:
@@ -105,13 +100,6 @@ async def test_interrupted_prompts_come_first_then_expired_ones_then_new_ones(bu
     assert [one.group[0].response for one in found[:2]] == ["so far"] * 2
     assert found[0].group[0].response_model_steps == [1, 1]
     assert found[0].status == Status.ABORTED
-
-
-async def test_the_order_of_statuses_is_that_which_was_asked_for(buffer: ReplayBuffer) -> None:
-    sampler = Sampler(buffer, prompts(9), TASK, again=["expired", "aborted"])
-    for status in (Status.ABORTED, Status.EXPIRED):
-        await leave(sampler, status)
-    assert questions(await drawn(sampler, 3)) == ["1", "0", "2"]
 
 
 async def test_a_sampler_of_new_prompts_leaves_what_waits_in_the_buffer(buffer: ReplayBuffer) -> None:

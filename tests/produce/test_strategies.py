@@ -239,32 +239,6 @@ async def test_interrupted_groups_are_continued_and_each_token_has_its_model_ste
     assert loop.calls[0] == step + 1
 
 
-@pytest.mark.parametrize("partial", [True, False])
-async def test_completed_rollouts_of_an_interrupted_group_stay(sampler: Sampler, partial: bool) -> None:
-    """Only the others are generated again."""
-
-    class SecondHangs(ScriptedLoop):
-        async def _generate(self, group: Any, script: Script, call: int, partial: bool) -> None:
-            if group[0].group_id == 1 and call == 1:
-                await super()._generate(group[:1], script, call, partial)
-                await super()._generate(group[1:], forever(seconds=0.0005), call, partial)
-            else:
-                await super()._generate(group, script, call, partial)
-
-    loop = SecondHangs()
-    strategy = AsyncProduceStrategy(over_sample=0.5, enable_partial_rollout=partial)
-    await produce(strategy, loop, sampler, 2)
-    (item,) = await items_of(sampler.buffer, Status.ABORTED)
-    assert [rollout.status for rollout in item.item] == [Status.COMPLETED, Status.ABORTED]
-    assert item.item[0].response == "012"
-    assert partial or not item.item[1].response_ids
-    await take(sampler.buffer, await sampler.buffer.count(TASK, Status.COMPLETED))
-    await produce(strategy, loop, sampler, 2, train_step=8, model_step=7)
-    (item,) = [item for item in await items_of(sampler.buffer, Status.COMPLETED) if ids([item]) == [1]]
-    assert item.item[0].response_model_steps == [0, 0, 0]
-    assert set(item.item[1].response_model_steps) <= ({0, 7} if partial else {7})
-
-
 async def test_leftovers_are_produced_at_the_end_of_the_dataset(url: str) -> None:
     """Also those that would wait for a tail batch."""
     async with build(url) as buffer:

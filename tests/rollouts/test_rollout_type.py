@@ -13,10 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.errors import ConfigError, DecodeError, RolloutError
-from replaybuf.values.rollouts.normalise import normalise
 from replaybuf.values.rollouts.rollout import RolloutState, Status
 from replaybuf.values.rollouts.rollout_type import RolloutType
-from replaybuf.values.rollouts.staleness import ExpiryRule
 
 
 class Color(Enum):
@@ -246,12 +244,6 @@ async def test_a_refresh_that_would_mask_tokens_needs_a_mask() -> None:
         await buffer.refresh_staleness(
             task_stale_thresholds=thresholds, task_token_stale_thresholds=thresholds, current_train_step=8
         )
-
-
-async def test_a_dict_gets_its_model_steps() -> None:
-    rollout: dict[str, Any] = {"response_ids": [1, 2]}
-    put = await normalise([rollout], RolloutType(dict), 3, 5, ExpiryRule(stale_threshold=4))
-    assert (put.staleness, rollout["response_model_steps"]) == (1, [3, 3])
 
 
 def test_a_field_that_a_dict_has_not_is_no_key() -> None:
