@@ -134,12 +134,6 @@ def test_a_mark_stands_for_the_transactions_that_were_known_to_be_committed_befo
     assert seen.marks == {second.row: second.number, third.row: third.number}
 
 
-@pytest.mark.parametrize("option", ["statement_cache_size=-1", "timeout=0", "command_timeout=nan"])
-def test_numbers_that_no_driver_takes_are_refused(option: str) -> None:
-    with pytest.raises(ConfigError, match="must be a number larger than 0"):
-        parse_url(f"postgresql://trainer@db/rl?{option}")
-
-
 async def test_a_password_file_in_another_encoding_is_named_without_its_content(tmp_path: Path) -> None:
     (tmp_path / "pgpass").write_bytes(b"localhost:5999:db:u:s\xe9cret")
     (tmp_path / "pgpass").chmod(0o600)

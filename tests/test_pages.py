@@ -68,7 +68,7 @@ def test_the_map_names_no_file_that_is_not_there() -> None:
     ends += "".join(f"/{path.name}\n" for path in ROOT.iterdir())
     named = {
         (page.name, place)
-        for page in (ROOT / "CONTRIBUTING.md", DOCS / "architecture.md", DOCS / "design.md")
+        for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", DOCS / "architecture.md", DOCS / "design.md")
         for place in _PLACE.findall(page.read_text("utf-8"))
     }
     assert len(named) > 100
@@ -291,17 +291,6 @@ def test_the_ten_lines_print_what_the_readme_says(tmp_path: Path) -> None:
         assert process.communicate()[0] == output
 
 
-def test_every_file_that_the_readme_names_exists() -> None:
-    named = set(re.findall(r"`((?:docs|benchmarks)/[\w./-]+|CHANGELOG\.md)`", README))
-    assert named
-    assert all((ROOT / name).is_file() for name in named)
-
-
-def test_everything_public_imports_from_the_package() -> None:
-    assert all(hasattr(replaybuf, name) for name in replaybuf.__all__)
-    assert sorted(replaybuf.__all__) == replaybuf.__all__
-
-
 def test_the_example_of_a_policy_runs() -> None:
     namespace: dict[str, Any] = {}
     text = (ROOT / "docs/sampling.md").read_text("utf-8")
@@ -313,11 +302,6 @@ def test_the_error_in_the_query_docs_is_the_real_one() -> None:
     with pytest.raises(replaybuf.errors.QueryError) as caught:
         parse({"$and": [{"uid": 1}, {"staleness": {"$gt": "five"}}]})
     assert str(caught.value) in (ROOT / "docs/sampling.md").read_text("utf-8")
-
-
-def test_nothing_refers_to_files_that_are_not_there() -> None:
-    for file in ROOT.glob("replaybuf/**/*.py"):
-        assert not re.search(r"(SPEC|DESIGN|FIELD)\.md", file.read_text("utf-8")), file
 
 
 YOUR_LOOP = Page("your-loop.md", "## Eight mistakes")

@@ -44,7 +44,10 @@ from tests.stores import TASK, build, group
         ("postgresql://host:port/db", "a port from 1 to 65535"),
         ("postgresql://user@host:99999/db", "a port from 1 to 65535"),
         ("postgresql://host/db?aplication_name=x", "no option 'aplication_name'; known are application_name"),
-        ("postgresql://host/db?connect_timeout=soon", "timeout must be a number larger than 0"),
+        *(
+            (f"postgresql://host/db?{option}", "must be a number larger than 0")
+            for option in ("connect_timeout=soon", "statement_cache_size=-1", "timeout=0", "command_timeout=nan")
+        ),
         ("postgresql://user:a@b@host/db", "in these : is written %3A, / %2F, @ %40"),
     ],
 )

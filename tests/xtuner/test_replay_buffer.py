@@ -108,15 +108,6 @@ async def test_a_response_without_token_ids_stays_without_model_steps(buffer: An
     assert (got.response, got.response_model_steps, got.seq_staleness) == ("4", None, 0)
 
 
-async def test_a_refresh_counts_all_that_are_expired_afterwards(buffer: Any) -> None:
-    for number, step in ((1, 0), (2, 1), (3, 3)):
-        await buffer.put([rollout(number, step)], "math")
-    assert await refresh(buffer, retryable=True, step=3) == {"math": 1}
-    assert await refresh(buffer, retryable=True) == {"math": 2}
-    assert await refresh(buffer, retryable=True, statuses=[COMPLETED]) == {"math": 0}
-    assert sorted(numbers(await buffer.get(9, "math", EXPIRED))) == [1, 2]
-
-
 async def test_groups_that_a_refresh_drops_are_counted_and_released_in_one_call(buffer: Any) -> None:
     for number, step in ((1, 0), (2, 1), (3, 3)):
         await buffer.put([rollout(number, step), rollout(number + 10, step)], "math")
