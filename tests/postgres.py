@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import shutil
+import sqlite3
 import subprocess
 import tempfile
 import time
@@ -13,7 +14,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -190,13 +191,19 @@ def set_default(url: str, **settings: str) -> None:
         execute(url, f"ALTER DATABASE {make_url(url).database} SET {name} = '{value}'")
 
 
-def execute(url: str, statement: str) -> None:
-    """Run one statement, with or without an event loop running."""
+def execute(url: str | Path, *statements: str) -> None:
+    """Run statements in a database, also in a file of SQLite; with or without an event loop running."""
+    if not str(url).startswith("postgresql"):
+        with closing(sqlite3.connect(str(url).removeprefix("sqlite:///"), timeout=30)) as file, file:
+            for statement in statements:
+                file.execute(statement)
+        return
 
     async def run() -> None:
-        connection = await asyncpg.connect(url)
+        connection = await asyncpg.connect(str(url))
         try:
-            await connection.execute(statement)
+            for statement in statements:
+                await connection.execute(statement)
         finally:
             await connection.close()
 

@@ -60,8 +60,7 @@ async def test_a_file_that_is_no_database_stays_as_it_is(tmp_path: Path) -> None
 async def test_a_file_of_another_program_stays_as_it_is(tmp_path: Path, statement: str) -> None:
     """To the byte, with nothing beside it; PostgreSQL's databases are shared with others, by their names."""
     file = tmp_path / "theirs.db"
-    with closing(sqlite3.connect(file)) as connection:
-        connection.execute(statement)
+    execute(file, statement)
     before = file.read_bytes()
     name = statement.split()[2]
     await refused(f"sqlite:///{file}", StorageError, f"of another program: it has {name} .*as it is")
@@ -163,9 +162,7 @@ async def test_a_file_that_a_killed_process_left_half_made_is_taken(tmp_path: Pa
 async def test_an_empty_file_is_taken(tmp_path: Path) -> None:
     """Also one in which another program has had tables."""
     (tmp_path / "new.db").touch()
-    with closing(sqlite3.connect(tmp_path / "used.db")) as connection:
-        connection.execute("CREATE TABLE runs (id INTEGER)")
-        connection.execute("DROP TABLE runs")
+    execute(tmp_path / "used.db", "CREATE TABLE runs (id INTEGER)", "DROP TABLE runs")
     for name in ("new.db", "used.db"):
         async with build(f"sqlite:///{tmp_path}/{name}") as buffer:
             await fill(buffer, 2)

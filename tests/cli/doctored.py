@@ -10,9 +10,12 @@ from typing import Any
 from sqlalchemy import Connection, text
 
 from replaybuf import ReplayBufferConfig
+from replaybuf.storage.sql.engine.database import Access
+from replaybuf.storage.sql.engine.urls import parse_url
+from replaybuf.storage.sql.inspection.writer import over_sqlalchemy
 from tests.cli.conftest import run
-from tests.cli.test_help import _write, execute
 from tests.contract.harness import group
+from tests.postgres import execute
 
 ONE = "(SELECT min(uid) FROM rb_group WHERE lease IS NULL AND archived_at IS NULL)"
 LATER = "UPDATE rb_group SET leased_until = leased_until + 3600 WHERE lease IS NOT NULL"
@@ -44,7 +47,7 @@ def everything(url: str) -> dict[str, list[Any]]:
         for table in ("rb_lane", "rb_group", "rb_payload", "rb_past", "rb_tally", "rb_info"):
             rows[table] = sorted(map(str, connection.execute(text(f"SELECT * FROM {table}")).all()))
 
-    asyncio.run(_write(url, read))
+    asyncio.run(over_sqlalchemy(Access(parse_url(url)), read))
     return rows
 
 

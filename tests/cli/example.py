@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sqlite3
-from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -53,11 +51,7 @@ async def fill_busy(url: str) -> None:
         await buffer.put([rollout("math", 9, 0, random.Random(9))], "math")
     # Its time is over now that nobody is there who would end it.
     statement = f"UPDATE rb_group SET leased_until = leased_until - 3601 WHERE lease = {brief.token}"
-    if url.startswith("sqlite"):
-        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=30)) as connection, connection:
-            connection.execute(statement)
-    else:
-        await asyncio.to_thread(execute, url, statement)
+    await asyncio.to_thread(execute, url, statement)
 
 
 async def fill_hostile(url: str) -> None:

@@ -9,7 +9,6 @@ import asyncio
 import os
 import re
 import shlex
-import sqlite3
 import time
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from replaybuf.cli.commands import app
 from tests.cli.example import fill
 from tests.cli.test_help import COMMANDS, LIVE
 from tests.pages import DOCS
+from tests.postgres import execute
 
 #: Its output is measured: tests/bench/test_bench.py.
 MEASURING = [("bench",)]
@@ -55,14 +55,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `run.db`: its groups were put 1.1 to 2.5 hours ago, and there is a checkpoint of step 43."""
     path = tmp_path_factory.mktemp("docs")
     asyncio.run(fill(f"sqlite:///{path}/run.db"))
-    connection = sqlite3.connect(path / "run.db")
-    connection.execute("UPDATE rb_group SET created_at = ? - (26 - uid) * 360", (time.time(),))
-    connection.execute("UPDATE rb_batch SET taken_at = ?", (time.time() - 5000,))
-    connection.execute("UPDATE rb_past SET created_at = ?", (time.time() - 9000,))
-    connection.execute("UPDATE rb_worker SET seen_at = seen_at - 3900, ended_at = ended_at - 3900")
-    connection.execute("DELETE FROM rb_history")
-    connection.commit()
-    connection.close()
+    execute(
+        path / "run.db",
+        f"UPDATE rb_group SET created_at = {time.time()} - (26 - uid) * 360",
+        f"UPDATE rb_batch SET taken_at = {time.time() - 5000}",
+        f"UPDATE rb_past SET created_at = {time.time() - 9000}",
+        "UPDATE rb_worker SET seen_at = seen_at - 3900, ended_at = ended_at - 3900",
+        "DELETE FROM rb_history",
+    )
     asyncio.run(_checkpoint(path))
     return path
 

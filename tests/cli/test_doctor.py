@@ -30,9 +30,8 @@ from tests.cli.doctored import (
     wrong,
 )
 from tests.cli.example import fill_busy
-from tests.cli.test_help import execute
 from tests.contract.harness import group
-from tests.postgres import new_database, new_url
+from tests.postgres import execute, new_database, new_url
 
 
 @pytest.fixture(scope="session", params=BACKENDS)

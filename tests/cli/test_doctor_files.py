@@ -20,6 +20,7 @@ from replaybuf.cli.doctor import check_database
 from replaybuf.storage.sql.engine.sqlite_files import PAGE_SIZE
 from tests.cli.conftest import run
 from tests.cli.doctored import examine, wrong
+from tests.postgres import execute
 
 _Usage = namedtuple("_Usage", "total used free")
 
@@ -64,8 +65,7 @@ def test_texts_that_cannot_be_read_are_removed(file: Path, column: str) -> None:
     before = run("ls", file, "--limit", "all", "--format=json").stdout
     table, value = DAMAGED_TEXTS[column]
     column = column.split()[0]
-    with closing(sqlite3.connect(file)) as connection, connection:
-        connection.execute(f"UPDATE {table} SET {column} = {value} WHERE uid = (SELECT min(uid) FROM rb_group)")
+    execute(file, f"UPDATE {table} SET {column} = {value} WHERE uid = (SELECT min(uid) FROM rb_group)")
     found = examine(file, code=1)["payloads"]
     assert (found[0]["level"], column in found[0]["text"], found[0]["repairable"]) == ("problem", True, True)
     assert wrong(examine(file, "--repair")) == {}
@@ -75,9 +75,8 @@ def test_texts_that_cannot_be_read_are_removed(file: Path, column: str) -> None:
 
 def test_texts_of_a_group_whose_payload_is_damaged_too(file: Path) -> None:
     """It is set aside, and can be looked at."""
-    with closing(sqlite3.connect(file)) as connection, connection:
-        connection.execute("UPDATE rb_group SET marks = '{' WHERE uid = (SELECT min(uid) FROM rb_group)")
-        connection.execute("UPDATE rb_payload SET data = x'00' WHERE uid = (SELECT min(uid) FROM rb_group)")
+    first = "WHERE uid = (SELECT min(uid) FROM rb_group)"
+    execute(file, f"UPDATE rb_group SET marks = '{{' {first}", f"UPDATE rb_payload SET data = x'00' {first}")
     assert "problem" not in wrong(examine(file, "--repair")).values()
     assert "payload is damaged" in run("ls", file, "--status", "failed", "--format=json").stdout
 

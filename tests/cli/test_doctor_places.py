@@ -16,8 +16,8 @@ from replaybuf.cli.doctor import check_database
 from replaybuf.storage.places.store import FILES, MARKER
 from tests.cli.conftest import new_url, run, run_json
 from tests.cli.doctored import examine, wrong
-from tests.cli.test_help import execute
 from tests.places.test_objects import apart
+from tests.postgres import execute
 from tests.stores import TASK, build
 
 COUNT = 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import os
@@ -11,7 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
@@ -20,19 +19,17 @@ import pytest
 import typer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Connection, text
 
 from replaybuf.cli.commands import COMMANDS as LISTED
 from replaybuf.cli.commands import app
 from replaybuf.cli.output import print_table
 from replaybuf.common.redact import escape, escape_json, escape_line
 from replaybuf.storage.sql import schema
-from replaybuf.storage.sql.engine.database import Access
-from replaybuf.storage.sql.engine.urls import parse_url
-from replaybuf.storage.sql.inspection.writer import over_sqlalchemy, saved_buffer
+from replaybuf.storage.sql.inspection.writer import saved_buffer
 from replaybuf.storage.sql.schema import HEAD
 from replaybuf.view.columns import Column
 from tests.cli.conftest import run, run_json
+from tests.postgres import execute
 from tests.scripts import Program
 
 
@@ -287,18 +284,6 @@ def test_a_table_fits_and_its_numbers_are_never_cut(columns: list[tuple[int, boo
     if "─[ 1 ]" not in printed.getvalue():
         for (length, is_text), cell in zip(columns, last.split(), strict=True):
             assert len(cell) == length or (is_text and len(cell) >= min(length, 10) and cell.endswith("…"))
-
-
-def execute(url: str, *statements: str) -> None:
-    def work(connection: Connection) -> None:
-        for statement in statements:
-            connection.execute(text(statement))
-
-    asyncio.run(_write(url, work))
-
-
-async def _write(url: str, work: Callable[[Connection], object]) -> None:
-    await over_sqlalchemy(Access(parse_url(url)), work)
 
 
 def test_upgrade_makes_the_tables_in_an_empty_database_and_then_changes_nothing(empty: str) -> None:

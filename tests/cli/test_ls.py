@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from replaybuf.cli import output
 from replaybuf.rules.query import FIELDS
 from replaybuf.storage.sql.inspection.user_sql import VIEW_COLUMNS, without_markup
 from tests.cli.conftest import run, run_json
+from tests.postgres import execute
 
 
 def uids(*args: object) -> list[int]:
@@ -86,10 +86,7 @@ def test_both_databases_give_the_same_types(filled: str) -> None:
 
 
 def test_payloads_are_not_read(file: Path) -> None:
-    connection = sqlite3.connect(file)
-    connection.execute("UPDATE rb_payload SET data = x'00'")
-    connection.commit()
-    connection.close()
+    execute(file, "UPDATE rb_payload SET data = x'00'")
     assert len(uids(file)) == 13
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 from replaybuf import ReplayBufferConfig
 from tests.cli.conftest import run, run_json
 from tests.contract.harness import group
+from tests.postgres import execute
 
 save = partial(run, "checkpoint", "save")
 resume = partial(run, "checkpoint", "resume")
@@ -69,9 +68,8 @@ def test_resume_takes_the_policy_of_the_snapshot(tmp_path: Path) -> None:
 
 def test_a_policy_of_ones_own_needs_not_be_there(tmp_path: Path, filled: str) -> None:
     save(filled, tmp_path)
-    with closing(sqlite3.connect(tmp_path / "replaybuf.sqlite")) as connection, connection:
-        connection.execute("INSERT INTO rb_info (name, value) VALUES ('policy', 'my own')")
-        connection.execute("UPDATE rb_info SET value = '' WHERE name = 'digest'")
+    foreign = "INSERT INTO rb_info (name, value) VALUES ('policy', 'my own')"
+    execute(tmp_path / "replaybuf.sqlite", foreign, "UPDATE rb_info SET value = '' WHERE name = 'digest'")
     [row] = run_json("checkpoint", "resume", tmp_path / "new.db", tmp_path)
     assert (row["policy"], row["groups"]) == ("my own", 13)
 

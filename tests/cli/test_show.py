@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sqlite3
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -20,6 +18,7 @@ from tests.cli.conftest import run, run_json
 from tests.cli.example import HOSTILE
 from tests.cli.terminal import SIZES, needs_tmux, terminal
 from tests.cli.test_help import UNSAFE
+from tests.postgres import execute
 from tests.stores import TASK, build, fill, group
 from tests.web.conftest import client_of
 
@@ -96,8 +95,7 @@ def test_full_shows_values_of_any_kind(tmp_path: Path) -> None:
 
 
 def test_a_damaged_payload_is_an_error_only_with_full(file: Path) -> None:
-    with closing(sqlite3.connect(file)) as connection, connection:
-        connection.execute("UPDATE rb_payload SET data = x'00'")
+    execute(file, "UPDATE rb_payload SET data = x'00'")
     run("show", file, 15)
     assert "damaged" in run("show", file, 15, "--full", code=1).stderr
 
@@ -174,11 +172,8 @@ async def test_a_line_of_a_megabyte_is_shown_in_a_terminal(tmp_path: Path) -> No
 
 def test_groups_of_every_status_are_shown(file: Path) -> None:
     for status in Status:
-        with closing(sqlite3.connect(file)) as connection, connection:
-            connection.execute(
-                "UPDATE OR REPLACE rb_lane SET status = ? WHERE id = (SELECT lane FROM rb_group WHERE uid = 15)",
-                (status,),
-            )
+        here = "WHERE id = (SELECT lane FROM rb_group WHERE uid = 15)"
+        execute(file, f"UPDATE OR REPLACE rb_lane SET status = '{status}' {here}")
         assert re.search(rf"(?m)^  status +{status}$", run("show", file, 15).stdout)
 
 

@@ -7,7 +7,6 @@ import csv
 import io
 import os
 import re
-import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from tests.cli.conftest import BACKENDS, run, run_json
 from tests.cli.example import BAD, FELL, FIRST, GROUPS, LAST, WORKERS, rollout, train
 from tests.cli.test_docs import BLOCK, output_of, same
 from tests.pages import DOCS
-from tests.postgres import new_url
+from tests.postgres import execute, new_url
 from tests.produce.conftest import ledger_of
 from tests.web.conftest import client_of
 
@@ -403,7 +402,9 @@ def test_outputs_are_those_of_the_commands(tmp_path: Path, monkeypatch: pytest.M
 def _age(path: Path) -> None:
     """Let the run be of an hour ago, a minute a step, so that ages are the same every time."""
     now = time.time()
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE rb_batch SET taken_at = :now - 600 - 60 * (414 - step)", {"now": now})
-        connection.execute("UPDATE rb_group SET created_at = :now - 620 - 60 * (414 - put_step)", {"now": now})
-        connection.execute("UPDATE rb_group SET archived_at = :now - 590 - 60 * (414 - put_step)", {"now": now})
+    execute(
+        path,
+        f"UPDATE rb_batch SET taken_at = {now - 600} - 60 * (414 - step)",
+        f"UPDATE rb_group SET created_at = {now - 620} - 60 * (414 - put_step)",
+        f"UPDATE rb_group SET archived_at = {now - 590} - 60 * (414 - put_step)",
+    )

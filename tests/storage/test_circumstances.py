@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sqlite3
-from contextlib import closing
 from typing import Any
 
 import pydantic
@@ -29,14 +27,6 @@ from tests.stores import TASK, build, fill, group, until
 async def read(url: str) -> Circumstances:
     reader = open_reader(url)
     return await asyncio.to_thread(reader.read, lambda tx: read_circumstances(tx, "default"))
-
-
-def change(url: str, statement: str) -> None:
-    if url.startswith("postgresql"):
-        execute(url, statement)
-        return
-    with closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=30)) as connection, connection:
-        connection.execute(statement)
 
 
 async def test_a_buffer_that_was_only_opened(shared_url: str) -> None:
@@ -119,7 +109,7 @@ async def test_losses_are_those_of_the_last_hour(shared_url: str) -> None:
         for number in range(9):
             await buffer.put(group(number, status=Status.FILTERED if number % 2 else Status.COMPLETED), TASK)
         now = int((await read(shared_url)).now)
-        change(shared_url, "DELETE FROM rb_history")
+        execute(shared_url, "DELETE FROM rb_history")
         note(shared_url, now - 240, completed=4, filtered=3)
         young = await read(shared_url)
         note(shared_url, now - 9000)
@@ -133,7 +123,7 @@ async def test_losses_are_those_of_the_last_hour(shared_url: str) -> None:
 def note(url: str, at: int, **put_of: int) -> None:
     """Record the puts of a task up to a time."""
     data = json.dumps({"tasks": {TASK: {"put_of": put_of}}})
-    change(url, f"INSERT INTO rb_history VALUES ('default', {at}, '{data}')")
+    execute(url, f"INSERT INTO rb_history VALUES ('default', {at}, '{data}')")
 
 
 async def test_what_is_put_and_not_kept_is_counted_as_its_workers(shared_url: str) -> None:
@@ -175,9 +165,9 @@ async def test_one_dead_producer_is_named_though_another_is_alive(shared_url: st
             with working_as(name):
                 await buffer.put(group(1), TASK)
         await buffer.storage.flush()
-        change(shared_url, "UPDATE rb_worker SET seen_at = seen_at - 90 WHERE name = 'gen-2'")
-        change(shared_url, "UPDATE rb_group SET created_at = created_at - 95")
-        change(shared_url, "DELETE FROM rb_history")
+        execute(shared_url, "UPDATE rb_worker SET seen_at = seen_at - 90 WHERE name = 'gen-2'")
+        execute(shared_url, "UPDATE rb_group SET created_at = created_at - 95")
+        execute(shared_url, "DELETE FROM rb_history")
         said = r"gen-2 went silent: last seen at .*; gen-1 is alive, the last group was put at"
         with working_as("trainer-1"), pytest.raises(NotReadyError, match=said) as error:
             await buffer.take_batch({TASK: 4}, timeout=0.05)
@@ -189,7 +179,7 @@ async def test_after_two_spurts_groups_are_leased_and_none_is_foretold(shared_ur
     async with build(shared_url, worker="gen-1") as buffer:
         await fill(buffer, 4)
         await buffer.storage.flush()
-        change(shared_url, "DELETE FROM rb_history")
+        execute(shared_url, "DELETE FROM rb_history")
         await buffer.storage._write(record_minute)
         await fill(buffer, 6, first=4)
         with working_as("trainer-2"):

@@ -22,8 +22,8 @@ from replaybuf.web import page_tables as tables
 from replaybuf.web.app import PAGES, create_app
 from replaybuf.web.page_tables import Ask, Table, table_of
 from replaybuf.web.server import MIN_TOKEN, READ_SECONDS, check_token
-from tests.cli.test_help import execute
 from tests.pages import Page
+from tests.postgres import execute
 from tests.web.conftest import Client, client_of
 from tests.web.test_pages import PATHS
 

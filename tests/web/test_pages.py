@@ -22,8 +22,7 @@ from replaybuf.rules.query import OPERATORS
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.view.overview import Minute, rates_now, rates_of
 from replaybuf.web import page_tables as tables
-from tests.postgres import new_url
-from tests.storage.test_circumstances import change
+from tests.postgres import execute, new_url
 from tests.stores import group, until
 from tests.web.conftest import FAILED_EVERY, GROUPS, HOSTILE_UID, LONG, LONG_UID, SCRIPT, Client, client_of
 
@@ -103,7 +102,7 @@ def move_back(url: str, minutes: int) -> None:
     """Let everything that is recorded have happened so long ago."""
     for table, columns in (("rb_worker", ("seen_at", "ended_at")), ("rb_history", ("since",))):
         changes = ", ".join(f"{column} = {column} - {60 * minutes}" for column in columns)
-        change(url, f"UPDATE {table} SET {changes}")
+        execute(url, f"UPDATE {table} SET {changes}")
 
 
 def test_a_run_that_ended_has_no_rates_and_is_not_live(url: str) -> None:
@@ -143,9 +142,9 @@ def test_the_rate_now_is_that_since_a_minute_ago(puts: list[tuple[float, int]], 
 def test_a_run_without_a_sign_of_life_is_not_live(url: str) -> None:
     """Of an idle one, too, that is heard of every 30 s: it is live until it has been silent for a minute."""
     asyncio.run(run_of(url, 1, 0))
-    change(url, "UPDATE rb_worker SET ended_at = NULL, seen_at = seen_at - 32")
+    execute(url, "UPDATE rb_worker SET ended_at = NULL, seen_at = seen_at - 32")
     assert ">live</button>" in read(client_of(url), "/")
-    change(url, "UPDATE rb_worker SET seen_at = seen_at - 40")
+    execute(url, "UPDATE rb_worker SET seen_at = seen_at - 40")
     assert re.search(r">last sign of life 1\.\dm ago</button>", read(client_of(url), "/"))
     text = read(client_of(url), "/workers")
     assert re.search(r"Nobody waits: last sign of life 1\.\dm ago\.", text)
