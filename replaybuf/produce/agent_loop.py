@@ -135,8 +135,10 @@ def error_of(group: Sequence[Any], kind: RolloutType) -> str:
     return texts[0] if texts else "its rollouts have the status failed, and no error_msg"
 
 
-def text_of(error: BaseException) -> str:
-    """Return an error with its class, for logs."""
+def text_of(error: str | BaseException) -> str:
+    """Return an error with its class, for logs; a text as it is."""
+    if isinstance(error, str):
+        return error
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
@@ -167,7 +169,7 @@ class FailureTracker:
         self.consecutive += 1
         if isinstance(error, BaseException):
             self.last_raised = error
-        self.last_error = text_of(error) if isinstance(error, BaseException) else error
+        self.last_error = text_of(error)
 
     def add_failed_prompt(self, prompt: Prompt, error: str | BaseException, *, last: bool) -> None:
         """Count and log a failed group, the first one since the last success with its traceback."""

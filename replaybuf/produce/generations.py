@@ -277,7 +277,7 @@ class Generations:
                 error = raised
         text = None
         if error is not None:
-            text = text_of(error) if isinstance(error, BaseException) else error
+            text = text_of(error)
             status = await self._fail(prompt, error, text)
         self.summary.add(status, tokens, seconds)
         outcome = Generated(self.task_name, group, status, tokens, seconds, prompt.attempt, model_step, text)

@@ -30,14 +30,14 @@ def back(group: list[Any], codec: Codec = DICTS) -> list[Any]:
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("abcd"), values, max_size=4), max_size=4))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 def test_rollouts_with_any_fields_come_back(group: list[dict[Any, Any]]) -> None:
     found = DICTS.decode(DICTS.encode(group))  # fields are in the order of the first rollout that has them
     assert same([dict(sorted(one.items())) for one in found], [dict(sorted(one.items())) for one in group])
 
 
 @given(st.lists(values, min_size=1, max_size=3), st.lists(st.integers(0, 2), min_size=2, max_size=6))
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 def test_values_that_are_shared_by_some_rollouts_come_back_shared(chosen: list[Any], places: list[int]) -> None:
     group = [{"a": chosen[place % len(chosen)]} for place in places]
     found = back(group)

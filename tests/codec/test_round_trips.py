@@ -23,7 +23,7 @@ from tests.scripts import run
 
 
 @given(values)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 def test_every_value_comes_back_as_it_was(value: Any) -> None:
     assert same(round_trip(value), value)
 

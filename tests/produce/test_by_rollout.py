@@ -35,8 +35,7 @@ def prompts_of(buffer: ReplayBuffer, **options: Any) -> Sampler:
     )
 
 
-@pytest.mark.parametrize("settle", ["finish", "save"])
-async def test_rollouts_of_a_dead_worker_come_back_with_their_prompt(buffer: ReplayBuffer, settle: str) -> None:
+async def test_rollouts_of_a_dead_worker_come_back_with_their_prompt(buffer: ReplayBuffer) -> None:
     ledger = prompts_of(buffer, seconds=0.2)
     [dead] = await ledger.draw(1)
     finish(dead.group[1], "one")
@@ -57,9 +56,8 @@ async def test_rollouts_of_a_dead_worker_come_back_with_their_prompt(buffer: Rep
     for index in (0, 2):
         finish(prompt.group[index], str(index))
     await prompt.add(0)
-    if settle == "save":
-        await prompt.save()
-        assert await contents(buffer) == {}
+    await prompt.save()
+    assert await contents(buffer) == {}
     await prompt.finish()
     assert await contents(buffer) == {"completed": [["0", "one", "2"]]}
 

@@ -25,7 +25,7 @@ def expected(query: Query, rows: list[Group]) -> list[int]:
     return [place for place, row in enumerate(rows) if matches(row)]
 
 
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(rows=st.lists(groups, min_size=6, max_size=9), query=queries)
 def test_sql_means_what_the_predicate_means(store: Store, rows: list[Group], query: Query) -> None:
     store.fill(rows)

@@ -113,7 +113,7 @@ seeds = st.integers(0, 2**32)
 @example(Limits(max_times_sampled=0, samples_per_insert=4, error_buffer=4), 0, 0.3, 0.5)
 @example(Limits(max_times_sampled=0, samples_per_insert=4, error_buffer=8), 0, 0.0, 0.5)
 @example(Limits(max_times_sampled=3, samples_per_insert=3, error_buffer=3), 0, 0.0, 0.5)
-@settings(max_examples=100)
+@settings(max_examples=70)
 def test_no_limits_that_are_accepted_bring_all_to_a_stop(limits: Limits, seed: int, losses: float, puts: float) -> None:
     """Producers and consumers that do anything, and groups that are lost: at any time one of the sides can go on."""
     chance = random.Random(seed)
@@ -132,7 +132,7 @@ def test_no_limits_that_are_accepted_bring_all_to_a_stop(limits: Limits, seed: i
 
 
 @given(some_limits, ratios, seeds)
-@settings(max_examples=100)
+@settings(max_examples=70)
 def test_draws_keep_to_the_ratio(limits: Limits, ratio: float, seed: int) -> None:
     """Without losses the draws are what samples_per_insert says of the puts, to within the error buffer."""
     error = limits.error_buffer if not isinstance(limits.error_buffer, tuple) else None
@@ -169,7 +169,7 @@ rated = st.fixed_dictionaries(
 
 
 @given(rated.map(accepted).filter(bool), seeds)
-@settings(max_examples=100)
+@settings(max_examples=70)
 def test_puts_and_draws_are_held_back_when_reverb_holds_them_back(limits: Limits, seed: int) -> None:
     """Where no group is lost, all decisions are those of CanInsert and CanSample in its rate_limiter.cc."""
     low, high = reverb_range(limits)
@@ -358,6 +358,7 @@ def each_once(lengths: list[int], parts: Parts) -> bool:
     return sorted(itertools.chain(*parts)) == list(range(len(lengths)))
 
 
+@settings(max_examples=50)
 @given(lengths=LENGTHS, data=st.data())
 def test_parts_have_each_sequence_once_and_nearly_equal_sums(lengths: list[int], data: st.DataObject) -> None:
     number = data.draw(st.integers(1, len(lengths)))
@@ -369,6 +370,7 @@ def test_parts_have_each_sequence_once_and_nearly_equal_sums(lengths: list[int],
     assert parts == balance(lengths, number)
 
 
+@settings(max_examples=50)
 @given(lengths=LENGTHS, number=st.integers(1, 8))
 def test_parts_of_the_same_size(lengths: list[int], number: int) -> None:
     lengths = lengths * number
@@ -378,6 +380,7 @@ def test_parts_of_the_same_size(lengths: list[int], number: int) -> None:
     assert max(sums(lengths, parts)) - min(sums(lengths, parts)) <= max(lengths)
 
 
+@settings(max_examples=50)
 @given(lengths=LENGTHS, most=st.integers(1, 20_000))
 def test_rows_have_each_sequence_once_and_no_more_than_fits(lengths: list[int], most: int) -> None:
     most = max(most, *lengths, 1)
@@ -388,6 +391,7 @@ def test_rows_have_each_sequence_once_and_no_more_than_fits(lengths: list[int], 
     assert len(rows) <= 2 * math.ceil(sum(lengths) / most) + 1
 
 
+@settings(max_examples=50)
 @given(lengths=LENGTHS, most=st.integers(1, 20_000), at_least=st.integers(1, 5))
 def test_micro_batches_are_no_more_than_packed_rows_and_none_is_too_large(
     lengths: list[int], most: int, at_least: int

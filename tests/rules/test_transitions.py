@@ -118,7 +118,7 @@ class Task:
 
 
 @given(limits, st.data())
-@settings(max_examples=80)
+@settings(max_examples=60)
 def test_every_group_that_was_put_is_somewhere_or_counted_as_gone(limits: Limits, data: st.DataObject) -> None:
     """After any events put is the sum of all ways to leave, size and leased, and none is negative."""
     task = Task()
