@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from sqlalchemy import (
     JSON,
     BigInteger,
     Column,
+    CursorResult,
     Double,
     Executable,
     Integer,
@@ -31,6 +31,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import StaticPool
+from sqlalchemy.schema import CreateTable
 
 from replaybuf.rules.query import FIELDS, Query, parse
 from replaybuf.rules.query.sql_conditions import compile_sql
@@ -85,10 +86,12 @@ GROUPS = Table(
 COLUMNS = {name: GROUPS.c[name] for name in (*FIELDS, "tags")}
 
 
-class Store(ABC):
+@dataclass
+class Store:
     """A table of groups; a group is known by its place in the list that filled it."""
 
     dialect: str
+    run: Callable[..., list[Any]]  # a statement, perhaps with rows to insert
 
     def fill(self, groups: Iterable[Group]) -> None:
         self.run(delete(GROUPS))
@@ -106,57 +109,36 @@ class Store(ABC):
         assert found == [place for place, flag in seen if flag]
         return found
 
-    @abstractmethod
-    def run(self, statement: Executable, rows: Any = None) -> list[Any]: ...
 
-
-class SqliteStore(Store):
-    dialect = "sqlite"
-
-    def __init__(self) -> None:
-        self.engine = create_engine("sqlite://", poolclass=StaticPool)
-        GROUPS.metadata.create_all(self.engine)
-
-    def run(self, statement: Executable, rows: Any = None) -> list[Any]:
-        with self.engine.begin() as connection:
-            result = connection.execute(statement, rows)
-            return list(result) if result.returns_rows else []
-
-
-class PostgresStore(Store):
-    dialect = "postgresql"
-
-    def __init__(self, url: str, runner: asyncio.Runner) -> None:
-        self.engine = create_async_engine(make_url(url).set(drivername="postgresql+asyncpg"), pool_size=1)
-        self._runner = runner
-        runner.run(self._create())
-
-    def run(self, statement: Executable, rows: Any = None) -> list[Any]:
-        return self._runner.run(self._run(statement, rows))
-
-    async def _create(self) -> None:
-        async with self.engine.begin() as connection:
-            await connection.run_sync(GROUPS.metadata.create_all)
-
-    async def _run(self, statement: Executable, rows: Any) -> list[Any]:
-        async with self.engine.begin() as connection:
-            result = await connection.execute(statement, rows)
-            return list(result) if result.returns_rows else []
+def _rows(result: CursorResult[Any]) -> list[Any]:
+    return list(result) if result.returns_rows else []
 
 
 @contextmanager
-def sqlite_store() -> Iterator[SqliteStore]:
-    store = SqliteStore()
-    yield store
-    store.engine.dispose()
+def sqlite_store() -> Iterator[Store]:
+    engine = create_engine("sqlite://", poolclass=StaticPool)
+    GROUPS.metadata.create_all(engine)
+
+    def run(statement: Executable, rows: Any = None) -> list[Any]:
+        with engine.begin() as connection:
+            return _rows(connection.execute(statement, rows))
+
+    yield Store("sqlite", run)
+    engine.dispose()
 
 
 @contextmanager
-def postgres_store(url: str) -> Iterator[PostgresStore]:
+def postgres_store(url: str) -> Iterator[Store]:
+    engine = create_async_engine(make_url(url).set(drivername="postgresql+asyncpg"), pool_size=1)
+
+    async def execute(statement: Executable, rows: Any) -> list[Any]:
+        async with engine.begin() as connection:
+            return _rows(await connection.execute(statement, rows))
+
     with asyncio.Runner() as runner:
-        store = PostgresStore(url, runner)
-        yield store
-        runner.run(store.engine.dispose())
+        runner.run(execute(CreateTable(GROUPS), None))
+        yield Store("postgresql", lambda statement, rows=None: runner.run(execute(statement, rows)))
+        runner.run(engine.dispose())
 
 
 HOSTILE = ["'; DROP TABLE groups; --", '"', "'", "\\", "%", "a.b", '$."a"', "[0]", "$", ":x", "é", "A", "😀", "\uffff"]

@@ -224,7 +224,7 @@ def test_the_largest_queries_run(store: Store, name: str) -> None:
 def test_indexes_are_used(query: Query) -> None:
     with sqlite_store() as store:
         statement = select(GROUPS).where(compile_sql(parse(query), COLUMNS, "sqlite"))
-        compiled = statement.compile(store.engine, compile_kwargs={"literal_binds": True})
+        compiled = statement.compile(dialect=DIALECTS["sqlite"], compile_kwargs={"literal_binds": True})
         plan = store.run(text("EXPLAIN QUERY PLAN " + str(compiled).replace(":", "\\:")))
         assert any("USING INDEX ix_groups" in step[3] for step in plan)
 

@@ -185,6 +185,15 @@ def test_puts_and_draws_are_held_back_when_reverb_holds_them_back(limits: Limits
             task.draw(1, chance)
 
 
+FULL: dict[str, Any] = {
+    "samples_per_insert": 2,
+    "max_times_sampled": 2,
+    "capacity": 4,
+    "on_full": "block",
+    "min_size": 4,
+}
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -212,31 +221,11 @@ def test_puts_and_draws_are_held_back_when_reverb_holds_them_back(limits: Limits
             "use a first number of at most 8, or a min_size of at least 5",
         ),
         ({"samples_per_insert": 2, "error_buffer": (-9, 1), "max_times_sampled": 0}, "allows no put of the first"),
-        (
-            {
-                "samples_per_insert": 2,
-                "max_times_sampled": 2,
-                "capacity": 4,
-                "on_full": "block",
-                "min_size": 4,
-                "error_buffer": (6, 20),
-            },
-            "use a first number of at most 3",
-        ),
+        (FULL | {"error_buffer": (6, 20)}, "use a first number of at most 3"),
         ({"samples_per_insert": 2}, "can't be reached with max_times_sampled 1"),
         ({"samples_per_insert": 1, "max_times_sampled": 2, "capacity": 4, "on_full": "block"}, "the buffer fills up"),
         ({"samples_per_insert": 2, "max_times_sampled": 0, "capacity": 4, "on_full": "reject"}, "the buffer fills up"),
-        (
-            {
-                "samples_per_insert": 2,
-                "max_times_sampled": 2,
-                "capacity": 4,
-                "on_full": "block",
-                "min_size": 4,
-                "error_buffer": 2,
-            },
-            "use at least 5",
-        ),
+        (FULL | {"error_buffer": 2}, "use at least 5"),
         ({"archive_seconds": 0}, "archive must be a positive time"),
         ({"archive_groups": 0}, "archive must be a whole number of at least 1"),
         ({"max_deliveries": -1}, "max_deliveries"),
@@ -248,9 +237,8 @@ def test_limits_that_can_never_deliver_are_refused(values: dict[str, Any], messa
 
 
 def test_the_error_buffer_that_a_refusal_names_is_accepted() -> None:
-    full = {"samples_per_insert": 2, "max_times_sampled": 2, "capacity": 4, "on_full": "block", "min_size": 4}
-    Limits(**full, error_buffer=5)
-    Limits(**full, error_buffer=(3, 20))
+    Limits(**FULL, error_buffer=5)
+    Limits(**FULL, error_buffer=(3, 20))
     Limits(samples_per_insert=2, max_times_sampled=0, error_buffer=(-9, 1), min_size=1)
 
 
