@@ -191,8 +191,14 @@ def test_the_steps_of_checkpoints_are_there(empty: str) -> None:
     for name, step in (("default", 40), ("eval", 7), ("default", 41)):
         with ReplayBufferConfig(url=empty, name=name).build_sync() as buffer:
             buffer.checkpoint(step)
-    found = {name: of["checkpoints"] for name, of in run_json("stats", empty)["buffers"].items()}
-    assert {name: (made["count"], made["step"]) for name, made in found.items()} == {"default": (2, 41), "eval": (1, 7)}
+            if step == 41:
+                buffer.restore(41)
+    buffers = run_json("stats", empty)["buffers"]
+    found = {
+        name: (of["checkpoints"]["count"], of["checkpoints"]["step"], of["restores"]) for name, of in buffers.items()
+    }
+    assert found == {"default": (2, 41, 1), "eval": (1, 7, 0)}
+    assert abs(buffers["default"]["checkpoints"]["created_at"] - time.time()) < 60
     shown = run("stats", empty).stdout
     assert (
         "2 step checkpoints of default, the last of step 41\n1 step checkpoint of eval, the last of step 7\n" in shown

@@ -4,4 +4,3 @@ from tests.cli.conftest import _no_variables as _no_variables
 from tests.cli.conftest import busy as busy
 from tests.cli.conftest import empty as empty
 from tests.cli.conftest import filled as filled
-from tests.cli.conftest import hostile as hostile

@@ -14,16 +14,11 @@ from typing import Any
 
 import pytest
 import yaml
-from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from replaybuf import NotReadyError, ReplayBufferConfig, RolloutState, Status, StorageItem
 from replaybuf.buffer.buffer_metrics import DISTRIBUTIONS, TOTALS, flatten
 from replaybuf.errors import InputError
-from replaybuf.produce import TrainState, publish
 from replaybuf.view.metrics import KINDS, METRICS, NAMES, OF_DATABASE, batch_metrics, prometheus, read_figures
 from tests import sql_example
 from tests.cli.conftest import run, run_json
@@ -74,32 +69,10 @@ def test_overdue_leases_are_counted(busy: str) -> None:
     }
 
 
-def test_how_far_a_run_is(empty: str) -> None:
-    async def going() -> None:
-        await fill(empty)
-        async with ReplayBufferConfig(url=empty).build() as buffer:
-            await publish(buffer, TrainState(train_step=43, model_step=42))
-            await buffer.checkpoint(41)
-            await buffer.checkpoint(42)
-            await buffer.restore(42)
-
-    asyncio.run(going())
-    found = read_figures(empty)["buffers"]["default"]
-    assert (found["checkpoints"]["count"], found["checkpoints"]["step"], found["restores"]) == (2, 42, 1)
-    assert abs(found["checkpoints"]["created_at"] - time.time()) < 60
-    assert (found["trainer"]["train_step"], found["trainer"]["model_step"]) == (43, 42)
-
-
 def test_the_command_prints_the_exposition(busy: str) -> None:
     found = numbers(parse(run("stats", busy, "--format=prometheus").stdout))
     assert found["replaybuf_groups_put_total", (("buffer", "default"), ("task", "math"))] == 5
     assert "none of text, json, csv, prometheus" in run("stats", busy, "--format=nl", code=2).stderr
-
-
-def test_hostile_names_stay_in_their_labels(hostile: str) -> None:
-    found = numbers(parse(run("stats", hostile, "--format=prometheus").stdout))
-    [(_, labels)] = [key for key in found if key[0] == "replaybuf_groups_put_total"]
-    assert "\x1b" in dict(labels)["task"]
 
 
 def test_who_works_and_waits_and_what_was_drawn_last(empty: str) -> None:
@@ -238,10 +211,6 @@ def test_the_examples_print_what_the_page_says(tmp_path: Path, monkeypatch: pyte
         PAGE.check(code, output)
 
 
-def section(begin: str, end: str = "\n## ") -> str:
-    return PAGE.text[PAGE.text.index(begin) :].split(end, 1)[0]
-
-
 def test_the_metrics_without_the_label_of_a_buffer_are_named() -> None:
     said = NAMES_PAGE.partition("but for")[2].partition(".")[0]
     assert re.findall(r"`(\w+)`", said) == [metric.name for metric in OF_DATABASE]
@@ -273,30 +242,6 @@ def test_every_name_of_a_batch_is_on_the_page() -> None:
     told = set(re.findall(r"\bbatch/\w+/[\w/]+", PAGE.text))
     assert told == {f"batch/new/{name}" for name in NAMES}
     assert [kind for kind in KINDS if f"batch/{kind}/" not in PAGE.text] == []
-
-
-async def test_every_span_and_attribute_is_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(memory))
-    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
-    async with ReplayBufferConfig(url=f"sqlite:///{tmp_path}/run.db").build() as buffer:
-        for _ in range(4):
-            await buffer.put(group(), "math", model_step=3, current_train_step=4)
-        await buffer.take_batch({"math": 1}, current_train_step=4)
-        with pytest.raises(NotReadyError):
-            await buffer.take_batch({"code": 1}, timeout=0.2)
-        async with buffer.lease_batch({"math": 2}) as lease:
-            one, other = (item.uid for item in lease.items["math"])
-            await lease.save(group(), "math", replaces=[one])
-            await lease.finish(group(), "math", replaces=[other])
-        await (await buffer.lease_batch({"math": 1})).give_back(failed="no")
-        await buffer.refresh_staleness(task_stale_thresholds={"math": None}, current_train_step=5)
-        await buffer.checkpoint(5)
-        await buffer.restore(5)
-    finished = memory.get_finished_spans()
-    attributes = {name for span in finished for name in span.attributes or {}} | {"replaybuf.cancelled"}
-    told = set(re.findall(r"`(replaybuf\.[a-z_]+)`", section("| span |")))
-    assert told == {span.name for span in finished} | attributes
 
 
 FOLDER = DOCS / "grafana"

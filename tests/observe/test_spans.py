@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from replaybuf import FullError, LeaseLostError, NotReadyError, ReplayBuffer, ReplayBufferConfig, RolloutState, Status
 from replaybuf.errors import InputError, RolloutError
+from tests.pages import Page
 from tests.scripts import run
 
 SECRET = "the prompt that nobody else may read"
@@ -62,28 +64,40 @@ def spans(exporter: InMemorySpanExporter) -> Iterator[tuple[str, dict[str, Any],
         yield span.name.removeprefix("replaybuf."), attributes, span
 
 
+PAGE = Page("metrics.md")
+
+
 async def test_every_call_is_a_span_with_what_it_did(buffer: ReplayBuffer[Any], exporter: InMemorySpanExporter) -> None:
+    """And all names of spans and attributes are on the page."""
     for _ in range(4):
         await buffer.put(group(), "math", model_step=3, current_train_step=4)
-    await buffer.take_batch({"math": 1, "code": 2})
+    await buffer.take_batch({"math": 1, "code": 2}, current_train_step=4)
     async with buffer.lease_batch({"math": 2}) as lease:
-        [item, _] = lease.items["math"]
+        item, other = lease.items["math"]
+        await lease.save(group(), "math", replaces=[other.uid])
         await lease.finish(group(), "math", replaces=[item.uid])
     lease = await buffer.lease_batch({"math": 1})
     await lease.give_back(failed="no")
     await buffer.refresh_staleness(task_stale_thresholds={"math": 1}, current_train_step=9)
     await buffer.checkpoint(9)
     await buffer.restore(9)
+    with pytest.raises(NotReadyError):
+        await buffer.take_batch({"code": 1}, timeout=0.05)
 
     found = list(spans(exporter))
     assert [name for name, _, _ in found] == [
-        *("put", "put", "put", "put", "take", "lease", "finish", "acknowledge", "lease", "give_back"),
-        *("refresh_staleness", "checkpoint", "restore"),
+        *("put", "put", "put", "put", "take", "lease", "save", "finish", "acknowledge", "lease"),
+        *("give_back", "refresh_staleness", "checkpoint", "restore", "wait", "take"),
     ]
-    assert all(attributes["buffer"] == "train" for _, attributes, _ in found)
+    assert all(attributes["buffer"] == "train" for name, attributes, _ in found if name != "wait")
+    names = {span.name for span in exporter.get_finished_spans()}
+    names |= {name for span in exporter.get_finished_spans() for name in span.attributes or {}}
+    table = PAGE.text[PAGE.text.index("| span |") :].partition("\n## ")[0]
+    assert set(re.findall(r"`(replaybuf\.[a-z_]+)`", table)) == names | {"replaybuf.cancelled"}
     of = {name: attributes for name, attributes, _ in found}
     assert of["put"].items() >= {"task": "math", "rollouts": 2, "model_step": 3, "train_step": 4, "uid": 4}.items()
-    assert of["take"].items() >= {"tasks": ("math", "code"), "sizes": (1, 2), "groups": 1, "replayed": 0}.items()
+    took = next(attributes for name, attributes, _ in found if name == "take")
+    assert took.items() >= {"tasks": ("math", "code"), "sizes": (1, 2), "groups": 1, "replayed": 0}.items()
     assert of["lease"].items() >= {"groups": 1, "lease": lease.token}.items()
     assert of["finish"].items() >= {"task": "math", "rollouts": 2}.items()
     assert of["acknowledge"]["groups"] == 1
