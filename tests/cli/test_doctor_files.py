@@ -132,20 +132,6 @@ def test_a_damaged_page_is_a_problem_that_no_repair_mends(file: Path) -> None:
     assert examine(file, "--repair", code=1).keys() == found.keys()
 
 
-@pytest.mark.parametrize("quick", [[], ["--quick"]])
-def test_a_file_of_nobody_is_left_as_it_is(file: Path, quick: list[str]) -> None:
-    before = file.stat().st_mtime_ns
-    examine(file, *quick)
-    assert list(file.parent.iterdir()) == [file]
-    assert file.stat().st_mtime_ns == before
-
-
-def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    assert "there is no database" in run("doctor", tmp_path / "typo.db", code=1).stderr
-    assert "there is no database" in run("doctor", tmp_path / "typo.db", "--repair", code=1).stderr
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_file_that_never_was_a_database_is_not_to_be_saved(tmp_path: Path) -> None:
     notes = tmp_path / "notes.db"
     notes.write_text("These are notes.\n" * 50)

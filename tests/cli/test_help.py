@@ -314,8 +314,3 @@ def test_upgrade_leaves_other_databases_alone(empty: str) -> None:
 def test_arguments_that_are_no_text_are_refused(empty: str) -> None:
     for arguments in (["stats", "a\udcff.db"], ["doctor", "a\udcff.db"], ["sql", empty, "SELECT '\udcff'"]):
         assert "isn't text in UTF-8" in run(*arguments, code=1).stderr
-
-
-def test_no_file_is_created(tmp_path: Path) -> None:
-    assert "there is no database" in run("doctor", tmp_path / "typo.db", "--upgrade", code=1).stderr
-    assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,6 @@ from replaybuf.cli import output
 from replaybuf.rules.query import FIELDS
 from replaybuf.storage.sql.inspection.user_sql import VIEW_COLUMNS, without_markup
 from tests.cli.conftest import run, run_json
-from tests.postgres import execute
 
 
 def uids(*args: object) -> list[int]:
@@ -83,11 +81,6 @@ def test_both_databases_give_the_same_types(filled: str) -> None:
         "prompt": "Find all primes p such that p^2 + 15 is a perfect square.",
         "response": row["response"],
     }
-
-
-def test_payloads_are_not_read(file: Path) -> None:
-    execute(file, "UPDATE rb_payload SET data = x'00'")
-    assert len(uids(file)) == 13
 
 
 def test_leases_are_shown_with_the_time_that_is_left(busy: str) -> None:

@@ -16,6 +16,7 @@ from tests.cli.conftest import run, run_json
 from tests.scripts import Script
 
 COMMANDS = [("stats",), ("ls",), ("show", "15"), ("show", "15", "--full"), ("sql", "SELECT 1"), ("checkpoint", "ls")]
+COMMANDS += [("why",), ("trace",), ("doctor",), ("doctor", "--quick")]
 
 
 def at(command: tuple[str, ...], url: object) -> tuple[object, ...]:
@@ -24,13 +25,13 @@ def at(command: tuple[str, ...], url: object) -> tuple[object, ...]:
     return (*command[:place], url, *command[place:])
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("url", ["typo.db", "sqlite:///nowhere/typo.db"])
-def test_a_database_that_is_not_there_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], url: str
+@pytest.mark.parametrize("command", [*COMMANDS, ("doctor", "--repair"), ("doctor", "--upgrade"), ("export", "-")])
+def test_a_database_that_is_not_there_is_an_error_and_is_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(*at(command, url), code=1).stderr.startswith("Error: there is no database sqlite:///")
+    for url in ("typo.db", "sqlite:///nowhere/typo.db"):
+        assert run(*at(command, url), code=1).stderr.startswith("Error: there is no database sqlite:///")
     assert list(tmp_path.iterdir()) == []
 
 

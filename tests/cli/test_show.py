@@ -95,8 +95,10 @@ def test_full_shows_values_of_any_kind(tmp_path: Path) -> None:
 
 
 def test_a_damaged_payload_is_an_error_only_with_full(file: Path) -> None:
+    """Nor does `ls` read any."""
     execute(file, "UPDATE rb_payload SET data = x'00'")
     run("show", file, 15)
+    assert len(run_json("ls", file)) == 13
     assert "damaged" in run("show", file, 15, "--full", code=1).stderr
 
 
