@@ -18,15 +18,12 @@ from urllib.parse import quote
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import make_url
 from typer.testing import CliRunner
 
 from replaybuf import ConfigError, ReplayBufError, ReplayBufferConfig
 from replaybuf.cli.commands import app
 from replaybuf.common.redact import redact
-from replaybuf.errors import AccessError, MissingDriverError, UnreachableError
-from tests.bad_input.conftest import refused
-from tests.postgres import running_server
+from replaybuf.errors import MissingDriverError, UnreachableError
 from tests.stores import TASK, build, group
 
 
@@ -146,28 +143,6 @@ async def test_a_password_is_never_shown(secret: str, place: str) -> None:
     assert leaks(secret, texts + lines) == []
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "postgresql://user:geheim@host:port/db",
-        "postgresql://user:a@geheim@host/db",
-        "postgresql://user:a@b:geheim@host/db",
-        "postgresql://user:geheim@[::1/db",
-        "postgresql:/user:geheim@host/db",
-        "user:geheim@host/db",
-        "mysql://user:geheim@host/db",
-        "postgresql://user:geheim@host:99999/db",
-        "postgresql://user:geheim@host/db?nope=1",
-        "postgresql://user@host/db?password=geheim&nope=1",
-        "postgresql://user@host:port/db?password=geheim",
-    ],
-)
-def test_a_password_in_a_url_that_is_refused_is_not_shown(url: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        build(url)
-    assert "geheim" not in "".join(text for text in shown(caught.value) if "build(url)" not in text)
-
-
 _PARTS = ["postgresql", "://", "user", ":", "geheim", "@", "127.0.0.1", ":1", "/db", "?connect_timeout=1"]
 _IN_QUERY = [*_PARTS[:3], *_PARTS[5:9], "?password=", "geheim"]
 _TOO_MUCH = st.sampled_from(["/", ":", "@", "//", ":/", "?", "#", "&", "=", " ", ";", "x", "@@", "::", "%"])
@@ -189,11 +164,20 @@ def mistyped(draw: st.DrawFn) -> str:
 
 
 SLIPS = [
+    "postgresql://user:geheim@host:port/db",
+    "postgresql://user:a@geheim@host/db",
+    "postgresql://user:a@b:geheim@host/db",
+    "postgresql://user:geheim@[::1/db",
+    "postgresql:/user:geheim@host/db",
+    "user:geheim@host/db",
+    "mysql://user:geheim@host/db",
+    "postgresql://user:geheim@host:99999/db",
+    "postgresql://user:geheim@host/db?nope=1",
+    "postgresql://user@host/db?password=geheim&nope=1",
+    "postgresql://user@host:port/db?password=geheim",
     "postgresql://user/geheim@127.0.0.1/db",
     "password = geheim host=127.0.0.1",
-    "postgresql:/user:geheim@127.0.0.1/db",
     "postgresql//user:geheim@127.0.0.1/db",
-    "user:geheim@127.0.0.1/db",
     "postgresql:///user:geheim@127.0.0.1/db",
     "postgresql:/user:geheim127.0.0.1/db",
     "postgresql//user@127.0.0.1/db?password=geheim",
@@ -255,7 +239,7 @@ def _no_name_is_known(*_args: object, **_options: object) -> None:
 @pytest.mark.parametrize("url", SLIPS)
 def test_a_known_slip_in_a_url_shows_no_password(url: str) -> None:
     assert leaks("geheim", shown_by_library(url)) == []
-    for command in COMMANDS[SLIPS.index(url) :: 6]:  # others: random ones, below
+    for command in COMMANDS[SLIPS.index(url) % 9 :: 9]:  # others: random ones, below
         assert leaks("geheim", shown_by_command(url, command)) == [], command
 
 
@@ -265,7 +249,7 @@ def test_a_url_in_the_place_of_a_folder_is_refused() -> None:
     assert leaks("geheim", texts) == []
 
 
-@settings(max_examples=80)
+@settings(max_examples=60)
 @given(mistyped())
 def test_a_slip_in_a_url_shows_no_password(url: str) -> None:
     """In messages, tracebacks and reprs. (What can be built isn't connected.)"""
@@ -296,41 +280,3 @@ def test_a_password_in_a_config_that_is_refused_is_not_shown(tmp_path: Path) -> 
             ReplayBufferConfig.from_file(file)
         texts += shown(caught.value)
     assert leaks("geheim", texts) == []
-
-
-def prepend(hba: str) -> None:
-    Path(hba).write_text("local all guarded scram-sha-256\n" + Path(hba).read_text())
-
-
-@pytest.fixture(scope="module")
-def password_url() -> Iterator[str]:
-    """A server that wants a password from the role `guarded`: ge@h/e%im."""
-    with running_server(own=True) as url:
-
-        async def guard() -> None:
-            import asyncpg
-
-            connection = await asyncpg.connect(url)
-            await asyncio.to_thread(prepend, await connection.fetchval("SHOW hba_file"))
-            await connection.execute("CREATE ROLE guarded LOGIN SUPERUSER PASSWORD 'ge@h/e%im'")
-            await connection.execute("SELECT pg_reload_conf()")
-            await connection.close()
-
-        asyncio.run(guard())
-        yield url
-
-
-@pytest.mark.parametrize("place", ["password", "query"])
-async def test_a_wrong_password_is_refused_and_not_shown(password_url: str, place: str) -> None:
-    def with_password(password: str) -> str:
-        url = make_url(password_url).set(username="guarded").render_as_string(hide_password=False)
-        if place == "query":
-            return f"{url}&password={quote(password, safe='')}"
-        return url.replace("guarded:@", f"guarded:{quote(password, safe='')}@")
-
-    async with build(with_password("ge@h/e%im")) as buffer:
-        assert await buffer.put(group(1), TASK) is not None
-    with all_logs() as lines:
-        error = await refused(with_password("fal/sch@"), AccessError, "password authentication failed for user")
-    assert leaks("fal/sch@", [*shown(error), *lines]) == []
-    await refused(with_password("x"), AccessError, "password authentication failed")

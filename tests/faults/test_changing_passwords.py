@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import asyncpg
 import pytest
@@ -21,7 +22,8 @@ from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.writer import over_sqlalchemy
-from tests.bad_input.conftest import refused_put
+from tests.bad_input.conftest import refused, refused_put
+from tests.bad_input.test_passwords import all_logs, leaks, shown
 from tests.faults.conftest import Figures
 from tests.postgres import execute, new_database, own_server
 from tests.stores import TASK, build, group, numbers_of, until
@@ -75,6 +77,24 @@ def rotated(guarded_server: str) -> Iterator[Rotated]:
     with new_database(guarded_server) as url:
         execute(url, f"ALTER ROLE {_ROLE} PASSWORD 'first-geheim'")
         yield Rotated(url)
+
+
+@pytest.mark.parametrize("place", ["password", "query"])
+async def test_a_wrong_password_in_a_url_is_refused_and_not_shown(rotated: Rotated, place: str) -> None:
+    """A right one may have all signs that a URL quotes."""
+    await rotated.change("ge@h/e%im")
+
+    def with_password(password: str) -> str:
+        quoted = quote(password, safe="")
+        if place == "query":
+            return f"{rotated.url}&password={quoted}"
+        return rotated.url.replace(f"{_ROLE}:@", f"{_ROLE}:{quoted}@")
+
+    async with build(with_password("ge@h/e%im")) as buffer:
+        assert await buffer.put(group(1), TASK) is not None
+    with all_logs() as lines:
+        error = await refused(with_password("fal/sch@"), AccessError, "password authentication failed for user")
+    assert leaks("fal/sch@", [*shown(error), *lines]) == []
 
 
 class Run:
