@@ -46,8 +46,8 @@ _DATABASES = ("sqlite", "postgresql")
 _SHARED = ("memory", "postgresql")  # several users at once
 _PLACES = (*_DATABASES, "objects")
 
-# Operations of which a kill on PostgreSQL is tested by default: its rollback is the same for all.
-_KILLED = ("put", "take", "finish")
+# Operations of which a kill, or a cancellation, on PostgreSQL is tested by default: its rollback is the same for all.
+_KILLED = ("put", "take", "finish a prompt", "lease_batch as a block")
 
 #: Patterns of node ids, of which the first that fits holds.
 _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
@@ -79,8 +79,12 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("xtuner/test_replay_buffer.py::*refresh*", _DATABASES),
     ("xtuner/test_replay_buffer.py::*resumes_in_place*", _DATABASES),
     ("xtuner/test_replay_buffer.py::*", ("sqlite",)),
-    *((f"faults/test_kills.py::*postgresql-{name}-*", _DATABASES) for name in _KILLED),
+    ("faults/test_cancelled.py::*loop*put*", _DATABASES),
+    ("faults/test_cancelled.py::*loop*", ("sqlite",)),
+    ("faults/test_cancelled.py::*handed_out_again*", _DATABASES),
+    *((f"faults/test_{law}.py::*postgresql-{name}*", _DATABASES) for law in ("kills", "cancelled") for name in _KILLED),
     ("faults/test_kills.py::*", ("sqlite",)),
+    ("faults/test_cancelled.py::*", ("sqlite",)),
     ("cancellation/*::test_a_process_that_ends*", ("sqlite",)),
     ("cancellation/*", _DATABASES),
     ("buffer/test_forks.py::*in_memory*", _STRATEGY),
@@ -224,36 +228,14 @@ _LONG = (
     "xtuner/test_their_rules.py::test_random_runs*postgresql*",  # on SQLite
     "torch/test_loading.py::*errors_of_workers*spawned*",  # forked; every group with spawned ones
     "sync/test_sync_processes.py::*ends_quietly*closed*",
-    # In one transaction like others of which a kill is tested
-    *(f"faults/test_kills.py::*sqlite-{name}-*" for name in ("put several", "take again", "take at random", "extend")),
-    *(f"faults/test_kills.py::*sqlite-{name}-*" for name in ("give back", "update priorities", "refresh dropping")),
-    *(f"faults/test_kills.py::*sqlite-{name}-*" for name in ("checkpoint over another", "drop a checkpoint", "resume")),
-    *(f"faults/test_kills.py::*sqlite-{name}-*" for name in ("save a prompt", "draw prompts", "leases end", "update")),
     # Lost before the answer, which is the worst moment, of a put, a take and an acknowledgement
     "faults/test_postgres_connections.py::*before it arrives*",
     "faults/test_postgres_connections.py::test_a_lease_ends_once*give_back*",
     "faults/test_postgres_connections.py::test_a_take_hands_out_once*ended by the server*",
-    *(f"faults/test_cancelled.py::*done_or_undone?postgresql-{name}*" for name in ("acknowledge", "restore", "lease")),
-    *(f"faults/test_cancelled.py::*loop*postgresql-{name}*" for name in ("take", "acknowledge")),  # on SQLite
     "schedules/test_schedules.py::test_three*postgresql*",  # pairs of calls meet at its locks
     # Each of the calls once, committed or not
     *(f"faults/test_postgres_restarts.py::*not_told_comes*{case}?" for case in ("get-False", "lease_batch-True")),
     "produce/test_workers.py::test_the_capacity*reject*",  # produce/test_production_ends.py
-    # As of kills: in one transaction like others that are cancelled at each of their awaits
-    *(
-        f"faults/test_cancelled.py::*done_or_undone?sqlite-{name}?"
-        for name in ("take again", "take at random", "extend")
-    ),
-    *(
-        f"faults/test_cancelled.py::*done_or_undone?sqlite-{name}?"
-        for name in ("give back", "update priorities", "update")
-    ),
-    *(
-        f"faults/test_cancelled.py::*done_or_undone?sqlite-{name}?"
-        for name in ("checkpoint over another", "save a prompt")
-    ),
-    "faults/test_cancelled.py::*loop*postgresql-refresh*",
-    "faults/test_cancelled.py::*loop*postgresql-lease*",
 )
 
 #: Contracts of which each law is tested by default, but only with its first case: a SQLite file has the others.

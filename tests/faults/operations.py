@@ -8,10 +8,12 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from replaybuf import Lease, Prompt, ReplayBuffer, Sampler, Status
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -33,6 +35,11 @@ class Operation:
     run: Callable[[ReplayBuffer, Any], Awaitable[object]]
     ready: Callable[[ReplayBuffer], Awaitable[Any]] | None = None
     options: dict[str, Any] = field(default_factory=dict)
+
+
+def rarely(names: Iterable[str], often: Container[str]) -> list[Any]:
+    """Parameters, those that aren't tested often as long forms."""
+    return [name if name in often else pytest.param(name, marks=pytest.mark.long) for name in names]
 
 
 async def fill(url: str) -> None:
@@ -308,6 +315,8 @@ OPERATIONS = {
     "finish a prompt": Operation(finish_a_prompt, a_prompt),
     "save a prompt": Operation(save_a_prompt, a_prompt),
 }
+#: One of each kind, which are tested by default: the others are in one transaction as one of these.
+OFTEN = {"put evicting", "take", "acknowledge", "refresh", "save", "checkpoint", "restore", "finish a prompt", "sweep"}
 #: A fault that is planted, for tests of the tests.
 PLANTED = {"put in pieces": Operation(put_in_pieces)}
 #: Of draws, by their names in OPERATIONS.

@@ -8,7 +8,7 @@ import gc
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from replaybuf import ReplayBuffer
 from tests.faults import operations
 from tests.faults.conftest import Figures
 from tests.faults.copies import look
-from tests.faults.operations import OPERATIONS, Operation
+from tests.faults.operations import OFTEN, OPERATIONS, Operation, rarely
 from tests.stores import TASK, build, group, number_of, take_all
 
 # To be cancelled while it waits, or when the answer is there and not yet seen.
@@ -74,15 +74,6 @@ async def ended(call: Awaitable[Any], number: int, moment: str) -> tuple[bool, i
     return False, cancelled.waits, result
 
 
-SOME = {"put", "take", "finish", "lease_batch as a block"}
-
-
-def cases(names: Iterable[str]) -> list[Any]:
-    """All of them on SQLite, and on PostgreSQL too: most of them in the long form only."""
-    on_postgres = [pytest.param("postgresql", name, marks=[] if name in SOME else pytest.mark.long) for name in names]
-    return [*(("sqlite", name) for name in names), *on_postgres]
-
-
 async def left_alone(_: ReplayBuffer, __: Any) -> None:
     """Nothing is done."""
 
@@ -115,7 +106,7 @@ WAYS = pytest.mark.parametrize("ways", [1, pytest.param(2, marks=pytest.mark.lon
 
 
 @WAYS
-@pytest.mark.parametrize(("new_url", "name"), cases(NAMES), indirect=["new_url"])
+@pytest.mark.parametrize("name", rarely(NAMES, OFTEN))
 async def test_what_is_cancelled_is_done_or_undone(
     new_url: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, ways: int, figures: Figures
 ) -> None:
@@ -176,15 +167,12 @@ READS: dict[str, Callable[[ReplayBuffer], Awaitable[Any]]] = {
     "put in vain": lambda buffer: buffer.put(group(100), TASK, replaces=[10_000]),
 }
 DRAWS: dict[str, Callable[[ReplayBuffer], Awaitable[Any]]] = {
-    "get": lambda buffer: buffer.get(2, TASK),
-    "take_batch": lambda buffer: buffer.take_batch({TASK: 2}, timeout=5),
     "sample": lambda buffer: buffer.sample({TASK: 2}, timeout=5, beta=0.5),
-    "lease_batch": lambda buffer: buffer.lease_batch({TASK: 2}, timeout=5).__aenter__(),
     "lease_batch as a block": a_lease_of_a_block,
 }
 
 
-@pytest.mark.parametrize(("new_url", "name"), cases([*READS, *DRAWS]), indirect=["new_url"])
+@pytest.mark.parametrize("name", [*READS, *DRAWS])
 async def test_groups_of_a_cancelled_call_are_all_there(
     new_url: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, figures: Figures
 ) -> None:
@@ -219,11 +207,7 @@ async def _quiet(call: Awaitable[Any]) -> Any:
 PAUSES = [0.0, 0.15]
 # Several calls, which are done or not each for itself; and those that are no calls of a buffer.
 OTHERS = ["put several", "put evicting", "sweep", "leases end", "draw prompts", "checkpoint in pieces"]
-FEW = ["put", "take", "acknowledge"]
-OF_LOOPS = [
-    *FEW,
-    *(pytest.param(name, marks=pytest.mark.long) for name in OPERATIONS if name not in (*FEW, *OTHERS)),
-]
+OF_LOOPS = rarely((name for name in OPERATIONS if name not in OTHERS), {"put", "take", "acknowledge"})
 
 
 def leave(buffer: ReplayBuffer, operation: Operation, ready: Any, pause: float) -> bool:

@@ -16,15 +16,12 @@ from replaybuf.rules.transitions import Tally
 from tests.faults.conftest import Figures
 from tests.faults.copies import Copies, copies, look, transact
 from tests.faults.failpoints import SCHEMAS, choose
-from tests.faults.operations import OPERATIONS, SNAPSHOT, fill, victim
+from tests.faults.operations import OFTEN, OPERATIONS, SNAPSHOT, fill, rarely, victim
 from tests.faults.processes import end, entries, start
 from tests.stores import TASK, build, group, take_all, until
 
-# How many of its points: copies of databases take longer on PostgreSQL.
-POINTS = [
-    pytest.param({"sqlite": 2, "postgresql": 2}, id="some"),
-    pytest.param({}, id="all", marks=pytest.mark.long),
-]
+#: How many of its points.
+POINTS = [pytest.param(2, id="some"), pytest.param(None, id="all", marks=pytest.mark.long)]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -92,10 +89,10 @@ def _leases_are_over(connection: Connection) -> None:
     connection.execute(text("UPDATE rb_group SET leased_until = 1 WHERE leased_until IS NOT NULL"))
 
 
-@pytest.mark.parametrize("counts", POINTS)
-@pytest.mark.parametrize("name", [*OPERATIONS, *SCHEMAS])
+@pytest.mark.parametrize("count", POINTS)
+@pytest.mark.parametrize("name", [*rarely(OPERATIONS, OFTEN), *SCHEMAS])
 def test_an_operation_that_is_killed_is_done_or_not_begun(
-    original: Copies, tmp_path: Path, name: str, counts: dict[str, int], figures: Figures
+    original: Copies, tmp_path: Path, name: str, count: int | None, figures: Figures
 ) -> None:
     """Before its commit everything is as it was before, after it as when nobody is killed; and then it goes on."""
     if name in OPERATIONS:
@@ -105,7 +102,7 @@ def test_an_operation_that_is_killed_is_done_or_not_begun(
     points = entries(ledger, "point")
     # Of an operation of several transactions, what is there after each of them.
     after = {0: run.kill(0)[0], points.count("after commit"): done}
-    for point in choose(points, counts.get(original.url.partition(":")[0])):
+    for point in choose(points, count):
         found, ledger = run.kill(point)
         assert entries(ledger, "killed") == [points[point]]
         expected = after.setdefault(points[: point + 1].count("after commit"), found)
