@@ -190,8 +190,13 @@ async def matching(buffer: ReplayBuffer, query: Any) -> list[int]:
     return uids
 
 
+_SIMPLE = {int, str, bool, type(None)}
+
+
 def plain(value: Any) -> Any:
     """Return a value in a form that compares by ==: arrays with dtype and shape, models as dicts."""
+    if type(value) in _SIMPLE:
+        return (type(value).__name__, value)
     if isinstance(value, np.ndarray):
         return ("array", value.dtype.str, value.shape, value.tolist())
     if isinstance(value, RolloutState):

@@ -171,7 +171,7 @@ def losses(run: Run, chance: random.Random, states: int, forgets: str | None = N
 
 
 @pytest.mark.parametrize("durability", ["full", "normal"])
-@pytest.mark.parametrize(("runs", "states"), [(1, 16), pytest.param(50, 100, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("runs", "states"), [(1, 10), pytest.param(50, 100, marks=pytest.mark.long)])
 def test_a_power_cut_leaves_a_moment_of_the_run(shim: Path, durability: str, runs: int, states: int) -> None:
     wrong = []
     for seed in range(runs):

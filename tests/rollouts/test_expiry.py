@@ -117,7 +117,7 @@ async def test_a_group_that_is_not_retryable_is_dropped_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("fields", "mask"),
     [
-        ({"response_model_steps": [2, 6, 9]}, [0, 1, 1]),
+        ({"response_model_steps": [5, 6, 9]}, [0, 1, 1]),  # as old as the threshold, and younger
         ({"response_model_steps": [2, 6, 9], "response_mask": [1, 0, 1]}, [0, 0, 1]),
         ({"response_model_steps": [2, 6, 9], "response_mask": None}, [0, 1, 1]),
         ({"response_model_steps": [6, 9, 9], "response_mask": None}, None),

@@ -59,7 +59,7 @@ class Pair(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.runner = asyncio.Runner()
+        self.loop = asyncio.new_event_loop()
         self.folder = Path(tempfile.mkdtemp(prefix="rb-side-"))
         self.clock = patch.object(replaybuf.buffer.putting, "time", _Clock())
 
@@ -75,22 +75,27 @@ class Pair(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.clock.stop()
-        self.runner.run(self.other.close())
+        self.run(self.other.close())
         self.place.leave()
-        self.runner.close()
+        self.run(self.loop.shutdown_default_executor())
+        self.loop.close()
         shutil.rmtree(self.folder)
+
+    def run(self, call: Awaitable[Any]) -> Any:
+        """Await a call in the machine's loop. (`asyncio.Runner` writes a `repr` of the whole result each time.)"""
+        return self.loop.run_until_complete(call)
 
     def both(self, operation: Callable[[ReplayBuffer], Awaitable[Any]]) -> Any:
         """Run an operation on both buffers; its result, or error, which has to be the same."""
         replaybuf.buffer.putting.time.now += 1
-        expected, got = (self.runner.run(outcome(operation, one)) for one in (self.reference, self.other))
+        expected, got = (self.run(outcome(operation, one)) for one in (self.reference, self.other))
         assert got == expected
         return got
 
     def each(self, operation: Callable[[ReplayBuffer], Awaitable[Any]]) -> tuple[Any, Any]:
         """Run an operation on both buffers; what it gives, or the error, for either."""
         replaybuf.buffer.putting.time.now += 1
-        expected, got = (self.runner.run(caught(operation, one)) for one in (self.reference, self.other))
+        expected, got = (self.run(caught(operation, one)) for one in (self.reference, self.other))
         return expected, got
 
     def put_at_once(self, many: list[dict[str, Any]]) -> None:
@@ -120,7 +125,7 @@ class Pair(RuleBasedStateMachine):
         self.both(operation)
 
     def discard_partial_responses(self) -> None:
-        self.runner.run(self.other.close())
+        self.run(self.other.close())
         self.begin_with_new()
 
     def begin_with_new(self) -> None:
@@ -130,12 +135,12 @@ class Pair(RuleBasedStateMachine):
 
     @invariant()
     def same(self) -> None:
-        expected, got = (self.runner.run(everything(one)) for one in (self.reference, self.other))
+        expected, got = (self.run(everything(one)) for one in (self.reference, self.other))
         assert got["items"] == expected["items"]
         assert got == expected
-        views = self.runner.run(self.place.views())
+        views = self.run(self.place.views())
         if views is not None:
-            items = self.runner.run(all_items(self.reference))
+            items = self.run(all_items(self.reference))
             for row in views["groups"]:
                 del row["trained_step"]  # see `seen.fields`
             leased = {row["uid"] for row in views["groups"] if row.pop("leased_until") is not None}
@@ -192,7 +197,7 @@ class Keeping(Pair):
         if how == "snapshot":
             self.save_and_resume(crossed)
         elif self.place.durable:
-            self.runner.run(self.other.close())
+            self.run(self.other.close())
             self.other = self.buffer(self.place.again(self.rules))
             for _, lease in self.leases:
                 lease.storage, lease._putting = self.other.storage, self.other.putting
@@ -200,13 +205,13 @@ class Keeping(Pair):
     def save_and_resume(self, crossed: bool) -> None:
         folders = [self.folder / "reference", self.folder / "other"]
         for buffer, folder in zip((self.reference, self.other), folders, strict=True):
-            self.runner.run(buffer.save(folder))
-            filled = self.reference.storage.state().groups or self.runner.run(buffer.checkpoints())
+            self.run(buffer.save(folder))
+            filled = self.reference.storage.state().groups or self.run(buffer.checkpoints())
             with pytest.raises(SnapshotError, check=because("not empty")) if filled else nullcontext():
-                self.runner.run(buffer.resume(folder))
+                self.run(buffer.resume(folder))
         self.discard_partial_responses()
-        self.runner.run(self.reference.resume(folders[crossed]))
-        self.runner.run(self.other.resume(folders[1]))
+        self.run(self.reference.resume(folders[crossed]))
+        self.run(self.other.resume(folders[1]))
 
     def same_state(self) -> None:
         """What the database holds is what the model holds, next uids included."""

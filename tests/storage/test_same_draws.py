@@ -18,7 +18,7 @@ Draws = Callable[[ReplayBuffer], Awaitable[Any]]
 async def replays(buffer: ReplayBuffer) -> Any:
     """Groups are drawn one by one and several at a time, again and again."""
     await fill(buffer, 10)
-    return [await drawn(buffer, size) for size in [1] * 12 + [3] * 8 + [10] * 4]
+    return [await drawn(buffer, size) for size in [1] * 8 + [3] * 4 + [10] * 2]
 
 
 async def priorities(buffer: ReplayBuffer) -> Any:
@@ -56,11 +56,6 @@ async def tasks(buffer: ReplayBuffer) -> Any:
     return [await drawn(buffer, 1, f"task {number % 3}") for number in range(24)]
 
 
-REPLAYED = {"max_times_sampled": 0}
-USED_UP = {"max_times_sampled": 3}
-TAKEN = {"max_times_sampled": 1}
-
-
 @pytest.fixture(params=["sqlite", "postgresql"])
 def buffers(request: pytest.FixtureRequest, tmp_path: Any) -> Any:
     """A function that makes two buffers with the same rules: one over the model, and one over a database."""
@@ -86,11 +81,15 @@ async def same(buffers: list[ReplayBuffer], draws: Draws) -> None:
 
 
 @pytest.mark.parametrize(
-    ("draws", "limits"),
-    [((replays, priorities, idle, narrowed, window), REPLAYED), ((window,), USED_UP), ((tasks,), TAKEN)],
-    ids=["replayed", "used up", "taken"],
+    ("policy", "draws", "limits"),
+    [
+        ("uniform", (replays, narrowed), {"max_times_sampled": 0}),
+        ("uniform", (window,), {"max_times_sampled": 3}),
+        ("prioritized", (priorities, idle, narrowed, window), {"max_times_sampled": 0}),
+        ("prioritized", (tasks,), {"max_times_sampled": 1}),
+    ],
+    ids=["replayed", "used up", "prioritized", "taken"],
 )
-@pytest.mark.parametrize("policy", ["uniform", "prioritized"])
 async def test_draws_are_those_of_the_model(
     buffers: Any, policy: str, draws: Sequence[Draws], limits: dict[str, int]
 ) -> None:
