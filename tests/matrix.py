@@ -108,6 +108,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("buffer/test_waits.py::*a_dataset*", _DATABASES),
     ("buffer/test_waits.py::*", ("sqlite",)),
     ("faults/test_steady.py::*", ("sqlite",)),
+    ("faults/test_filling_kills.py::*", ("postgresql",)),
     ("faults/test_storm.py::*postgresql-prioritized-*", _DATABASES),
     ("faults/test_storm.py::*left*", ("postgresql",)),
     ("faults/test_storm.py::*sqlite-prompts*", _DATABASES),
@@ -152,6 +153,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("places/test_objects.py::test_the_view*", _DATABASES),
     *((f"places/test_{name}.py::*", ("sqlite",)) for name in ("originals", "reading", "objects")),
     ("storage/test_draws.py::*any_order*", ("postgresql",)),  # compared with SQLite in memory
+    ("storage/test_lease_clock.py::*bounded_rate*", ("sqlite",)),
     ("storage/test_history.py::*again*", _DATABASES),
     ("storage/test_history.py::*", ("sqlite",)),
     *((f"storage/test_batches.py::*{law}*", _DATABASES) for law in ("its_consumer", "nobody_received", "last_refresh")),

@@ -17,7 +17,6 @@ from replaybuf.rules.transitions import Tally
 from replaybuf.storage.values import NewGroup
 from tests.cancellation.conftest import by_cancel, end_background_work, locked, no_connection_out, take
 from tests.faults.test_postgres_restarts import is_waiting
-from tests.postgres import new_database
 from tests.scripts import run
 from tests.stores import TASK, build, fill, group, number_of, numbers_of, opened, set_by, take_all, until
 
@@ -119,37 +118,35 @@ async def test_a_put_whose_commit_is_ended_is_told_that_the_buffer_was_closed(sh
                 await putting
 
 
-async def test_a_batch_whose_groups_are_locked_times_out(postgres_url: str) -> None:
+async def test_a_batch_whose_groups_are_locked_times_out(lent_database: str) -> None:
     """Those that another transaction holds are there, but can't be drawn."""
-    with new_database(postgres_url) as url:
-        async with build(url) as buffer:
-            await fill(buffer, 3)
-            other = await asyncpg.connect(url)
-            async with other.transaction():
-                await other.execute("SELECT FROM rb_group LIMIT 1 FOR UPDATE")
-                with pytest.raises(NotReadyError, match="others hold some"):
-                    await asyncio.wait_for(buffer.take_batch({TASK: 3}, timeout=0.1), 10)
-            await other.close()
-            assert (await buffer.take_batch({TASK: 3}, timeout=10))[1] == {TASK: 3}
+    async with build(lent_database) as buffer:
+        await fill(buffer, 3)
+        other = await asyncpg.connect(lent_database)
+        async with other.transaction():
+            await other.execute("SELECT FROM rb_group LIMIT 1 FOR UPDATE")
+            with pytest.raises(NotReadyError, match="others hold some"):
+                await asyncio.wait_for(buffer.take_batch({TASK: 3}, timeout=0.1), 10)
+        await other.close()
+        assert (await buffer.take_batch({TASK: 3}, timeout=10))[1] == {TASK: 3}
 
 
-async def test_a_draw_is_undone_beside_a_sweep_of_its_groups(postgres_url: str) -> None:
+async def test_a_draw_is_undone_beside_a_sweep_of_its_groups(lent_database: str) -> None:
     """It waits for the sweep, which goes by the record of the draw: no version of the groups is left behind."""
-    with new_database(postgres_url) as url:
-        async with build(url) as buffer:
-            await end_background_work(buffer)
-            await fill(buffer, 2)
-            undo = await take(buffer, 2)
-            other = await asyncpg.connect(url)
-            async with other.transaction():
-                await other.execute("UPDATE rb_past SET removed_at = NULL")  # as of a recorded draw
-                await other.execute("DELETE FROM rb_payload")
-                undoing = asyncio.create_task(undo())
-                await until(partial(is_waiting, url))
-            await undoing
-            assert await other.fetchval("SELECT count(*) FROM rb_past") == 0
-            await other.close()
-            assert await take_all(buffer) == [0, 1]
+    async with build(lent_database) as buffer:
+        await end_background_work(buffer)
+        await fill(buffer, 2)
+        undo = await take(buffer, 2)
+        other = await asyncpg.connect(lent_database)
+        async with other.transaction():
+            await other.execute("UPDATE rb_past SET removed_at = NULL")  # as of a recorded draw
+            await other.execute("DELETE FROM rb_payload")
+            undoing = asyncio.create_task(undo())
+            await until(partial(is_waiting, lent_database))
+        await undoing
+        assert await other.fetchval("SELECT count(*) FROM rb_past") == 0
+        await other.close()
+        assert await take_all(buffer) == [0, 1]
 
 
 async def test_a_cancelled_save_leaves_a_snapshot_that_is_whole_or_none(buffer: ReplayBuffer, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from replaybuf import ReplayBuffer, Status
 from tests.cancellation.conftest import ended, hold_decoding, locked, take, taken_from
-from tests.postgres import new_database
 from tests.stores import TASK, build, fill, group, sweep_now, take_all
 
 
@@ -40,27 +39,26 @@ async def test_an_undone_draw_joins_a_race_that_began_in_the_meantime(shared_url
 
 
 @pytest.mark.parametrize("change", ["priority", "key", "replaces"])
-async def test_a_group_that_moves_while_its_lock_is_waited_for_is_found(postgres_url: str, change: str) -> None:
-    with new_database(postgres_url) as url:
-        async with build(url) as buffer:
-            await buffer.put(group(1, status=Status.FAILED), TASK)
-            uid = await buffer.put(group(2), TASK, key="a")
-            assert uid is not None
-            other = await asyncpg.connect(url)
-            async with other.transaction():
-                moved = "UPDATE rb_group SET lane = (SELECT id FROM rb_lane WHERE status = 'failed') WHERE uid = $1"
-                await other.execute(moved, uid)
-                calls = {
-                    "priority": lambda: buffer.update_priorities({uid: 2.0}),
-                    "key": lambda: buffer.put(group(3), TASK, key="a"),
-                    "replaces": lambda: buffer.put(group(3), TASK, replaces=[uid]),
-                }
-                task = asyncio.create_task(calls[change]())
-                await asyncio.sleep(0.2)
-                assert not task.done()
-            await other.close()
-            assert await task == (1 if change == "priority" else 3)
-            assert [item.priority async for item in buffer.find({})] == [1.0, 2.0 if change == "priority" else 1.0]
+async def test_a_group_that_moves_while_its_lock_is_waited_for_is_found(lent_database: str, change: str) -> None:
+    async with build(lent_database) as buffer:
+        await buffer.put(group(1, status=Status.FAILED), TASK)
+        uid = await buffer.put(group(2), TASK, key="a")
+        assert uid is not None
+        other = await asyncpg.connect(lent_database)
+        async with other.transaction():
+            moved = "UPDATE rb_group SET lane = (SELECT id FROM rb_lane WHERE status = 'failed') WHERE uid = $1"
+            await other.execute(moved, uid)
+            calls = {
+                "priority": lambda: buffer.update_priorities({uid: 2.0}),
+                "key": lambda: buffer.put(group(3), TASK, key="a"),
+                "replaces": lambda: buffer.put(group(3), TASK, replaces=[uid]),
+            }
+            task = asyncio.create_task(calls[change]())
+            await asyncio.sleep(0.2)
+            assert not task.done()
+        await other.close()
+        assert await task == (1 if change == "priority" else 3)
+        assert [item.priority async for item in buffer.find({})] == [1.0, 2.0 if change == "priority" else 1.0]
 
 
 async def test_groups_that_come_back_after_their_payloads_were_swept_are_whole(buffer: ReplayBuffer) -> None:

@@ -31,8 +31,8 @@ GROUPS = 30
 
 
 @pytest.fixture
-async def proxy(postgres_database: str) -> AsyncIterator[Proxy]:
-    async with proxied(postgres_database) as proxy:
+async def proxy(lent_database: str) -> AsyncIterator[Proxy]:
+    async with proxied(lent_database) as proxy:
         yield proxy
 
 
@@ -209,14 +209,14 @@ def test_a_flapping_server_is_told_of_now_and_then(caplog: Any, monkeypatch: pyt
 
 
 async def test_puts_that_are_repeated_after_a_crash_take_no_uids_of_later_ones(
-    buffer: ReplayBuffer, proxy: Proxy, postgres_database: str
+    buffer: ReplayBuffer, proxy: Proxy, lent_database: str
 ) -> None:
     """A crash of the server sets the sequence back to the last number that was committed."""
     await fill(buffer, 2)  # what follows is put in one statement
     await all_told(buffer)
 
     async def crash(link: Link) -> bool:
-        await asyncio.to_thread(execute, postgres_database, "SELECT setval('rb_uid', (SELECT max(uid) FROM rb_group))")
+        await asyncio.to_thread(execute, lent_database, "SELECT setval('rb_uid', (SELECT max(uid) FROM rb_group))")
         await proxy.end_process(link)
         return False
 
@@ -236,7 +236,7 @@ async def test_puts_that_are_repeated_after_a_crash_take_no_uids_of_later_ones(
     ],
 )
 async def test_a_repeat_waits_for_the_transaction_whose_answer_was_lost(
-    postgres_database: str, proxy: Proxy, arrives: bool, operation: str
+    lent_database: str, proxy: Proxy, arrives: bool, operation: str
 ) -> None:
     """COMMIT is unread when the client loses its connection, or never arrives. The server's side holds its locks.
 
@@ -260,7 +260,7 @@ async def test_a_repeat_waits_for_the_transaction_whose_answer_was_lost(
 
     async def has_waited_again() -> bool:
         where = "wait_event_type = 'Lock' AND query LIKE '%INTO rb_info%'"
-        waited.update(await of_sessions(postgres_database, "xact_start", where))
+        waited.update(await of_sessions(lent_database, "xact_start", where))
         return len(waited) > 1
 
     async with build(proxy.url, lock_timeout=0.3) as buffer:
@@ -285,7 +285,7 @@ async def test_a_repeat_waits_for_the_transaction_whose_answer_was_lost(
         else:
             assert numbers_of(result) + await take_all(buffer) == [0, 1]
         await no_connection_out(buffer)
-    assert await of_sessions(postgres_database, "pid", "state LIKE 'idle in trans%'") == []
+    assert await of_sessions(lent_database, "pid", "state LIKE 'idle in trans%'") == []
 
 
 async def test_a_repeat_that_is_refused_leaves_no_doubt(buffer: ReplayBuffer, proxy: Proxy) -> None:
@@ -315,13 +315,13 @@ async def test_a_repeat_that_is_refused_leaves_no_doubt(buffer: ReplayBuffer, pr
     assert await take_all(buffer) == [0, 1]
 
 
-async def test_a_transaction_was_committed_if_its_number_is_stored(postgres_database: str) -> None:
+async def test_a_transaction_was_committed_if_its_number_is_stored(lent_database: str) -> None:
     """Whoever asks first of a row that isn't there, or has the number of the transaction before, gets the same."""
-    async with build(postgres_database) as buffer:
+    async with build(lent_database) as buffer:
         await fill(buffer, 1)
         for name, stored in (("none", None), ("before", 6), ("its own", 7)):
             if stored is not None:
-                execute(postgres_database, f"INSERT INTO rb_info (name, number) VALUES ('{name}', {stored})")
+                execute(lent_database, f"INSERT INTO rb_info (name, number) VALUES ('{name}', {stored})")
             engine, attempt = buffer.storage.engine, outage.Attempt[None](stamp=Stamp(name, 7))
             for _ in range(2):
                 was = await buffer.storage.thread.run(partial(engine._was_committed, attempt))
@@ -329,14 +329,14 @@ async def test_a_transaction_was_committed_if_its_number_is_stored(postgres_data
 
 
 async def test_to_ask_whether_a_transaction_was_committed_has_an_end(
-    postgres_database: str, monkeypatch: pytest.MonkeyPatch
+    lent_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waits for the transaction, and as a commit does for a standby; it can be asked again."""
     monkeypatch.setattr(postgres, "COMMIT_SECONDS", 0.3)
-    async with build(postgres_database, reconnect_timeout=0.3, lock_timeout=60) as buffer:
+    async with build(lent_database, reconnect_timeout=0.3, lock_timeout=60) as buffer:
         await fill(buffer, 1)
         engine, attempt = buffer.storage.engine, outage.Attempt[None](stamp=Stamp("connection x", 7))
-        other = await asyncpg.connect(postgres_database)
+        other = await asyncpg.connect(lent_database)
         async with other.transaction():
             await other.execute("INSERT INTO rb_info (name, number) VALUES ('connection x', 7)")
             with pytest.raises(UnreachableError, check=because("commit unanswered")):
@@ -346,10 +346,10 @@ async def test_to_ask_whether_a_transaction_was_committed_has_an_end(
 
 
 async def test_a_commit_on_a_server_that_was_left_meanwhile_is_made_again(
-    postgres_database: str, monkeypatch: pytest.MonkeyPatch
+    lent_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With its stamp: the server that took over may lack it. Here it is the same one, so nothing is stored twice."""
-    async with build(postgres_database) as buffer:
+    async with build(lent_database) as buffer:
         await fill(buffer, 1)
         await end_background_work(buffer)
         with installed(sent := Sent("INSERT INTO rb_info")):
@@ -362,10 +362,10 @@ async def test_a_commit_on_a_server_that_was_left_meanwhile_is_made_again(
 
 
 async def test_who_has_seen_lost_commits_is_told_when_it_waits(
-    postgres_database: str, monkeypatch: pytest.MonkeyPatch
+    lent_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when it writes, though a wait only reads."""
-    async with build(postgres_database) as buffer:
+    async with build(lent_database) as buffer:
         await fill(buffer, 1)
         monkeypatch.setattr(type(buffer.storage.engine), "missing_commits", "the server lacks commits")
         with pytest.raises(FencedError, check=because("commits lost")):
@@ -392,13 +392,11 @@ async def of_sessions(url: str, column: str, condition: str) -> list[Any]:
         await connection.close()
 
 
-async def test_connections_that_ended_while_nothing_was_asked_are_made_again(
-    postgres_database: str, caplog: Any
-) -> None:
-    async with build(postgres_database) as buffer:
+async def test_connections_that_ended_while_nothing_was_asked_are_made_again(lent_database: str, caplog: Any) -> None:
+    async with build(lent_database) as buffer:
         await fill(buffer, 25)
         for _ in range(2):
-            execute(postgres_database, END_ALL)
+            execute(lent_database, END_ALL)
             assert len(await asyncio.gather(*(buffer.get(1, TASK) for _ in range(10)))) == 10
         assert len(buffer) == 5
         await no_connection_out(buffer)
@@ -411,7 +409,7 @@ END_ALL = (
 )
 
 
-async def test_no_connection_asks_the_server_about_types(postgres_database: str) -> None:
+async def test_no_connection_asks_the_server_about_types(lent_database: str) -> None:
     """As asyncpg does for arrays other than those of texts, which costs more than all else of a new connection."""
     asked: list[bytes] = []
 
@@ -419,7 +417,7 @@ async def test_no_connection_asks_the_server_about_types(postgres_database: str)
         asked.extend([data] if b"typeinfo" in data else [])
         return True
 
-    async with proxied(postgres_database) as proxy:
+    async with proxied(lent_database) as proxy:
         proxy.fault = hear
         async with build(proxy.url, policy="prioritized", capacity=100, archive=10) as buffer:
             await asyncio.gather(*(buffer.put(group(number), TASK) for number in range(20)))
@@ -450,14 +448,14 @@ async def test_a_take_that_is_cancelled_while_it_reconnects_takes_nothing(buffer
     assert await take_all(buffer) == [0, 1, 2, 3, 4]
 
 
-async def test_stamps_that_nobody_asks_for_any_more_are_forgotten(postgres_database: str) -> None:
-    async with build(postgres_database) as buffer:
+async def test_stamps_that_nobody_asks_for_any_more_are_forgotten(lent_database: str) -> None:
+    async with build(lent_database) as buffer:
         await fill(buffer, 1)
-        execute(postgres_database, "INSERT INTO rb_info (name, number) VALUES ('connection of last month', 1)")
+        execute(lent_database, "INSERT INTO rb_info (name, number) VALUES ('connection of last month', 1)")
         buffer.storage.sweeper._tidy_at = 0
 
         async def forgotten() -> bool:
-            connection = await asyncpg.connect(postgres_database)
+            connection = await asyncpg.connect(lent_database)
             try:
                 rows = await connection.fetch("SELECT name FROM rb_info WHERE name LIKE 'connection %'")
             finally:
@@ -485,10 +483,10 @@ END_TWO = """
 
 @pytest.mark.parametrize("seconds", [1, pytest.param(12, marks=pytest.mark.long)])
 async def test_puts_of_large_groups_end_when_backends_are_ended(
-    postgres_database: str, seconds: int, figures: Figures
+    lent_database: str, seconds: int, figures: Figures
 ) -> None:
     """A statement that waits until it may send more has to hear that its connection is gone."""
-    config = ReplayBufferConfig(url=postgres_database, policy="fifo", rollout_type=dict)
+    config = ReplayBufferConfig(url=lent_database, policy="fifo", rollout_type=dict)
     numbers, put, over = count(), list[int](), asyncio.Event()
 
     async def producer() -> None:
@@ -503,7 +501,7 @@ async def test_puts_of_large_groups_end_when_backends_are_ended(
         async with asyncio.TaskGroup() as tasks:
             for _ in range(48):
                 tasks.create_task(producer())
-            ended = await end_backends(postgres_database, seconds)
+            ended = await end_backends(lent_database, seconds)
             over.set()
         found = [group[0]["number"] for group in await everything(buffer)]
     figures.compare(ended, put, found)

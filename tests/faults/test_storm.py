@@ -99,7 +99,7 @@ def _plain(argument: Any) -> Any:
     return str(argument) if isinstance(argument, Path) else argument
 
 
-@pytest.fixture(params=[pytest.param((1, 6), id="short"), pytest.param((2, 200), id="long", marks=pytest.mark.long)])
+@pytest.fixture(params=[pytest.param((1, 5), id="short"), pytest.param((2, 200), id="long", marks=pytest.mark.long)])
 def shots(request: pytest.FixtureRequest) -> tuple[int, int]:
     """A seed, and how many are killed."""
     return request.param  # type: ignore[no-any-return]

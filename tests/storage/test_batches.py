@@ -299,20 +299,18 @@ def prompt_of(number: int) -> RolloutState:
 
 
 @pytest.mark.parametrize("meanwhile", ["pruned", "moved"])
-async def test_annotations_are_of_the_draw_as_it_is_when_they_are_written(
-    postgres_database: str, meanwhile: str
-) -> None:
+async def test_annotations_are_of_the_draw_as_it_is_when_they_are_written(lent_database: str, meanwhile: str) -> None:
     """They wait for another transaction that deletes it, or moves its groups into the batch of another step."""
     change = {"pruned": "DELETE FROM rb_batch WHERE id = 1", "moved": "UPDATE rb_past SET draw = 2 WHERE draw = 1"}
-    async with build(postgres_database) as buffer:
+    async with build(lent_database) as buffer:
         uids = [await put(buffer, number, "gpu") for number in range(2)]
         for _ in uids:
             await buffer.get(1, TASK)
-        other = await asyncpg.connect(postgres_database)
+        other = await asyncpg.connect(lent_database)
         async with other.transaction():
             await other.execute(change[meanwhile])
             task = asyncio.create_task(buffer.annotate({uids[0]: {"kl": 0.5}}))
-            await until(lambda: is_waiting(postgres_database))
+            await until(lambda: is_waiting(lent_database))
         await other.close()
         if meanwhile == "pruned":
             with pytest.raises(InputError, match="no draw of group 1 is recorded"):

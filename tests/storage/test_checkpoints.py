@@ -170,9 +170,9 @@ async def test_a_draw_that_is_undone_is_undone_in_checkpoints_too(shared_url: st
                 assert held_by(buffer) == before
 
 
-async def test_each_write_is_before_a_checkpoint_or_after_it(postgres_database: str) -> None:
+async def test_each_write_is_before_a_checkpoint_or_after_it(lent_database: str) -> None:
     """It waits for those under way, and others wait for it no longer than that. (SQLite has one writer.)"""
-    async with build(postgres_database) as buffer, build(postgres_database) as other, build(postgres_database) as third:
+    async with build(lent_database) as buffer, build(lent_database) as other, build(lent_database) as third:
         await fill(buffer, 4)
         await third.count(TASK, "completed")
         before = held_by(buffer)
@@ -186,7 +186,7 @@ async def test_each_write_is_before_a_checkpoint_or_after_it(postgres_database: 
         writing = asyncio.create_task(other.storage._write(slow))
         assert await asyncio.to_thread(begun.wait, 10)
         checkpoint = asyncio.create_task(buffer.checkpoint(1))
-        await until(lambda: _waits_for_a_lock(postgres_database))
+        await until(lambda: _waits_for_a_lock(lent_database))
         put = asyncio.create_task(third.put(group(9), TASK))
         await asyncio.sleep(0.05)
         assert not checkpoint.done()

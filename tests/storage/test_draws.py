@@ -153,13 +153,13 @@ async def test_a_payload_that_could_be_decoded_but_is_not_what_was_stored_is_set
 # Draws and puts that take one statement from what a process remembers of lanes (PostgreSQL)
 
 
-async def test_the_id_of_a_lane_that_is_gone_is_of_no_use(postgres_database: str) -> None:
+async def test_the_id_of_a_lane_that_is_gone_is_of_no_use(lent_database: str) -> None:
     """A server that took over may lack the last transactions, and gives their lanes' ids again."""
-    async with build(postgres_database) as buffer, build(postgres_database, name="other") as other:
+    async with build(lent_database) as buffer, build(lent_database, name="other") as other:
         for number in range(3):  # so that both puts and takes know the lane
             await buffer.put(group(number), TASK)
         assert len(await buffer.get(1, TASK)) == 1
-        execute(postgres_database, "TRUNCATE rb_lane, rb_group, rb_payload, rb_tally, rb_past RESTART IDENTITY")
+        execute(lent_database, "TRUNCATE rb_lane, rb_group, rb_payload, rb_tally, rb_past RESTART IDENTITY")
         await other.put(group(10), "code")
         await buffer.put(group(4), TASK)
         assert await take_all(buffer) == [4]

@@ -277,21 +277,21 @@ async def test_a_commit_to_a_file_is_noticed_after_a_wait_in_vain_and_after_the_
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
-async def test_a_lost_announcement_is_made_up_for(monkeypatch: pytest.MonkeyPatch, postgres_database: str) -> None:
+async def test_a_lost_announcement_is_made_up_for(monkeypatch: pytest.MonkeyPatch, lent_database: str) -> None:
     async def lose(_: Notifications) -> None: ...
 
     monkeypatch.setattr(Notifications, "announce", lose)
-    async with build(postgres_database) as waiting, build(postgres_database) as other:
+    async with build(lent_database) as waiting, build(lent_database) as other:
         await other.count_where({})
         for _ in range(2):
             assert await woken(waiting, other) < 5
 
 
-async def test_a_waiting_take_wakes_although_its_listening_connection_died(postgres_database: str) -> None:
-    async with build(postgres_database) as buffer, build(postgres_database) as other:
+async def test_a_waiting_take_wakes_although_its_listening_connection_died(lent_database: str) -> None:
+    async with build(lent_database) as buffer, build(lent_database) as other:
         task = asyncio.create_task(buffer.take_batch({TASK: 1}, timeout=20))
         await other.count_where({})
-        engine = create_async_engine(parse_url(postgres_database))
+        engine = create_async_engine(parse_url(lent_database))
 
         async def listener_is_gone() -> bool:
             async with engine.connect() as connection:
@@ -317,9 +317,9 @@ async def test_a_waiting_take_wakes_although_its_listening_connection_died(postg
         await engine.dispose()
 
 
-async def test_who_is_woken_asks_once(postgres_database: str) -> None:
+async def test_who_is_woken_asks_once(lent_database: str) -> None:
     """Whether the buffer was restored and what is in it: one round trip."""
-    async with counting_round_trips(postgres_database) as (url, count), build(url) as buffer:
+    async with counting_round_trips(lent_database) as (url, count), build(url) as buffer:
         taken = []
         for _ in range(20):
             before = count.value
@@ -328,10 +328,10 @@ async def test_who_is_woken_asks_once(postgres_database: str) -> None:
         assert min(taken) == 1  # for a moment the sweep may ask, too
 
 
-async def test_an_announcement_is_enough(monkeypatch: pytest.MonkeyPatch, postgres_database: str) -> None:
+async def test_an_announcement_is_enough(monkeypatch: pytest.MonkeyPatch, lent_database: str) -> None:
     """Without further looks."""
     monkeypatch.setattr(postgres, "_HEARING_SECONDS", NEVER)
-    async with build(postgres_database) as waiting, build(postgres_database) as other:
+    async with build(lent_database) as waiting, build(lent_database) as other:
         await other.count_where({})
         for _ in range(3):
             await woken(waiting, other)

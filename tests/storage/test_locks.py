@@ -39,72 +39,70 @@ async def meanwhile(url: str, statement: str, *calls: Awaitable[Any]) -> AsyncIt
         await other.close()
 
 
-async def test_groups_that_do_not_match_any_more_stay(postgres_database: str) -> None:
-    async with build(postgres_database) as buffer:
+async def test_groups_that_do_not_match_any_more_stay(lent_database: str) -> None:
+    async with build(lent_database) as buffer:
         await fill(buffer, 3)
         deletion = buffer.delete({"priority": {"$lt": 5}})
-        async with meanwhile(postgres_database, "UPDATE rb_group SET priority = 9 WHERE uid = 2", deletion) as [
-            deleted
-        ]:
+        async with meanwhile(lent_database, "UPDATE rb_group SET priority = 9 WHERE uid = 2", deletion) as [deleted]:
             assert await deleted == 2
         assert [item.uid async for item in buffer.find({})] == [2]
 
 
-async def test_a_lease_that_is_lost_acknowledges_nothing(postgres_database: str) -> None:
-    async with build(postgres_database) as buffer:
+async def test_a_lease_that_is_lost_acknowledges_nothing(lent_database: str) -> None:
+    async with build(lent_database) as buffer:
         await fill(buffer, 1)
         lease = await buffer.lease_batch({TASK: 1}, heartbeat=False)
         taken_over = "UPDATE rb_group SET lease = lease + 1"
-        async with meanwhile(postgres_database, taken_over, lease.acknowledge()) as [late]:
+        async with meanwhile(lent_database, taken_over, lease.acknowledge()) as [late]:
             with pytest.raises(LeaseLostError):
                 await late
         assert await buffer.storage._read(lambda tx: tx.values("SELECT uid FROM rb_group")) == [1]
 
 
-async def test_a_lease_that_is_renewed_is_not_ended(postgres_database: str) -> None:
-    async with build(postgres_database) as buffer:
+async def test_a_lease_that_is_renewed_is_not_ended(lent_database: str) -> None:
+    async with build(lent_database) as buffer:
         await fill(buffer, 1)
         lease = await buffer.lease_batch({TASK: 1}, seconds=0.001, heartbeat=False)
         renewed = "UPDATE rb_group SET leased_until = leased_until + 600"
-        async with meanwhile(postgres_database, renewed, buffer.get(1, TASK)) as [drawn]:
+        async with meanwhile(lent_database, renewed, buffer.get(1, TASK)) as [drawn]:
             assert await drawn == []
         await lease.acknowledge()
 
 
-async def test_parts_of_a_lease_that_are_acknowledged_at_once_are_all_counted(postgres_database: str) -> None:
-    async with build(postgres_database) as buffer:
+async def test_parts_of_a_lease_that_are_acknowledged_at_once_are_all_counted(lent_database: str) -> None:
+    async with build(lent_database) as buffer:
         await fill(buffer, 3)
         lease = await buffer.lease_batch({TASK: 3}, heartbeat=False)
         parts = [lease.acknowledge([uid]) for uid in sorted(lease.open)[:2]]
-        async with meanwhile(postgres_database, "SELECT FROM rb_batch FOR UPDATE", *parts) as acknowledged:
+        async with meanwhile(lent_database, "SELECT FROM rb_batch FOR UPDATE", *parts) as acknowledged:
             await asyncio.gather(*acknowledged)
         assert await buffer.storage._read(lambda tx: tx.values("SELECT settled FROM rb_batch")) == [2]
 
 
-async def test_draws_that_are_undone_at_once_are_all_counted_in_a_checkpoint(postgres_database: str) -> None:
-    async with build(postgres_database) as buffer:
+async def test_draws_that_are_undone_at_once_are_all_counted_in_a_checkpoint(lent_database: str) -> None:
+    async with build(lent_database) as buffer:
         await fill(buffer, 2)
         undo = [await take(buffer, 1) for _ in range(2)]
         await buffer.checkpoint(1)
         calls = [one() for one in undo]
-        async with meanwhile(postgres_database, "SELECT FROM rb_checkpoint FOR UPDATE", *calls) as undone:
+        async with meanwhile(lent_database, "SELECT FROM rb_checkpoint FOR UPDATE", *calls) as undone:
             await asyncio.gather(*undone)
         assert [made.groups for made in await buffer.checkpoints()] == [2]
 
 
-async def test_room_that_another_put_takes_is_not_there(postgres_database: str) -> None:
-    async with build(postgres_database, capacity=2, on_full="reject") as buffer:
+async def test_room_that_another_put_takes_is_not_there(lent_database: str) -> None:
+    async with build(lent_database, capacity=2, on_full="reject") as buffer:
         await fill(buffer, 1)
         task = f"SELECT pg_advisory_xact_lock(hashtextextended('replaybuf default {TASK}', {NamedLock.TASK:d}))"
         counted = f"{task}; UPDATE rb_tally SET amount = 2 WHERE name = 'size'"
-        async with meanwhile(postgres_database, counted, buffer.put(group(1), TASK)) as [put]:
+        async with meanwhile(lent_database, counted, buffer.put(group(1), TASK)) as [put]:
             with pytest.raises(FullError):
                 await put
 
 
-async def test_one_sweeps_at_a_time(postgres_database: str) -> None:
+async def test_one_sweeps_at_a_time(lent_database: str) -> None:
     """Two with versions of one group would each leave its payload to the other."""
-    async with build(postgres_database) as buffer:
+    async with build(lent_database) as buffer:
         await fill(buffer, 1)
         await end_background_work(buffer)
         await buffer.get(1, TASK)
@@ -113,7 +111,7 @@ async def test_one_sweeps_at_a_time(postgres_database: str) -> None:
         async def swept() -> int:
             return await storage.thread.run(lambda: storage.engine.write(lambda tx: sweep(tx, 1e12, 10)))
 
-        other = await asyncpg.connect(postgres_database)
+        other = await asyncpg.connect(lent_database)
         async with other.transaction():
             await other.execute(f"SELECT pg_advisory_xact_lock({Lock.SWEEP:d})")
             assert await swept() == 0
@@ -121,8 +119,8 @@ async def test_one_sweeps_at_a_time(postgres_database: str) -> None:
         assert await swept() == 1
 
 
-async def test_puts_and_draws_in_one_statement_are_fenced_off(postgres_database: str) -> None:
-    async with build(postgres_database) as worker, build(postgres_database) as trainer:
+async def test_puts_and_draws_in_one_statement_are_fenced_off(lent_database: str) -> None:
+    async with build(lent_database) as worker, build(lent_database) as trainer:
         await fill(worker, 5)
         for number in (6, 7):  # the second ones go by the lane as it was read
             await worker.put(group(number), TASK)
@@ -135,8 +133,8 @@ async def test_puts_and_draws_in_one_statement_are_fenced_off(postgres_database:
         assert len(trainer) == 5
 
 
-async def test_puts_in_one_statement_go_by_the_train_step_as_it_is(postgres_database: str) -> None:
-    async with build(postgres_database) as worker, build(postgres_database) as trainer:
+async def test_puts_in_one_statement_go_by_the_train_step_as_it_is(lent_database: str) -> None:
+    async with build(lent_database) as worker, build(lent_database) as trainer:
         for number in range(2):
             await worker.put(group(number), TASK, model_step=4, current_train_step=5)
         await trainer.refresh_staleness(task_stale_thresholds={TASK: 9}, current_train_step=9)

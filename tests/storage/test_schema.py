@@ -33,6 +33,7 @@ from replaybuf.storage.sql.schema.views import VIEWS
 from tests.faults.failpoints import open_together
 from tests.faults.processes import barrier, end, start
 from tests.faults.proxy import proxied
+from tests.postgres import new_url
 from tests.stores import TASK, because, build, group
 from tests.stores import group as new_group
 
@@ -49,16 +50,9 @@ def create(connection: Connection) -> None:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def two_urls(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, str]]:
-    """Two new, empty databases of one kind."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/one.db", f"sqlite:///{tmp_path}/two.db"
-    else:
-        from tests.postgres import new_database
-
-        server = request.getfixturevalue("postgres_url")
-        with new_database(server) as one, new_database(server) as two:
-            yield one, two
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A new, empty database."""
+    yield from new_url(request.param, request, tmp_path)
 
 
 def differences(connection: Connection) -> list[Any]:
@@ -79,12 +73,11 @@ def names_of(connection: Connection) -> set[str]:
 
 
 @pytest.mark.parametrize("make", [create, upgrade])
-async def test_both_ways_make_the_tables(two_urls: tuple[str, str], make: Callable[[Connection], None]) -> None:
-    url, _ = two_urls
-    await run(url, make)
-    assert await run(url, differences) == []
-    assert await run(url, revision_of) == HEAD
-    assert await run(url, names_of) == {*metadata.tables, *VIEWS}
+async def test_both_ways_make_the_tables(empty_url: str, make: Callable[[Connection], None]) -> None:
+    await run(empty_url, make)
+    assert await run(empty_url, differences) == []
+    assert await run(empty_url, revision_of) == HEAD
+    assert await run(empty_url, names_of) == {*metadata.tables, *VIEWS}
 
 
 async def test_postgresql_stores_payloads_apart_and_leaves_room_in_pages(postgres_database: str) -> None:
@@ -136,69 +129,77 @@ def next_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", ["TABLE", "VIEW"])
 async def test_what_somebody_else_has_named_like_our_views_stays(
-    two_urls: tuple[str, str], kind: str, next_revision: None
+    empty_url: str, kind: str, next_revision: None
 ) -> None:
-    old, new = two_urls
-    await run(old, create)
-    await run(old, lambda connection: connection.execute(text("DROP VIEW events")))
-    for url in two_urls:
-        await run(url, lambda connection: connection.execute(text(f"CREATE {kind} events AS SELECT 1 AS mine")))
+    """In an empty database, and in one of ours."""
+
+    def execute(statement: str) -> Any:
+        return run(empty_url, lambda connection: connection.execute(text(statement)))
+
+    async def is_theirs() -> bool:
+        return await run(empty_url, lambda connection: connection.scalar(text("SELECT mine FROM events"))) == 1
+
+    await execute(f"CREATE {kind} events AS SELECT 1 AS mine")
+    with pytest.raises(StorageError, match="named events that are not replaybuf's", check=because("not a database")):
+        await run(empty_url, create)
+    assert await is_theirs()
+    await execute(f"DROP {kind} events")
+    await run(empty_url, create)
+    await execute("DROP VIEW events")
+    await execute(f"CREATE {kind} events AS SELECT 1 AS mine")
     with pytest.raises(
         StorageError, match=r"named events that are not replaybuf's.*nothing was changed", check=because("schema")
     ):
-        await run(old, upgrade)
-    with pytest.raises(StorageError, match="named events that are not replaybuf's", check=because("not a database")):
-        await run(new, create)
-    for url in two_urls:
-        assert await run(url, lambda connection: connection.execute(text("SELECT mine FROM events")).scalar()) == 1
-    assert await run(old, revision_of) == HEAD
+        await run(empty_url, upgrade)
+    assert await is_theirs()
+    assert await run(empty_url, revision_of) == HEAD
 
 
-async def test_an_upgrade_keeps_rows_and_views(two_urls: tuple[str, str], next_revision: None) -> None:
-    url, _ = two_urls
-    async with build(url) as buffer:
+async def test_an_upgrade_keeps_rows_and_views(empty_url: str, next_revision: None) -> None:
+    async with build(empty_url) as buffer:
         await buffer.put(new_group(1, 2), "math", tags={"i": 1})
-    await run(url, upgrade)
-    assert await run(url, revision_of) == "0002"
-    seen = await run(url, lambda connection: connection.execute(text("SELECT count(*) FROM rollouts")).scalar())
+    await run(empty_url, upgrade)
+    assert await run(empty_url, revision_of) == "0002"
+    seen = await run(empty_url, lambda connection: connection.execute(text("SELECT count(*) FROM rollouts")).scalar())
     assert seen == 2
-    await run(url, lambda connection: connection.execute(text("SELECT gpu FROM rb_worker")))
+    await run(empty_url, lambda connection: connection.execute(text("SELECT gpu FROM rb_worker")))
 
 
-async def test_an_older_schema_is_refused(two_urls: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_older_schema_is_refused(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message says how to upgrade, without the password."""
-    url, _ = two_urls
-    await run(url, create)
-    await run(url, lambda connection: connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0000'")))
+    await run(empty_url, create)
+    await run(
+        empty_url, lambda connection: connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0000'"))
+    )
     monkeypatch.setattr(schema, "REVISIONS", ("0000", HEAD))
-    buffer = build(url)
+    buffer = build(empty_url)
     with pytest.raises(StorageError, match=r"revision 0000.*replaybuf doctor .* --upgrade", check=because("schema")):
         await buffer.put(new_group(1), "math")
     await buffer.close()
 
 
-async def test_a_newer_schema_is_refused(two_urls: tuple[str, str]) -> None:
-    url, _ = two_urls
-    await run(url, create)
-    await run(url, lambda connection: connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0999'")))
-    buffer = build(url)
+async def test_a_newer_schema_is_refused(empty_url: str) -> None:
+    await run(empty_url, create)
+    await run(
+        empty_url, lambda connection: connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0999'"))
+    )
+    buffer = build(empty_url)
     with pytest.raises(StorageError, match=r"0999.*newer version; upgrade replaybuf here", check=because("schema")):
         await buffer.put(new_group(1), "math")
     await buffer.close()
 
 
-async def test_an_upgrade_that_fails_changes_nothing(two_urls: tuple[str, str]) -> None:
+async def test_an_upgrade_that_fails_changes_nothing(empty_url: str) -> None:
     """The chain runs in one transaction, on both databases."""
-    url, _ = two_urls
 
     def fail(connection: Connection) -> None:
         upgrade(connection)
         raise RuntimeError("in the end")
 
     with pytest.raises(RuntimeError, match="in the end"):
-        await run(url, fail)
-    assert await run(url, names_of) == set()
-    await run(url, upgrade)
+        await run(empty_url, fail)
+    assert await run(empty_url, names_of) == set()
+    await run(empty_url, upgrade)
 
 
 async def test_who_waited_for_the_tables_of_another_finds_them(postgres_database: str) -> None:
@@ -232,17 +233,16 @@ async def test_who_waited_for_the_tables_of_another_finds_them(postgres_database
 
 
 @pytest.mark.parametrize("count", [4, pytest.param(16, marks=pytest.mark.long)])
-async def test_processes_create_one_database_together(two_urls: tuple[str, str], tmp_path: Path, count: int) -> None:
+async def test_processes_create_one_database_together(empty_url: str, tmp_path: Path, count: int) -> None:
     """Several that open a new database at once all succeed, and it has one schema with all their groups."""
-    url, _ = two_urls
     together = barrier(count)
     ledgers = [tmp_path / str(number) for number in range(count)]
-    processes = [start(open_together, ledger, url, number, together) for number, ledger in enumerate(ledgers)]
+    processes = [start(open_together, ledger, empty_url, number, together) for number, ledger in enumerate(ledgers)]
     for process, ledger in zip(processes, ledgers, strict=True):
         assert await asyncio.to_thread(end, process, ledger) == 0
-    async with build(url) as buffer:
+    async with build(empty_url) as buffer:
         assert sorted([item.item[0].rollout_id async for item in buffer.find({})]) == list(range(count))
-    assert await run(url, differences) == []
+    assert await run(empty_url, differences) == []
 
 
 LACKING = {
