@@ -17,20 +17,15 @@ from replaybuf.view.metrics import prompts_drawn
 from tests.chunks.conftest import Stores, W, numbers, problem, send, starts, stored
 
 
-async def test_put__consecutive_fragments_of_a_worker_are_joined(stores: Stores) -> None:
-    chunks = stores.open()
-    await send(chunks, range(4, 12))
-    assert [(chunk.start, numbers(chunk)) for chunk in await stored(chunks)] == [(4, [4, 5, 6]), (7, [7, 8, 9])]
-    assert await chunks.expected(W) == 12
-
-
-async def test_put__workers_do_not_mix(stores: Stores) -> None:
-    chunks = stores.open(2)
-    for index in range(4):
-        for worker in ("a", "b/1", "b"):
+async def test_put__consecutive_fragments_of_each_worker_are_joined(stores: Stores) -> None:
+    chunks, workers = stores.open(), ("a", "b/1", "b")
+    for index in range(4, 12):
+        for worker in workers:
             await send(chunks, [index], worker=worker)
-    found = [(chunk.worker, numbers(chunk)) for chunk in await stored(chunks)]
-    assert sorted(found) == sorted((worker, pair) for worker in ("a", "b/1", "b") for pair in ([0, 1], [2, 3]))
+    found = [(chunk.worker, chunk.start, numbers(chunk)) for chunk in await stored(chunks)]
+    joined = ((4, [4, 5, 6]), (7, [7, 8, 9]))
+    assert sorted(found) == sorted((worker, *chunk) for worker in workers for chunk in joined)
+    assert [await chunks.expected(worker) for worker in workers] == [12] * 3
 
 
 async def test_put__data_comes_back_as_it_was(stores: Stores) -> None:
@@ -190,23 +185,18 @@ def test_config__is_checked() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"], indirect=True)
-async def test_restart__unfinished_chunks_go_on(stores: Stores) -> None:
+async def test_restart__unfinished_chunks_go_on_and_what_is_expected_is_known(stores: Stores) -> None:
     for index in range(7):
         chunks = stores.open()
         await send(chunks, [index])
         await chunks.close()
-    assert [numbers(chunk) for chunk in await stored(stores.open())] == [[0, 1, 2], [3, 4, 5]]
-
-
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"], indirect=True)
-async def test_restart__what_is_expected_is_known(stores: Stores) -> None:
-    first = stores.open()
-    await send(first, range(3))
-    await first.fetch(1, timeout=5)
-    await first.close()
     again = stores.open()
-    assert await again.expected(W) == 3
-    assert (await problem(again.put(1, worker=W, index=4, session=1, version=0))).reason == "gap"
+    assert [numbers(chunk) for chunk in await stored(again)] == [[0, 1, 2], [3, 4, 5]]
+    await again.fetch(2, timeout=5)
+    await again.close()
+    again = stores.open()
+    assert await again.expected(W) == 7
+    assert (await problem(again.put(1, worker=W, index=8, session=1, version=0))).reason == "gap"
     assert (await problem(again.put(1, worker=W, index=2, session=1, version=0))).reason == "duplicate"
 
 

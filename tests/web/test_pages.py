@@ -79,40 +79,33 @@ def test_overview_plots_rates_and_draws(page: Client) -> None:
     assert '<polyline class="line s0"' in text
 
 
-async def run_of(url: str, first: int, then: int) -> None:
-    """A run that puts some groups before a minute is noted, and more after it, and ends."""
-    async with ReplayBufferConfig(url=url, worker="gen-1").build() as buffer:
-        group = [RolloutState(message=[], response="4", reward=1.0, status=Status.COMPLETED)]
-        for number in range(first + then):
-            if number == first:
-                await until(lambda: noted(url), 30)
-            await buffer.put(group, "math")
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Client:
+    """Of a run that put 3 groups before a minute was noted, and 69 after it, and ended 20 minutes ago."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('ended')}/run.db"
+
+    async def noted() -> bool:
+        return bool(open_reader(url).read(lambda tx: tx.value("SELECT count(*) FROM rb_history")))
+
+    async def run() -> None:
+        async with ReplayBufferConfig(url=url, worker="gen-1").build() as buffer:
+            for number in range(72):
+                if number == 3:
+                    await until(noted, 30)
+                await buffer.put(group(number), "math")
+
+    asyncio.run(run())
+    execute(url, "UPDATE rb_worker SET seen_at = seen_at - 1200, ended_at = ended_at - 1200")
+    execute(url, "UPDATE rb_history SET since = since - 1200")
+    return client_of(url)
 
 
-async def noted(url: str) -> bool:
-    return bool(await count(url, "SELECT count(*) FROM rb_history"))
-
-
-async def count(url: str, statement: str) -> int:
-    reader = open_reader(url)
-    return await asyncio.to_thread(reader.read, lambda tx: tx.value(statement))
-
-
-def move_back(url: str, minutes: int) -> None:
-    """Let everything that is recorded have happened so long ago."""
-    for table, columns in (("rb_worker", ("seen_at", "ended_at")), ("rb_history", ("since",))):
-        changes = ", ".join(f"{column} = {column} - {60 * minutes}" for column in columns)
-        execute(url, f"UPDATE {table} SET {changes}")
-
-
-def test_a_run_that_ended_has_no_rates_and_is_not_live(url: str) -> None:
-    asyncio.run(run_of(url, 3, 90))
-    move_back(url, 20)
-    text = read(client_of(url), "/")
+def test_a_run_that_ended_has_no_rates_and_is_not_live(ended: Client) -> None:
+    text = read(ended, "/")
     assert re.search(r"<dt[^>]*>put a minute</dt><dd>0(\.0)?</dd>", text)
     assert re.search(r"No process has a buffer open:\s+run ended 20m ago, by <a [^>]*>gen-1</a>\.", text)
     button = re.compile(r'<button[^>]* data-idle="run ended 20m ago"[^>]*>run ended 20m ago</button>')
-    assert all(button.search(read(client_of(url), path)) for path in ("/", "/steps", "/workers", "/events"))
+    assert all(button.search(read(ended, path)) for path in ("/", "/steps", "/workers", "/events"))
 
 
 def test_where_nobody_read_for_minutes_the_rate_holds_from_the_beginning_of_the_gap() -> None:
@@ -141,25 +134,25 @@ def test_the_rate_now_is_that_since_a_minute_ago(puts: list[tuple[float, int]], 
 
 def test_a_run_without_a_sign_of_life_is_not_live(url: str) -> None:
     """Of an idle one, too, that is heard of every 30 s: it is live until it has been silent for a minute."""
-    asyncio.run(run_of(url, 1, 0))
+    with ReplayBufferConfig(url=url, worker="gen-1").build_sync() as buffer:
+        buffer.put(group(1), "math")
+    page = client_of(url)
     execute(url, "UPDATE rb_worker SET ended_at = NULL, seen_at = seen_at - 32")
-    assert ">live</button>" in read(client_of(url), "/")
+    assert ">live</button>" in read(page, "/")
     execute(url, "UPDATE rb_worker SET seen_at = seen_at - 40")
-    assert re.search(r">last sign of life 1\.\dm ago</button>", read(client_of(url), "/"))
-    text = read(client_of(url), "/workers")
+    assert re.search(r">last sign of life 1\.\dm ago</button>", read(page, "/"))
+    text = read(page, "/workers")
     assert re.search(r"Nobody waits: last sign of life 1\.\dm ago\.", text)
     assert 'class="reason"' not in text
 
 
-def test_plots_end_with_what_there_is_now(url: str) -> None:
+def test_plots_end_with_what_there_is_now(ended: Client) -> None:
     """Also where the last minute was noted before the last groups came: as many as the tile says."""
-    asyncio.run(run_of(url, 3, 69))
-    move_back(url, 20)
-    text = read(client_of(url), "/")
+    text = read(ended, "/")
     assert "<dt>groups to draw</dt><dd>72</dd>" in text
     assert re.search(r'aria-label="Groups by status, from [^"]*; at the end: completed 72"', text)
     assert re.search(r'aria-label="Groups a minute, from [^"]*; at the end: put 0, drawn 0"', text)
-    history = client_of(url).data("overview")["view"]["history"]
+    history = ended.data("overview")["view"]["history"]
     assert [one["put"] for one in history] == [history[0]["put"], 72, 72]
 
 
@@ -392,15 +385,12 @@ def test_an_unknown_step_says_which_there_are(troubled: Client) -> None:
 def test_of_equal_answers_those_of_different_tasks_and_groups_are_the_lowest_and_what_has_left_is_said(
     url: str,
 ) -> None:
-    async def run(step: int, archive: int | None) -> None:
-        async with ReplayBufferConfig(url=url, archive=archive).build() as buffer:
+    for step, archive in ((1, 1000), (2, None)):
+        with ReplayBufferConfig(url=url, archive=archive).build_sync() as buffer:
             for task, other in (("code", 0.5), ("math", 0.0), ("math", 0.0), ("math", 0.5)):
                 group = [RolloutState(message=[], reward=one, status=Status.COMPLETED) for one in (0.0, other)]
-                await buffer.put(group, task)
-            await buffer.take_batch({"math": 3, "code": 1}, current_train_step=step)
-
-    asyncio.run(run(1, 1000))
-    asyncio.run(run(2, None))
+                buffer.put(group, task)
+            buffer.take_batch({"math": 3, "code": 1}, current_train_step=step)
     page = client_of(url)
     [lowest] = [run["worst"] for run in page.data("step", step=1)["runs"]]
     assert [(one["uid"], one["position"]) for one in lowest] == [(3, 0), (1, 0), (2, 0)]
