@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import tempfile
 import textwrap
 import uuid
 from collections.abc import Iterator
@@ -13,12 +14,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
+from replaybuf import ReplayBufferConfig
 from replaybuf.errors import AccessError, UnreachableError
 from tests.bad_input.conftest import refused_put
 from tests.faults.test_postgres_connections import END_ALL
 from tests.postgres import execute, set_default
 from tests.scripts import run
-from tests.stores import TASK, build, fill, group, take_all
+from tests.stores import TASK, build, fill, group, numbers_of, take_all
 
 
 async def test_a_database_that_becomes_read_only_says_so_and_goes_on_afterwards(postgres_database: str) -> None:
@@ -97,24 +99,16 @@ def run_limited(script: str, *arguments: object) -> None:
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
     """A folder that users without any rights can reach, unlike those of pytest."""
-    import shutil
-    import tempfile
-
-    folder = Path(tempfile.mkdtemp(prefix="rb-open-"))
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix="rb-open-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
 
 
 @pytest.mark.parametrize("what", ["file", "folder"])
 def test_what_is_read_only_can_not_be_written_to(open_folder: Path, what: str) -> None:
     file = open_folder / "buffer.db"
-
-    async def prepare() -> None:
-        async with build(f"sqlite:///{file}") as buffer:
-            await fill(buffer, 2)
-
-    asyncio.run(prepare())
+    with ReplayBufferConfig(url=f"sqlite:///{file}").build_sync() as buffer:
+        buffer.put_many([group(number) for number in range(2)], TASK)
     file.chmod(0o444 if what == "file" else 0o666)
     open_folder.chmod(0o777 if what == "file" else 0o555)
     run_limited(
@@ -149,13 +143,9 @@ def test_what_is_read_only_can_not_be_written_to(open_folder: Path, what: str) -
         f"sqlite:///{file}",
     )
     open_folder.chmod(0o755)
-
-    async def check() -> None:
-        async with build(f"sqlite:///{file}") as buffer:
-            assert await take_all(buffer) == [0, 1]
-
     file.chmod(0o644)
-    asyncio.run(check())
+    with ReplayBufferConfig(url=f"sqlite:///{file}", policy="fifo").build_sync() as buffer:
+        assert numbers_of(buffer.get(2, TASK)) == [0, 1]
 
 
 def test_a_full_disk_says_so_and_keeps_what_was_committed(tmp_path: Path) -> None:

@@ -97,13 +97,13 @@ def break_it(url: str, statements: list[str]) -> None:
         execute(url, "DELETE FROM rb_payload WHERE uid = -1")
 
 
-async def use(url: str) -> None:
+def use(url: str) -> None:
     """The buffer works: what is put can be taken, and so can all that was there."""
-    async with ReplayBufferConfig(url=url, policy="fifo").build() as buffer:
-        before = await buffer.count("math", "completed")
-        await buffer.put(group(1), "math")
-        assert len(await buffer.get(before + 1, "math")) == before + 1
-        assert await buffer.count("math", "completed") == 0
+    with ReplayBufferConfig(url=url, policy="fifo").build_sync() as buffer:
+        before = buffer.count("math", "completed")
+        buffer.put(group(1), "math")
+        assert len(buffer.get(before + 1, "math")) == before + 1
+        assert buffer.count("math", "completed") == 0
 
 
 GONE = "(SELECT max(uid) FROM rb_past WHERE until IS NOT NULL)"
@@ -115,10 +115,10 @@ CHECKPOINTS = {
 }
 
 
-async def checkpoint_and_take(url: str) -> None:
+def checkpoint_and_take(url: str) -> None:
     """A checkpoint, and groups in it that have left the buffer since."""
-    async with ReplayBufferConfig(url=url, policy="fifo").build() as buffer:
-        await buffer.put(group(7), "code")
-        await buffer.checkpoint(5)
-        await buffer.delete({"task_name": "code"})
-        await buffer.get(1, "math")
+    with ReplayBufferConfig(url=url, policy="fifo").build_sync() as buffer:
+        buffer.put(group(7), "code")
+        buffer.checkpoint(5)
+        buffer.delete({"task_name": "code"})
+        buffer.get(1, "math")

@@ -65,7 +65,7 @@ def test_what_is_wrong_is_found_and_mended(url: str, check: str, statements: lis
     left = wrong(examine(url, "--repair"))
     assert "problem" not in left.values()
     assert len(everything(url)["rb_group"]) == len(uids)
-    asyncio.run(use(url))
+    use(url)
 
 
 def test_groups_of_no_task_are_kept_apart(url: str) -> None:
@@ -86,18 +86,12 @@ def test_groups_whose_lanes_are_all_gone_are_counted_where_they_are_kept(url: st
 
 def test_lanes_of_a_checkpoint_are_made_again(url: str) -> None:
     """Though all are gone: a restore then brings all of its groups back. Those of later lanes are kept apart."""
-
-    async def restore_and_take() -> tuple[int, int]:
-        async with ReplayBufferConfig(url=url, policy="fifo").build() as buffer:
-            wanted = (await buffer.restore(5)).groups
-            return wanted, await buffer.count_where({})
-
-    asyncio.run(checkpoint_and_take(url))
+    checkpoint_and_take(url)
     execute(url, "DELETE FROM rb_lane")
     assert wrong(examine(url, code=1))["lanes"] == "problem"
     assert wrong(examine(url, "--repair")) == {}
-    wanted, found = asyncio.run(restore_and_take())
-    assert wanted == found > 0
+    with ReplayBufferConfig(url=url, policy="fifo").build_sync() as buffer:
+        assert buffer.restore(5).groups == buffer.count_where({}) > 0
 
 
 def test_payloads_are_kept_while_groups_seem_to_be_missing(url: str) -> None:
@@ -136,12 +130,12 @@ def test_uids_that_would_be_given_again_are_found_and_mended(url: str) -> None:
     execute(url, low)
     assert wrong(examine(url, code=1)) == {"uids": "problem"}
     assert wrong(examine(url, "--repair")) == {}
-    asyncio.run(use(url))
+    use(url)
 
 
 @pytest.mark.parametrize("statement", CHECKPOINTS.values(), ids=CHECKPOINTS)
 def test_a_checkpoint_that_is_not_whole_is_a_problem(url: str, statement: str) -> None:
-    asyncio.run(checkpoint_and_take(url))
+    checkpoint_and_take(url)
     assert wrong(examine(url)) == {}
     data = "x'00'" if url.startswith("sqlite") else r"'\x00'::bytea"
     execute(url, *statement.replace("DAMAGED", data).split("; "))
@@ -149,13 +143,9 @@ def test_a_checkpoint_that_is_not_whole_is_a_problem(url: str, statement: str) -
     assert found.keys() <= {"checkpoints", "payloads"}
     assert "problem" in found.values()
     assert wrong(examine(url, "--repair", code=1)) == found
-    asyncio.run(drop_checkpoint(url))
+    with ReplayBufferConfig(url=url, policy="fifo").build_sync() as buffer:
+        buffer.drop_checkpoint(5)
     assert wrong(examine(url)) == {}
-
-
-async def drop_checkpoint(url: str) -> None:
-    async with ReplayBufferConfig(url=url, policy="fifo").build() as buffer:
-        await buffer.drop_checkpoint(5)
 
 
 @pytest.mark.parametrize(
@@ -219,15 +209,9 @@ def test_a_damaged_group_is_set_aside_with_the_reason(url: str) -> None:
 
 
 def test_a_payload_that_is_another_groups_is_found_by_its_size(url: str) -> None:
-    async def put() -> int | None:
-        async with ReplayBufferConfig(url=url, policy="fifo").build() as buffer:
-            return await buffer.put(group(1, response="longer than others" * 9), "math")
-
-    other = asyncio.run(put())
-    execute(
-        url,
-        f"UPDATE rb_payload SET data = (SELECT data FROM rb_payload WHERE uid = {other}) WHERE uid = {ONE}",
-    )
+    with ReplayBufferConfig(url=url, policy="fifo").build_sync() as buffer:
+        other = buffer.put(group(1, response="longer than others" * 9), "math")
+    execute(url, f"UPDATE rb_payload SET data = (SELECT data FROM rb_payload WHERE uid = {other}) WHERE uid = {ONE}")
     assert wrong(examine(url, code=1)) == {"payloads": "problem"}
 
 
@@ -275,7 +259,7 @@ def test_a_value_that_can_not_be_there_is_a_problem(tmp_path: Path, statement: s
     """SQLite keeps any value in any column. The other checks go on."""
     url = f"sqlite:///{tmp_path}/run.db"
     asyncio.run(fill_busy(url))
-    asyncio.run(checkpoint_and_take(url))
+    checkpoint_and_take(url)
     execute(url, LATER)
     execute(url, statement)
     found = examine(url, code=1)

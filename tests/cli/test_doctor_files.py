@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import re
@@ -167,12 +166,8 @@ def test_what_sqlite_saves_of_a_damaged_file_is_mended(
         ]
         for n in range(40)
     ]
-
-    async def fill() -> None:
-        async with ReplayBufferConfig(url="sqlite:///run.db").build() as buffer:
-            await buffer.put_many(groups, "math")
-
-    asyncio.run(fill())
+    with ReplayBufferConfig(url="sqlite:///run.db").build_sync() as buffer:
+        buffer.put_many(groups, "math")
     data, size = bytearray(Path("run.db").read_bytes()), PAGE_SIZE
     bad = data.index(b"<20>" * 9) // size
     lost = {int(n) for n in re.findall(rb"<(\d+)>", data[bad * size : (bad + 1) * size])}
@@ -181,11 +176,9 @@ def test_what_sqlite_saves_of_a_damaged_file_is_mended(
     subprocess.run(command, shell=True, check=True, capture_output=True)
     run("doctor", "saved.db", "--repair", code=None)
     assert set(wrong(examine(tmp_path / "saved.db", code=None))) <= {"payloads"}
-
-    async def left() -> set[int]:
-        async with ReplayBufferConfig(url="sqlite:///saved.db").build() as buffer:
-            found = [item async for item in buffer.find({"status": "completed"})]
-            assert all(item.item[0].response == groups[item.item[0].rollout_id][0].response for item in found)
-            return {item.item[0].rollout_id for item in found}
-
-    assert asyncio.run(left()) >= (set(range(40)) - lost if ".recover" in command else set(range(min(lost))))
+    with ReplayBufferConfig(url="sqlite:///saved.db").build_sync() as buffer:
+        left = [item.item[0] for item in buffer.find({"status": "completed"})]
+    assert all(one.response == groups[one.rollout_id][0].response for one in left)
+    assert {one.rollout_id for one in left} >= (
+        set(range(40)) - lost if ".recover" in command else set(range(min(lost)))
+    )

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from replaybuf import ReplayBufferConfig
 from replaybuf.cli.doctor import check_database
 from replaybuf.storage.places.store import FILES, MARKER
 from tests.cli.conftest import new_url, run, run_json
 from tests.cli.doctored import examine, wrong
 from tests.places.test_objects import apart
 from tests.postgres import execute
-from tests.stores import TASK, build
+from tests.stores import TASK
 
 COUNT = 3
 
@@ -43,12 +44,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, folder: Path) -> Iterato
 
 def take_all(url: str) -> int:
     """The number of groups that can be taken."""
-
-    async def take() -> int:
-        async with build(url) as buffer:
-            return len(await buffer.get(COUNT, TASK))
-
-    return asyncio.run(take())
+    with ReplayBufferConfig(url=url).build_sync() as buffer:
+        return len(buffer.get(COUNT, TASK))
 
 
 def used(folder: Path) -> Path:

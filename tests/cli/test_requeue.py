@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
-
 import pytest
 from typer.testing import CliRunner
 
@@ -17,23 +14,18 @@ def rollout(status: Status, text: str = "4") -> RolloutState:
     return RolloutState(message=[{"role": "user", "content": "2+2"}], response=text, reward=1.0, status=status)
 
 
-async def _fill(url: str) -> None:
-    """One group of each fate: delivered too often, filtered, put as failed, and expired; and one that is there."""
-    async with ReplayBufferConfig(url=url, max_deliveries=1).build() as buffer:
-        await buffer.put([rollout(Status.COMPLETED)] * 2, "delivered")
-        lease = await buffer.lease_batch({"delivered": 1}, seconds=60, heartbeat=False)
-        await lease.give_back(failed="NCCL timeout")
-        await buffer.put([rollout(Status.COMPLETED)], "filtered")
-        await buffer.update({"task_name": "filtered"}, status="filtered")
-        await buffer.put([rollout(Status.COMPLETED), rollout(Status.FAILED, "")], "broken")
-        await buffer.put([rollout(Status.COMPLETED)], "old", model_step=1, current_train_step=2, stale_threshold=3)
-        await buffer.refresh_staleness(task_stale_thresholds={"old": 3}, current_train_step=9)
-        await buffer.put([rollout(Status.COMPLETED)], "there")
-
-
 @pytest.fixture
 def url(shared_url: str) -> str:
-    asyncio.run(_fill(shared_url))
+    """One group of each fate: delivered too often, filtered, put as failed, and expired; and one that is there."""
+    with ReplayBufferConfig(url=shared_url, max_deliveries=1).build_sync() as buffer:
+        buffer.put([rollout(Status.COMPLETED)] * 2, "delivered")
+        buffer.lease_batch({"delivered": 1}, seconds=60, heartbeat=False).begin().give_back(failed="NCCL timeout")
+        buffer.put([rollout(Status.COMPLETED)], "filtered")
+        buffer.update({"task_name": "filtered"}, status="filtered")
+        buffer.put([rollout(Status.COMPLETED), rollout(Status.FAILED, "")], "broken")
+        buffer.put([rollout(Status.COMPLETED)], "old", model_step=1, current_train_step=2, stale_threshold=3)
+        buffer.refresh_staleness(task_stale_thresholds={"old": 3}, current_train_step=9)
+        buffer.put([rollout(Status.COMPLETED)], "there")
     return shared_url
 
 
@@ -60,12 +52,8 @@ def test_finished_groups_can_be_drawn_again_and_others_are_to_be_generated_again
 
 def test_what_comes_back_is_drawn_with_its_responses(url: str) -> None:
     run("requeue", url, "--status", "filtered", "--yes")
-
-    async def draw() -> list[list[Any]]:
-        async with ReplayBufferConfig(url=url).build() as buffer:
-            return await buffer.get(1, "filtered")
-
-    [[one]] = asyncio.run(draw())
+    with ReplayBufferConfig(url=url).build_sync() as buffer:
+        [[one]] = buffer.get(1, "filtered")
     assert (one.response, one.status) == ("4", Status.COMPLETED)
 
 

@@ -92,38 +92,25 @@ def test_leased_groups_stay(tmp_path: Path) -> None:
 
 
 def test_a_restore_asks_and_says_whom_it_fences_off(url: str) -> None:
-    there, fenced = asyncio.run(_restore_while_open(url))
-    assert fenced
+    there = uids(url)
+    with ReplayBufferConfig(url=url, worker="trainer-0").build_sync() as buffer:
+        buffer.checkpoint(43)
+        buffer.take_batch({"math": 2})
+        buffer.delete({"task_name": "code"})
+        code, said = answer("n\n", "checkpoint", "restore", url, "43")
+        assert code == 1
+        assert "Restore step 43 of buffer default" in said
+        assert "0 groups put since then are deleted, 6 that have left since then are back" in said
+        code, said = answer("y\n", "checkpoint", "restore", url, "43")
+        assert code == 0
+        assert said.endswith("restored; whoever had the buffer open before is fenced off\n")
+        with pytest.raises(FencedError):
+            buffer.take_batch({"math": 1})
     assert uids(url) == there
 
 
-async def _restore_while_open(url: str) -> tuple[list[int], bool]:
-    """Restore by the command while a buffer is open; return what was in it then, and whether that is fenced off."""
-    async with ReplayBufferConfig(url=url, worker="trainer-0").build() as buffer:
-        await buffer.checkpoint(43)
-        there = sorted([item.uid async for item in buffer.find({})])
-        await buffer.take_batch({"math": 2})
-        await buffer.delete({"task_name": "code"})
-
-        def command() -> None:
-            code, said = answer("n\n", "checkpoint", "restore", url, "43")
-            assert code == 1
-            assert "Restore step 43 of buffer default" in said
-            assert "0 groups put since then are deleted, 6 that have left since then are back" in said
-            code, said = answer("y\n", "checkpoint", "restore", url, "43")
-            assert code == 0
-            assert said.endswith("restored; whoever had the buffer open before is fenced off\n")
-
-        await asyncio.to_thread(command)
-        try:
-            await buffer.take_batch({"math": 1})
-        except FencedError:
-            return there, True
-        return there, False
-
-
 def test_checkpoints_are_listed_and_dropped(url: str) -> None:
-    asyncio.run(_checkpoints(url, 43, 44))
+    make_checkpoints(url, 43, 44)
     assert "Did you mean 'restore'?" in run("checkpoint", "restor", url, 43, code=2).stderr
     code, said = answer("\n", "checkpoint", "drop", url, "43")
     assert (code, "Drop the checkpoint of step 43 of buffer default" in said) == (1, True)
@@ -132,7 +119,7 @@ def test_checkpoints_are_listed_and_dropped(url: str) -> None:
 
 
 def test_a_checkpoint_that_is_not_there_is_told_those_that_are(url: str) -> None:
-    asyncio.run(_checkpoints(url, 43))
+    make_checkpoints(url, 43)
     for call in ("restore", "drop"):
         said = run("checkpoint", call, url, 40, code=1).stderr
         assert said == "Error: there is no checkpoint of step 40; there are those of the steps 43\n"
@@ -141,7 +128,7 @@ def test_a_checkpoint_that_is_not_there_is_told_those_that_are(url: str) -> None
 
 
 def test_keep_new_keeps_what_was_put_since(url: str) -> None:
-    asyncio.run(_checkpoints(url, 43))
+    make_checkpoints(url, 43)
     run("rm", url, "--task", "code", "--yes")
     asyncio.run(fill(url))
     before = len(uids(url))
@@ -151,7 +138,7 @@ def test_keep_new_keeps_what_was_put_since(url: str) -> None:
     assert len(uids(url)) > before
 
 
-async def _checkpoints(url: str, *steps: int) -> None:
-    async with ReplayBufferConfig(url=url).build() as buffer:
+def make_checkpoints(url: str, *steps: int) -> None:
+    with ReplayBufferConfig(url=url).build_sync() as buffer:
         for step in steps:
-            await buffer.checkpoint(step)
+            buffer.checkpoint(step)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,16 +44,12 @@ def test_what_was_saved_is_what_is_resumed(filled: str, shared_url: str, tmp_pat
     assert after == before
 
 
-async def policy_of(url: str, policy: str, folder: Path) -> int:
-    async with ReplayBufferConfig(url=url, policy=policy).build() as buffer:
-        await buffer.resume(folder)
-        return len(buffer)
-
-
 def test_without_a_policy_a_snapshot_is_for_all(filled: str, tmp_path: Path) -> None:
     save(filled, tmp_path)
     for policy in ("fifo", "prioritized"):
-        assert asyncio.run(policy_of("sqlite:///:memory:", policy, tmp_path)) == 13
+        with ReplayBufferConfig(url="sqlite:///:memory:", policy=policy).build_sync() as buffer:
+            buffer.resume(tmp_path)
+            assert len(buffer) == 13
 
 
 def test_resume_takes_the_policy_of_the_snapshot(tmp_path: Path) -> None:
@@ -107,18 +102,14 @@ def test_errors_are_on_one_line(file: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "other.db").exists()
 
 
-async def make_checkpoints(url: str) -> None:
-    async with ReplayBufferConfig(url=url, policy="fifo").build() as buffer:
-        await buffer.checkpoint(1)
-        await buffer.put(group(1), "math")
-        await buffer.checkpoint(2)
-    async with ReplayBufferConfig(url=url, name="eval").build() as buffer:
-        await buffer.put(group(1), "math")
-        await buffer.checkpoint(7)
-
-
 def test_checkpoints_are_listed(shared_url: str) -> None:
-    asyncio.run(make_checkpoints(shared_url))
+    with ReplayBufferConfig(url=shared_url, policy="fifo").build_sync() as buffer:
+        buffer.checkpoint(1)
+        buffer.put(group(1), "math")
+        buffer.checkpoint(2)
+    with ReplayBufferConfig(url=shared_url, name="eval").build_sync() as buffer:
+        buffer.put(group(1), "math")
+        buffer.checkpoint(7)
     rows = run_json("checkpoint", "ls", shared_url)
     assert [(row["buffer"], row["step"], row["groups"]) for row in rows] == [
         ("default", 1, 0),
@@ -139,26 +130,20 @@ def test_a_run_is_moved_as_the_page_says(shared_url: str, tmp_path: Path, monkey
     if shared_url.startswith("postgresql"):
         run("doctor", shared_url, "--upgrade")
 
-    async def fill(url: str, name: str, *numbers: int) -> None:
-        async with ReplayBufferConfig(url=url, name=name, policy="fifo").build() as buffer:
+    for url, name, numbers in (("sqlite:///run.db", "own", (1, 2, 3)), (shared_url, "default", (4,))):
+        with ReplayBufferConfig(url=url, name=name, policy="fifo").build_sync() as buffer:
             for number in numbers:
-                await buffer.put(group(number), "math")
-            await buffer.checkpoint(43)
-            await buffer.put(group(9), "math")  # after the weights were saved
-
-    async def go_on() -> list[int]:
-        async with ReplayBufferConfig(url=shared_url, name="own", policy="fifo").build() as buffer:
-            await buffer.restore(43)
-            return [one[0].rollout_id for one in await buffer.get(9, "math", at_least=1)]
-
-    asyncio.run(fill("sqlite:///run.db", "own", 1, 2, 3))
-    asyncio.run(fill(shared_url, "default", 4))
+                buffer.put(group(number), "math")
+            buffer.checkpoint(43)
+            buffer.put(group(9), "math")  # after the weights were saved
     block = MOVING.partition("```sh\n")[2].partition("```")[0].replace("postgresql://trainer@db/rl", shared_url)
     assert len(block.splitlines()) == 4
     for line in block.splitlines():
         if line.startswith("replaybuf "):
             run(*line.split()[1:])
-    moved = asyncio.run(go_on())
+    with ReplayBufferConfig(url=shared_url, name="own", policy="fifo").build_sync() as buffer:
+        buffer.restore(43)
+        moved = [one[0].rollout_id for one in buffer.get(9, "math", at_least=1)]
     assert moved == [group(number)[0].rollout_id for number in (1, 2, 3)]
     [row] = run_json("checkpoint", "make", shared_url, 44, "--buffer", "own")
     assert (row["buffer"], row["step"], row["groups"]) == ("own", 44, 0)

@@ -19,7 +19,7 @@ from tests.cli.example import HOSTILE
 from tests.cli.terminal import SIZES, needs_tmux, terminal
 from tests.cli.test_help import UNSAFE
 from tests.postgres import execute
-from tests.stores import TASK, build, fill, group
+from tests.stores import TASK, group
 from tests.web.conftest import client_of
 
 
@@ -203,11 +203,11 @@ def test_rollouts_of_groups_that_fill_say_which_and_where(url: str) -> None:
 KEEPS = "archive= in the config of the trainer says how many are kept"
 
 
-async def train(url: str, **options: Any) -> None:
+def train(url: str, **options: Any) -> None:
     """Train on two of three groups."""
-    async with build(url, **options) as buffer:
-        await fill(buffer, 3)
-        await buffer.take_batch({TASK: 2}, timeout=5, current_train_step=7)
+    with ReplayBufferConfig(url=url, **options).build_sync() as buffer:
+        buffer.put_many([group(number) for number in range(3)], TASK)
+        buffer.take_batch({TASK: 2}, current_train_step=7)
 
 
 WORST, STEP = ("show", "--worst", "1"), ("trace", "step", "7")
@@ -221,7 +221,7 @@ def said(url: str, command: tuple[str, ...], code: int = 0) -> str:
 
 
 def test_every_command_that_would_show_them_says_so(url: str) -> None:
-    asyncio.run(train(url))
+    train(url)
     for command in COMMANDS:
         assert KEEPS in said(url, command), command
     assert "the texts of all 2 groups that were trained on are gone" in said(url, WORST)
@@ -233,7 +233,7 @@ def test_every_command_that_would_show_them_says_so(url: str) -> None:
 
 
 def test_with_an_archive_there_is_nothing_to_say(url: str) -> None:
-    asyncio.run(train(url, archive=10))
+    train(url, archive=10)
     for command in (*COMMANDS, ("show", "1")):
         assert KEEPS not in said(url, command), command
 

@@ -198,7 +198,13 @@ def test_one_of_anything_is_singular_and_nothing_is_compared_with_itself(url: st
 
 
 def test_a_group_has_a_life(url: str) -> None:
-    uid = asyncio.run(_live(url))
+    with ReplayBufferConfig(url=url, policy="fifo", archive=10, worker="one").build_sync() as buffer:
+        uid = buffer.put([rollout("math", 0, 0, Random(0))], "math", current_train_step=4, model_step=3)
+        buffer.checkpoint(4)
+        with pytest.raises(MemoryError), buffer.lease_batch({"math": 1}, heartbeat=False, current_train_step=5):
+            raise MemoryError("the engine was out of memory")
+        buffer.lease_batch({"math": 1}, seconds=0.05, heartbeat=False, current_train_step=5).begin()
+        buffer.take_batch({"math": 1}, timeout=30, current_train_step=6)
     found = run_json("trace", url, "uid", uid)
     assert [(row["what"], row["step"]) for row in found["timeline"]] == [
         ("put", 4),
@@ -246,20 +252,6 @@ def test_annotations_are_in_every_view_of_a_group_also_when_it_is_gone(url: str)
     assert {one["uid"]: one["annotations"] for one in groups} == {1: {"kl": 0.5}, 2: {"kl": 1.0}}
     life = [row["detail"] for row in run_json("trace", url, "uid", kept.uid)["timeline"] if row["batch"]]
     assert ["entropy 0.25, kl 0.25, weight 0.5" in life[0], life[1].endswith(", kl 0.5")] == [True, True]
-
-
-async def _live(url: str) -> int:
-    """Return a group that is given back, whose lease then ends, and that is taken and archived at last."""
-    async with ReplayBufferConfig(url=url, policy="fifo", archive=10, worker="one").build() as buffer:
-        uid = await buffer.put([rollout("math", 0, 0, Random(0))], "math", current_train_step=4, model_step=3)
-        await buffer.checkpoint(4)
-        with pytest.raises(MemoryError):
-            async with buffer.lease_batch({"math": 1}, heartbeat=False, current_train_step=5):
-                raise MemoryError("the engine was out of memory")
-        await buffer.lease_batch({"math": 1}, seconds=0.05, heartbeat=False, current_train_step=5)
-        await buffer.take_batch({"math": 1}, timeout=30, current_train_step=6)
-        assert uid is not None
-        return uid
 
 
 def test_groups_that_were_replaced_and_deleted_are_known_by_the_event(url: str) -> None:

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from replaybuf import NotReadyError, ReplayBufferConfig, RolloutState, Status
+from replaybuf.buffer.sync import run as wait_for
 from replaybuf.cli.commands import Commands
 from replaybuf.produce import Sampler, TrainState, publish
 from replaybuf.storage.sql.inspection.reader import open_reader
@@ -171,12 +172,9 @@ def test_leases_that_are_over_are_told_and_nothing_is_written(busy: str) -> None
 
 
 def test_where_the_run_is(empty: str) -> None:
-    async def work() -> None:
-        async with ReplayBufferConfig(url=empty).build() as buffer:
-            await Sampler(buffer, [{"prompt": "7+5="}] * 1500, "math").draw(1200)
-            await publish(buffer, TrainState(43, 42, weights="step-42"))
-
-    asyncio.run(work())
+    with ReplayBufferConfig(url=empty).build_sync() as buffer:
+        wait_for(Sampler(buffer, [{"prompt": "7+5="}] * 1500, "math").draw(1200))
+        wait_for(publish(buffer, TrainState(43, 42, weights="step-42")))
     shown = run("stats", empty).stdout
     assert "\nprompts drawn: 1,200 for math\n" in shown
     assert "\nthe trainer is at step 43, its newest weights are of step 42\n" in shown
