@@ -60,7 +60,7 @@ async def fill(buffer: ReplayBuffer, count: int, first: int = 0) -> None:
 
 def sweep_now(tx: Transaction, before: float = 1e12, limit: int = 1000) -> int:
     """Sweep, after another sweep that runs: `sweep` itself would do nothing."""
-    tx.dialect.lock(tx, Lock.SWEEP)
+    tx.lock(Lock.SWEEP)
     return sweep(tx, before, limit)
 
 

@@ -13,7 +13,7 @@ import pytest
 from replaybuf import Status, load_into
 from replaybuf.errors import InputError, RolloutError
 from replaybuf.storage.places.folder import FolderStore
-from replaybuf.storage.sql.engine.sqlite_dialect import SqliteDialect
+from replaybuf.storage.sql.engine.sqlite_dialect import SqliteTransaction
 from replaybuf.storage.sql.tasks.handles import ArrayHandle, load_all
 from tests.places.arrays import LARGE, Kept, experts, lent, rollout, same
 from tests.stores import TASK
@@ -202,15 +202,15 @@ async def test_only_the_wanted_bytes_are_read(in_folder: Kept, monkeypatch: pyte
 async def test_only_the_wanted_bytes_are_read_from_the_database(in_file: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
 
-    def counting(dialect: Any, tx: Any, ranges: Any) -> list[bytes | None]:
-        found = original(dialect, tx, ranges)
+    def counting(tx: Any, ranges: Any) -> list[bytes | None]:
+        found = original(tx, ranges)
         read.extend(len(part or b"") for part in found)
         return found
 
-    original = SqliteDialect.read_ranges
+    original = SqliteTransaction.read_ranges
     async with in_file.opened() as buffer:
         await buffer.put([rollout(pixels=experts(7, 8 * LARGE))], TASK)
-        monkeypatch.setattr(SqliteDialect, "read_ranges", counting)
+        monkeypatch.setattr(SqliteTransaction, "read_ranges", counting)
         _, [found] = await lent(buffer, deferred=["routed_experts", "extra_fields"])
         assert sum(read) <= 64 << 10
         read.clear()

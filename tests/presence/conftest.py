@@ -59,9 +59,7 @@ def list_events(tx: Transaction, buffer: str | None = None, *, kind: str | None 
 
 def read_history(tx: Transaction) -> list[Any]:
     """How the buffers stood in each minute of the last hour in which a process had them open."""
-    return [
-        SimpleNamespace(since=since, tasks=tasks) for _, since, tasks in history_of(tx, None, tx.seconds() - 3600.0)
-    ]
+    return [SimpleNamespace(since=since, tasks=tasks) for _, since, tasks in history_of(tx, None, tx.clock() - 3600.0)]
 
 
 async def seen(url: str, function: Callable[..., T], *args: Any, **options: Any) -> T:

@@ -206,13 +206,13 @@ async def test_who_waited_for_the_tables_of_another_finds_them(postgres_database
     first, second = (open_database(Access(parse_url(postgres_database))) for _ in range(2))
 
     def create_version(tx: Transaction) -> None:
-        tx.dialect.lock_schema(tx)
+        tx.lock_schema()
         tx.run(f"CREATE TABLE {VERSION_TABLE} (version_num text)")
         tx.run(f"INSERT INTO {VERSION_TABLE} VALUES ('{HEAD}')")
 
     def find_version(tx: Transaction) -> str | None:
         assert tx.revision() is None  # which the server process remembers
-        tx.dialect.lock_schema(tx)
+        tx.lock_schema()
         return tx.revision()
 
     async def waits() -> None:

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 from sqlalchemy import make_url
 
-from replaybuf.storage.sql.engine import open_database, sqlite, sqlite_session
+from replaybuf.storage.sql.engine import open_database, sqlite, sqlite_raw
 from replaybuf.storage.sql.engine.database import Access, Database
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase, checkpoint_wal
 from replaybuf.storage.sql.engine.sqlite_connection import PAGE_SIZE, SqliteConnection, connect
-from replaybuf.storage.sql.engine.sqlite_session import SqliteSession, patiently
+from replaybuf.storage.sql.engine.sqlite_raw import RawConnection, patiently
 from replaybuf.storage.sql.engine.transaction import Transaction
 
 
@@ -35,13 +35,13 @@ async def connection() -> AsyncIterator[SqliteConnection]:
 
 
 async def test_functions_run_one_after_the_other_in_one_thread_of_its_own(connection: SqliteConnection) -> None:
-    threads = {await connection.in_thread(lambda _: threading.get_ident()) for _ in range(3)}
+    threads = {await connection.in_thread(threading.get_ident) for _ in range(3)}
     assert len(threads) == 1
     assert threads.isdisjoint({threading.get_ident()})
 
 
 async def test_the_thread_does_not_keep_the_process_alive(connection: SqliteConnection) -> None:
-    assert await connection.in_thread(lambda _: threading.current_thread().daemon)
+    assert await connection.in_thread(lambda: threading.current_thread().daemon)
 
 
 @pytest.mark.parametrize("later", [0.0, 0.05])
@@ -77,37 +77,37 @@ def test_an_engine_that_is_disposed_of_has_no_threads_left(
 
 
 @pytest.fixture
-def session() -> SqliteSession:
-    raw = sqlite3.connect(":memory:", isolation_level=None)
+def raw() -> RawConnection:
+    raw = sqlite3.connect(":memory:", isolation_level=None, factory=RawConnection)
     raw.execute("CREATE TABLE numbers (id INTEGER PRIMARY KEY, data BLOB)")
     raw.executemany("INSERT INTO numbers VALUES (?, ?)", [(at, b"%d" % at) for at in range(100)])
-    return SqliteSession(raw)
+    return raw
 
 
 def weak_references() -> int:
     return sum(type(one) is weakref.ref for one in gc.get_objects())
 
 
-def test_what_was_read_leaves_nothing_behind(session: SqliteSession) -> None:
+def test_what_was_read_leaves_nothing_behind(raw: RawConnection) -> None:
     before = weak_references()
-    for at in range(5 * sqlite_session._MOST_OPENED):
-        assert session.read_blob("numbers", "data", at % 100) == b"%d" % (at % 100)
-    assert weak_references() - before <= 1.5 * sqlite_session._MOST_OPENED
+    for at in range(5 * sqlite_raw._MOST_OPENED):
+        assert raw.read_blob("numbers", "data", at % 100, 0, 9) == b"%d" % (at % 100)
+    assert weak_references() - before <= 1.5 * sqlite_raw._MOST_OPENED
 
 
-def test_a_blob_that_is_still_open_is_remembered(session: SqliteSession) -> None:
+def test_a_blob_that_is_still_open_is_remembered(raw: RawConnection) -> None:
     """Closing the connection closes it, which without the reference would be a crash."""
-    blob = session.raw.blobopen("numbers", "data", 7)
-    for at in range(2 * sqlite_session._MOST_OPENED):
-        session.read_blob("numbers", "data", at % 100)
+    blob = raw.blobopen("numbers", "data", 7)
+    for at in range(2 * sqlite_raw._MOST_OPENED):
+        raw.read_blob("numbers", "data", at % 100, 0, 9)
     assert blob.read() == b"7"
-    session.raw.close()
+    raw.close()
     with pytest.raises(sqlite3.ProgrammingError):
         blob.read()
 
 
-def test_what_is_not_there_is_none(session: SqliteSession) -> None:
-    assert session.read_blob("numbers", "data", 100) is None
+def test_what_is_not_there_is_none(raw: RawConnection) -> None:
+    assert raw.read_blob("numbers", "data", 100, 0, 9) is None
 
 
 def test_a_locked_database_is_asked_again_until_the_time_is_over() -> None:

@@ -243,7 +243,7 @@ class Store:
         """Return parts of payloads, for handles of arrays; blocks."""
 
         async def read() -> list[bytes | None]:
-            return await self.transactions.read(lambda tx: tx.dialect.read_ranges(tx, parts))
+            return await self.transactions.read(lambda tx: tx.read_ranges(parts))
 
         return self.thread.run_blocking(read, timeout)
 

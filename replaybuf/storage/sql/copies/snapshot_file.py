@@ -21,7 +21,7 @@ from replaybuf.errors import SnapshotError, StorageError
 from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.driver_errors import translated
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
-from replaybuf.storage.sql.engine.sqlite_session import FORK_GUARD
+from replaybuf.storage.sql.engine.sqlite_raw import FORK_GUARD
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.schema.create import check_schema

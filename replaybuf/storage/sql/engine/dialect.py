@@ -1,4 +1,4 @@
-"""Statements that are written once for both databases, and all that differs between these inside a transaction.
+"""Statements that are written once for both databases, and how they are compiled for each.
 
 Statements never compare a database's name. Most are texts with parameters `:name` and a few macros in braces, for which
 each database has its own SQL (`Dialect.macros`):
@@ -17,8 +17,8 @@ each database has its own SQL (`Dialect.macros`):
                               all views; the next uid is `last + 1`
 
 Statements that vary with a user's query or with the policy are SQLAlchemy Core, which its public methods compile. All
-else that differs is a method of `Dialect`, which `sqlite_dialect` and `postgres_dialect` implement. Frequent read
-commands use texts alone, and don't import SQLAlchemy, which takes longer than their queries.
+else that differs is a method of `Transaction`. Frequent read commands use texts alone, and don't import SQLAlchemy,
+which takes longer than their queries.
 """
 
 from __future__ import annotations
@@ -32,13 +32,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from replaybuf.common import units
 from replaybuf.errors import StorageError
-from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement
     from sqlalchemy import Dialect as Compiler
-
-    from replaybuf.storage.sql.engine.transaction import Transaction
 
 Convert = Callable[[Any], Any]
 
@@ -88,50 +85,6 @@ class Dialect(ABC):
     @abstractmethod
     def listed(self, values: Iterable[int] | Iterable[str]) -> Any:
         """Return values as one list parameter of a prepared statement."""
-
-    # Locks, which a database with one writer at a time has none of.
-
-    def lock(self, tx: Transaction, key: Lock) -> None:
-        """Take an advisory lock exclusively, until the end of the transaction."""
-        if self.is_remote:
-            tx.run("SELECT pg_advisory_xact_lock($1)", key)
-
-    def lock_schema(self, tx: Transaction) -> None:
-        """Take the lock for creating the schema, until the end of the transaction."""
-        self.lock(tx, Lock.SCHEMA)
-
-    def try_lock(self, tx: Transaction, key: Lock) -> bool:
-        """Try to take an advisory lock without waiting; return whether it was free."""
-        return not self.is_remote or bool(tx.run("SELECT pg_try_advisory_xact_lock($1)", key)[0][0])
-
-    def lock_names(self, tx: Transaction, kind: NamedLock, names: Iterable[str]) -> None:
-        """Take the advisory locks of these names exclusively, in sorted order."""
-        if self.is_remote:
-            for name in sorted(names):
-                tx.run("SELECT pg_advisory_xact_lock(hashtextextended($1, $2))", name, kind)
-
-    @abstractmethod
-    def clock(self, tx: Transaction) -> float:
-        """Return the time of the lease clock, in seconds since the epoch, the same for all users of the database."""
-
-    def start_clock(self, tx: Transaction) -> float:
-        """Return the time of `clock` in a write transaction, and make the clock monotonic from now on."""
-        return self.clock(tx)
-
-    @abstractmethod
-    def read_ranges(self, tx: Transaction, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
-        """Return byte ranges of payloads, given the uid, the offset and the length of each.
-
-        A range beyond the end is cut short, and None without a payload. Only these bytes are read.
-        """
-
-    @abstractmethod
-    def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
-        """Update these columns of groups. A row is a uid and the values in the driver's form, JSON as text."""
-
-    @abstractmethod
-    def reserve_uids(self, tx: Transaction, count: int) -> list[int]:
-        """Return the next uids; a committed uid is never reused (a rollback leaves a gap on PostgreSQL)."""
 
 
 # Statements

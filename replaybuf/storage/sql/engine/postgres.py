@@ -30,8 +30,9 @@ from replaybuf.storage.sql.engine.locks import READ_STAMP, is_raised, raise_stam
 from replaybuf.storage.sql.engine.outage import COMMIT_SECONDS, Attempt, Outage, OutcomeUnknownError, Patience
 from replaybuf.storage.sql.engine.postgres_connect import Connection, is_other_server
 from replaybuf.storage.sql.engine.postgres_dialect import POSTGRES
-from replaybuf.storage.sql.engine.postgres_pool import Pool, PostgresSession, commit, run, send
-from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction, on_statement
+from replaybuf.storage.sql.engine.postgres_pool import Pool
+from replaybuf.storage.sql.engine.postgres_transaction import PostgresTransaction, commit, run, send
+from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, on_statement
 
 #: How often a transaction is tried that the server rolls back in favour of another.
 _ATTEMPTS = 5
@@ -62,7 +63,7 @@ class PostgresDatabase(Database):
     async def read(self, function: Function[T], scope: Scope = DEFAULT, *, single: bool = False) -> T:
         async def once(attempt: Attempt[T]) -> T:
             async with self._connected(attempt) as connection:
-                tx = Transaction(PostgresSession(connection), scope)
+                tx = PostgresTransaction(connection, scope)
                 if single:  # a single statement sees one snapshot, too
                     return await run(lambda: function(tx))
                 async with self._begun(connection, self._begin(_READS)):
@@ -85,23 +86,18 @@ class PostgresDatabase(Database):
         bound = "" if patience is None else f"SET LOCAL lock_timeout = {round(patience * 1000)};"
 
         async def once(attempt: Attempt[T]) -> T:
-            def transact(session: PostgresSession) -> Sequence[str] | None:
-                attempt.result = function(Transaction(session, scope))
-                # A take that found no groups needn't wait for the disk.
-                return session.waiting if session.has_written else None
-
             async with self._connected(attempt) as connection:
                 self._refuse_lost(accepts_loss=accepts_loss)
                 async with self._begun_writing(connection, attempt, alone=alone, bound=bound):
-                    last: Sequence[str] | None
-                    if attempt.stamp is not None and not attempt.is_raised:  # committed by the attempt before
-                        last = ()
-                    else:
-                        session = PostgresSession(connection, waiting=[])
-                        last = await run(lambda: transact(session))
-                    attempt.committing = last is not None
-                    if last is not None:
-                        await self._commit(connection, last, attempt.since)
+                    waiting: list[str] = []
+                    tx = PostgresTransaction(connection, scope, waiting)
+                    was_committed = attempt.stamp is not None and not attempt.is_raised  # by the attempt before
+                    if not was_committed:
+                        attempt.result = await run(lambda: function(tx))
+                    # A take that found no groups needn't wait for the disk.
+                    attempt.committing = was_committed or connection.has_written
+                    if attempt.committing:
+                        await self._commit(connection, waiting, attempt.since)
                     else:
                         await send(connection, "ROLLBACK;")
                 if attempt.committing:
@@ -289,7 +285,7 @@ class PostgresDatabase(Database):
                     if write
                     else self._begun(connection, self._begin(_READS))
                 ):
-                    yield Steps(Transaction(PostgresSession(connection), scope), run)
+                    yield Steps(PostgresTransaction(connection, scope), run)
                     await self._commit(connection)
                     self._committed(attempt)
 

@@ -101,11 +101,13 @@ class Connector:
 class Connection(asyncpg.Connection):
     """asyncpg's connection, with numbered transactions (`next_stamp`) and its server's role and timeline."""
 
-    __slots__ = ("_stamp", "server", "used_at")
+    __slots__ = ("_stamp", "has_written", "server", "used_at")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._stamp: Stamp | None = None
+        #: Whether its running transaction has sent any statement but queries.
+        self.has_written = False
         #: The server's role and timeline when the connection was made, as far as it was asked.
         self.server = UNKNOWN
         #: When it was given back to its pool, by the monotonic clock.

@@ -1,20 +1,15 @@
-"""Operations inside a transaction that differ between the two databases: PostgreSQL's."""
+"""The SQL of PostgreSQL, where the two databases differ."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from sqlalchemy import JSON, ColumnElement, Text, bindparam, cast, func
+from sqlalchemy import ColumnElement, Text, bindparam, cast, func
 from sqlalchemy.dialects.postgresql import ARRAY, asyncpg
 
 from replaybuf.storage.sql.engine.dialect import Dialect, to_json_text
-from replaybuf.storage.sql.schema.tables import group, uid_sequence
-
-if TYPE_CHECKING:
-    from replaybuf.storage.sql.engine.transaction import Transaction
 
 
 def texts(values: Iterable[object]) -> list[str | None]:
@@ -85,44 +80,6 @@ class PostgresDialect(Dialect):
 
     def listed(self, values: Iterable[int] | Iterable[str]) -> Any:
         return texts(values)
-
-    def clock(self, tx: Transaction) -> float:
-        [(seconds,)] = tx.run(f"SELECT {NOW}")
-        return float(seconds)
-
-    def read_ranges(self, tx: Transaction, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
-        if not ranges:
-            return []
-        uids, places, sizes = map(list, zip(*ranges, strict=True))
-        return [part for (part,) in tx.run(_PARTS, texts(uids), texts(places), texts(sizes))]
-
-    def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
-        if rows:
-            tx.run(_set_columns(tuple(names)), *map(texts, zip(*rows, strict=True)))
-
-    def reserve_uids(self, tx: Transaction, count: int) -> list[int]:
-        return [uid for (uid,) in tx.run(_NEXT_UIDS, count)]
-
-
-_NEXT_UIDS = f"SELECT nextval('{uid_sequence.name}') FROM generate_series(1, CAST($1 AS int))"  # noqa: S608
-# Uncompressed values (`schema.create`) are read in part.
-_PARTS = f"""SELECT substr(data, CAST(start + 1 AS int), CAST(length AS int))
-    FROM unnest({array("$1", "bigint")}, {array("$2", "bigint")}, {array("$3", "bigint")})
-        WITH ORDINALITY AS wanted (uid, start, length, number)
-        LEFT JOIN rb_payload USING (uid) ORDER BY number"""  # noqa: S608
-
-
-@cache
-def _set_columns(names: tuple[str, ...]) -> str:
-    """Return the bulk UPDATE of these columns, with an array parameter per column, the uids' first."""
-    arrays, changes = [array("$1", "bigint")], []
-    for place, name in enumerate(names, 2):
-        kind = group.c[name].type
-        is_json = isinstance(kind, JSON)
-        arrays.append(array(f"${place}", "text" if is_json else kind.compile(dialect=PostgresDialect.compiler)))
-        changes.append(f"{name} = {f'CAST(new.{name} AS jsonb)' if is_json else f'new.{name}'}")
-    given = f"unnest({', '.join(arrays)}) AS new (uid, {', '.join(names)})"
-    return f"UPDATE rb_group SET {', '.join(changes)} FROM {given} WHERE rb_group.uid = new.uid"  # noqa: S608
 
 
 POSTGRES = PostgresDialect()

@@ -14,14 +14,15 @@ import os
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TypeVar
 
 from replaybuf.storage.sql.engine.database import Access, CommitWatch, Database, Function, Steps
 from replaybuf.storage.sql.engine.driver_errors import translated
 from replaybuf.storage.sql.engine.sqlite_connection import Connections, SqliteConnection
 from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
-from replaybuf.storage.sql.engine.sqlite_session import FORK_GUARD, is_busy
-from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
+from replaybuf.storage.sql.engine.sqlite_raw import FORK_GUARD, is_busy
+from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope
 
 T = TypeVar("T")
 
@@ -53,7 +54,7 @@ class SqliteDatabase(Database):
                     if self.memory or not is_busy(error):
                         raise
             async with self.connections.lend() as connection:
-                return await connection.in_thread(lambda session: session.transact(function, scope, write=False))
+                return await connection.in_thread(lambda: connection.transact(function, scope, write=False))
 
     async def write(
         self,
@@ -79,29 +80,29 @@ class SqliteDatabase(Database):
             writer = self._writer or await self._open_writer()
             if brief and writer.idle:
                 try:
-                    return writer.session.transact(function, scope, write=write)
+                    return writer.transact(function, scope, write=write)
                 except sqlite3.OperationalError as error:
                     if not is_busy(error):
                         raise
             bound = self.lock_timeout if patience is None else patience
-            return await writer.in_thread(lambda own: own.transact(function, scope, write=write, patience=bound))
+            return await writer.in_thread(lambda: writer.transact(function, scope, write=write, patience=bound))
 
     async def _open_writer(self) -> SqliteConnection:
         self._writer = writer = await self.connections.open()
-        await writer.in_thread(lambda own: own.raw.execute("PRAGMA busy_timeout = 0"))  # `begin` polls by itself
+        await writer.in_thread(lambda: writer.raw.execute("PRAGMA busy_timeout = 0"))  # `begin` polls by itself
         return writer
 
     @asynccontextmanager
     async def transaction(self, scope: Scope = DEFAULT, *, write: bool, alone: bool = False) -> AsyncIterator[Steps]:
         with translated(self.access):
             async with self._connection(write) as connection:
-                await connection.in_thread(lambda own: own.begin(write=write, patience=self.lock_timeout))
-                tx = Transaction(connection.session, scope)
+                begin = partial(connection.begin, scope, write=write, patience=self.lock_timeout)
+                tx = await connection.in_thread(begin)
                 try:
-                    yield Steps(tx, lambda function: connection.in_thread(lambda _: function()))
-                    await connection.in_thread(lambda own: own.commit())
+                    yield Steps(tx, connection.in_thread)
+                    await connection.in_thread(connection.commit)
                 except BaseException:
-                    await asyncio.shield(connection.in_thread(lambda own: own.roll_back()))
+                    await asyncio.shield(connection.in_thread(connection.roll_back))
                     raise
         if write:
             self._log.committed()
@@ -119,9 +120,9 @@ class SqliteDatabase(Database):
         if self._checkpointer is None:
             self._checkpointer = await self.connections.open()
         copier = self._checkpointer
-        await copier.in_thread(lambda _: sync_wal(f"{self.path}-wal"))
+        await copier.in_thread(partial(sync_wal, f"{self.path}-wal"))
         await self._in_turn(
-            lambda _: checkpoint_wal(copier.session.raw), DEFAULT, write=True, brief=False, patience=self.lock_timeout
+            lambda _: checkpoint_wal(copier.raw), DEFAULT, write=True, brief=False, patience=self.lock_timeout
         )
 
     def changes(self, hint: Callable[[], object]) -> CommitWatch:
@@ -221,11 +222,11 @@ class DataVersion(CommitWatch):
     async def poll(self) -> bool:
         if self._connection is None:
             self._connection = await self._connections.open()
-            self._connection.session.raw.execute("PRAGMA busy_timeout = 0")
+            self._connection.raw.execute("PRAGMA busy_timeout = 0")
             self._writes = _writes_to(self._log)
         try:
             with FORK_GUARD:
-                version: int = self._connection.session.raw.execute("PRAGMA data_version").fetchone()[0]
+                version: int = self._connection.raw.execute("PRAGMA data_version").fetchone()[0]
         except sqlite3.OperationalError as error:
             if is_busy(error):  # the WAL is being recovered
                 return False

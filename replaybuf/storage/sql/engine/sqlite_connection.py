@@ -19,7 +19,8 @@ from typing import TypeVar
 import aiosqlite
 
 from replaybuf.errors import LockedError
-from replaybuf.storage.sql.engine.database import Access
+from replaybuf.storage.sql.engine.database import Access, Function
+from replaybuf.storage.sql.engine.sqlite_dialect import SqliteTransaction
 from replaybuf.storage.sql.engine.sqlite_files import (
     PAGE_SIZE,
     OpenFiles,
@@ -27,7 +28,8 @@ from replaybuf.storage.sql.engine.sqlite_files import (
     read_only_files,
     refuse_foreign_file,
 )
-from replaybuf.storage.sql.engine.sqlite_session import FORK_GUARD, SqliteSession, patiently
+from replaybuf.storage.sql.engine.sqlite_raw import FORK_GUARD, RawConnection, Script, patiently
+from replaybuf.storage.sql.engine.transaction import Scope, after_commit, on_commit
 
 T = TypeVar("T")
 
@@ -40,35 +42,6 @@ _MOST_LENT = 8
 _ENDING_SECONDS = 1.0
 
 
-class Script(str):
-    """A script whose `function` is called in place of its text."""
-
-    __slots__ = ("function",)
-
-    def __new__(cls, function: Callable[[], object]) -> Script:
-        made = super().__new__(cls)
-        made.function = function
-        return made
-
-    function: Callable[[], object]
-
-
-class RawConnection(sqlite3.Connection):
-    """A connection of `sqlite3` that runs functions as scripts."""
-
-    def executescript(self, script: str, /) -> sqlite3.Cursor:
-        """Run a script of SQL, or call the function of a `Script`."""
-        if not isinstance(script, Script):
-            return super().executescript(script)
-        script.function()
-        return self.cursor()
-
-    def close(self) -> None:
-        """Close the connection."""
-        with FORK_GUARD:
-            super().close()
-
-
 class SqliteConnection:
     """A connection with a thread of its own, in which functions run one after the other.
 
@@ -77,18 +50,17 @@ class SqliteConnection:
     """
 
     def __init__(self, connect: Callable[[], RawConnection], files: OpenFiles | None = None) -> None:
-        self._connect, self._files = connect, files
+        self._connect, self._files = connect, files or OpenFiles(None)
         self._worker: threading.Thread | None = None
-        self._session: SqliteSession | None = None
+        self._raw: RawConnection | None = None
         self._sent = self._done = 0  # each counted by one thread
         self._connection = _made_by_a_daemon(lambda: aiosqlite.Connection(self._connect_here, iter_chunk_size=64))
 
     def _connect_here(self) -> RawConnection:
         self._worker = threading.current_thread()
         with FORK_GUARD:
-            raw = self._connect()
-        self._session = SqliteSession(raw, self._files)
-        return raw
+            self._raw = self._connect()
+        return self._raw
 
     async def open(self) -> None:
         """Open the connection; it has to be closed, even if this fails."""
@@ -97,12 +69,6 @@ class SqliteConnection:
     async def close(self) -> None:
         """Close the connection, after the functions that were sent before."""
         await self._connection.close()
-
-    @property
-    def session(self) -> SqliteSession:
-        """The session on the `sqlite3` connection; other threads may use it while the connection is `idle`."""
-        assert self._session is not None
-        return self._session
 
     @property
     def idle(self) -> bool:
@@ -114,20 +80,60 @@ class SqliteConnection:
         """Whether the thread has ended."""
         return self._worker is not None and not self._worker.is_alive()
 
-    async def in_thread(self, function: Callable[[SqliteSession], T]) -> T:
-        """Run `function(session)` in the connection's thread."""
+    async def in_thread(self, function: Callable[[], T]) -> T:
+        """Run `function()` in the connection's thread."""
         result: list[T] = []
-        session = self.session
 
         def call() -> None:
             try:
-                result.append(function(session))
+                result.append(function())
             finally:
                 self._done += 1
 
         self._sent += 1
         await self._connection.executescript(Script(call))
         return result.pop()
+
+    # In the connection's thread, or in another one while the connection is `idle`
+
+    @property
+    def raw(self) -> RawConnection:
+        """The `sqlite3` connection."""
+        assert self._raw is not None
+        return self._raw
+
+    def transact(self, function: Function[T], scope: Scope, *, write: bool, patience: float = 0.0) -> T:
+        """Run a transaction and return its result; wait for the write lock for up to `patience` seconds."""
+        self._files.check()
+        with FORK_GUARD, self._files.read():
+            tx = self.begin(scope, write=write, patience=patience)
+            try:
+                result = function(tx)
+                self.commit()
+            except BaseException:
+                self.roll_back()
+                raise
+            return result
+
+    def begin(self, scope: Scope, *, write: bool, patience: float) -> SqliteTransaction:
+        """Begin a transaction."""
+        tx = SqliteTransaction(self.raw, scope)
+        # A read transaction that is upgraded to a write fails at once when another connection has written in between,
+        # whatever the busy timeout; so write transactions begin with BEGIN IMMEDIATE.
+        patiently(partial(tx.execute, "BEGIN IMMEDIATE" if write else "BEGIN"), patience)
+        return tx
+
+    def commit(self) -> None:
+        """Commit the transaction."""
+        self._files.confirm()
+        on_commit()
+        self.raw.commit()
+        after_commit()
+
+    def roll_back(self) -> None:
+        """Roll the transaction back, unless SQLite already has."""
+        if self.raw.in_transaction:
+            self.raw.rollback()
 
 
 def _made_by_a_daemon(make: Callable[[], T]) -> T:

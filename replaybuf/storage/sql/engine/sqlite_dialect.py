@@ -1,4 +1,4 @@
-"""The SQL of SQLite, where the two databases differ inside a transaction, and the clock of its leases."""
+"""Transactions of SQLite and their SQL, where the two databases differ, and the clock of its leases."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from replaybuf.storage.sql.engine.dialect import Dialect, to_json_text
+from replaybuf.storage.sql.engine.sqlite_raw import RawConnection
+from replaybuf.storage.sql.engine.transaction import DEFAULT, HOOKS, Row, Scope, Transaction, on_statement
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement
     from sqlalchemy import Dialect as Compiler
-
-    from replaybuf.storage.sql.engine.sqlite_session import SqliteSession
-    from replaybuf.storage.sql.engine.transaction import Transaction
 
 
 class SqliteDialect(Dialect):
@@ -56,38 +55,66 @@ class SqliteDialect(Dialect):
     def listed(self, values: Iterable[int] | Iterable[str]) -> Any:
         return to_json_text(list(values))
 
-    def clock(self, tx: Transaction) -> float:
-        start = _host_start(tx)
-        return time.time() if start is None else start + since_start()
-
-    def start_clock(self, tx: Transaction) -> float:
-        name = this_start()
-        if name is not None and _host_start(tx) is None:
-            start = repr(time.time() - since_start())
-            tx.change("INSERT INTO rb_info (name, value) VALUES (:name, :value)", name=name, value=start)
-        return self.clock(tx)
-
-    def read_ranges(self, tx: Transaction, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
-        session = _session(tx)
-        return [session.read_blob("rb_payload", "data", uid, at, size) for uid, at, size in ranges]
-
-    def set_columns(self, tx: Transaction, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
-        if rows:
-            columns = ", ".join(f"{name} = ?{place}" for place, name in enumerate(names, 2))
-            tx.session.run_many(f"UPDATE rb_group SET {columns} WHERE uid = ?1", rows)  # noqa: S608
-
-    def reserve_uids(self, tx: Transaction, count: int) -> list[int]:
-        raised = "UPDATE rb_info SET number = number + :count WHERE name = 'uid' RETURNING number"
-        [(last,)] = tx.tuples(raised, count=count)
-        return list(range(last - count + 1, last + 1))
-
-
-def _session(tx: Transaction) -> SqliteSession:
-    session: Any = tx.session
-    return session  # type: ignore[no-any-return]
-
 
 SQLITE = SqliteDialect()
+
+
+class SqliteTransaction(Transaction):
+    """A transaction on a connection of `sqlite3`, by one thread at a time."""
+
+    dialect = SQLITE
+
+    def __init__(self, raw: RawConnection, scope: Scope = DEFAULT) -> None:
+        super().__init__(scope)
+        self._raw = raw
+
+    def fetch(self, sql: str, values: Row = ()) -> Sequence[Row]:
+        if HOOKS:
+            on_statement(sql, values)
+        return self._raw.execute(sql, values).fetchall()
+
+    def execute(self, sql: str, values: Row = ()) -> int:
+        on_statement(sql, values)
+        return self._raw.execute(sql, values).rowcount
+
+    def run_many(self, sql: str, rows: Sequence[Row]) -> None:
+        on_statement(sql, rows, many=True)
+        self._raw.executemany(sql, rows)
+
+    def fetch_named(self, sql: str, values: Row = ()) -> tuple[list[str], Sequence[Row]]:
+        on_statement(sql, values)
+        cursor = self._raw.execute(sql, values)
+        return [name for name, *_ in cursor.description or ()], cursor.fetchall()
+
+    def clock(self) -> float:
+        start = self._host_start()
+        return time.time() if start is None else start + since_start()
+
+    def start_clock(self) -> float:
+        name = this_start()
+        if name is not None and self._host_start() is None:
+            start = repr(time.time() - since_start())
+            self.change("INSERT INTO rb_info (name, value) VALUES (:name, :value)", name=name, value=start)
+        return self.clock()
+
+    def _host_start(self) -> float | None:
+        """Return this host's boot time as recorded in the database, or None."""
+        name = this_start()
+        found = None if name is None else self.value("SELECT value FROM rb_info WHERE name = :name", name=name)
+        return None if found is None else float(found)
+
+    def read_ranges(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
+        return [self._raw.read_blob("rb_payload", "data", uid, at, size) for uid, at, size in ranges]
+
+    def set_columns(self, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+        if rows:
+            columns = ", ".join(f"{name} = ?{place}" for place, name in enumerate(names, 2))
+            self.run_many(f"UPDATE rb_group SET {columns} WHERE uid = ?1", rows)  # noqa: S608
+
+    def reserve_uids(self, count: int) -> list[int]:
+        raised = "UPDATE rb_info SET number = number + :count WHERE name = 'uid' RETURNING number"
+        [(last,)] = self.tuples(raised, count=count)
+        return list(range(last - count + 1, last + 1))
 
 
 # The clock of leases is monotonic, unaffected by changes of the host's wall clock.
@@ -119,10 +146,3 @@ def this_start() -> str | None:
 def since_start() -> float:
     """Return the seconds since the host's boot, including sleep."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def _host_start(tx: Transaction) -> float | None:
-    """Return this host's boot time as recorded in the database, or None."""
-    name = this_start()
-    found = None if name is None else tx.value("SELECT value FROM rb_info WHERE name = :name", name=name)
-    return None if found is None else float(found)

@@ -6,18 +6,20 @@ Hooks see each statement of the process, and are called before and after each co
 
 from __future__ import annotations
 
+import copy
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from replaybuf.rules.limits import Rules
 from replaybuf.storage.sql.engine.dialect import Dialect, form_of
+from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.schema import VERSION_TABLE
 
 if TYPE_CHECKING:
@@ -57,54 +59,93 @@ class Scope:
 DEFAULT = Scope()
 
 
-class Session(ABC):
-    """A driver's connection with an open transaction. Values and rows are in the driver's form."""
+class Transaction(ABC):
+    """A running transaction. Statements are SQL text with parameters `:name`, or of SQLAlchemy (`dialect`).
 
-    dialect: Dialect
+    `scope` is the buffer as seen by the transaction (`statements.fence`). `newest` is the id of the buffer's newest
+    checkpoint once the fence has read it. Each database has its own class, with its driver's connection; values and
+    rows are in the driver's form.
+    """
+
+    dialect: ClassVar[Dialect]
+
+    def __init__(self, scope: Scope = DEFAULT) -> None:
+        self.scope = scope
+        self.newest: int | None = None
+
+    def of(self, scope: Scope) -> Self:
+        """Return the same transaction for another buffer."""
+        other = copy.copy(self)
+        other.scope, other.newest = scope, None
+        return other
+
+    # The driver's statements
 
     @abstractmethod
     def fetch(self, sql: str, values: Row = ()) -> Sequence[Row]:
         """Run a statement and return its rows, if it has any."""
 
     @abstractmethod
-    def change(self, sql: str, values: Row = ()) -> int:
+    def execute(self, sql: str, values: Row = ()) -> int:
         """Run a statement that returns no rows; return the number of changed rows."""
 
     @abstractmethod
     def run_many(self, sql: str, rows: Sequence[Row]) -> None:
         """Run a statement once for each row of values."""
 
-    def send(self, sql: str, rows: Sequence[Row]) -> None:
+    def send_many(self, sql: str, rows: Sequence[Row]) -> None:
         """Run a statement as `run_many` does; where each is a round trip, with the next one, or with COMMIT."""
         self.run_many(sql, rows)
 
     @abstractmethod
-    def table(self, sql: str, values: Row = ()) -> tuple[list[str], Sequence[Row]]:
+    def fetch_named(self, sql: str, values: Row = ()) -> tuple[list[str], Sequence[Row]]:
         """Run a statement; return its column names (none if it returns no rows) and its rows.
 
         PostgreSQL's JSON columns are parsed.
         """
 
+    def run(self, sql: str, *values: Any) -> Sequence[Row]:
+        """Run SQL in the driver's own form and return its rows, if any."""
+        return self.fetch(sql, values)
 
-@dataclass(slots=True)
-class Transaction:
-    """A running transaction. Statements are SQL text with parameters `:name`, or of SQLAlchemy (`dialect`).
+    # What the databases do differently. One with a single writer at a time has no locks.
 
-    `scope` is the buffer as seen by the transaction (`statements.fence`). `newest` is the id of the buffer's newest
-    checkpoint once the fence has read it.
-    """
+    def lock(self, key: Lock) -> None:  # noqa: B027
+        """Take an advisory lock exclusively, until the end of the transaction."""
 
-    session: Session
-    scope: Scope = DEFAULT
-    newest: int | None = None
-    dialect: Dialect = field(init=False)
+    def lock_schema(self) -> None:
+        """Take the lock for creating the schema, until the end of the transaction."""
+        self.lock(Lock.SCHEMA)
 
-    def __post_init__(self) -> None:
-        self.dialect = self.session.dialect
+    def try_lock(self, key: Lock) -> bool:
+        """Try to take an advisory lock without waiting; return whether it was free."""
+        return True
 
-    def of(self, scope: Scope) -> Transaction:
-        """Return the same transaction for another buffer."""
-        return Transaction(self.session, scope)
+    def lock_names(self, kind: NamedLock, names: Iterable[str]) -> None:  # noqa: B027
+        """Take the advisory locks of these names exclusively, in sorted order."""
+
+    @abstractmethod
+    def clock(self) -> float:
+        """Return the time of the lease clock, in seconds since the epoch, the same for all users of the database."""
+
+    def start_clock(self) -> float:
+        """Return the time of `clock` in a write transaction, and make the clock monotonic from now on."""
+        return self.clock()
+
+    @abstractmethod
+    def read_ranges(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
+        """Return byte ranges of payloads, given the uid, the offset and the length of each.
+
+        A range beyond the end is cut short, and None without a payload. Only these bytes are read.
+        """
+
+    @abstractmethod
+    def set_columns(self, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+        """Update these columns of groups. A row is a uid and the values in the driver's form, JSON as text."""
+
+    @abstractmethod
+    def reserve_uids(self, count: int) -> list[int]:
+        """Return the next uids; a committed uid is never reused (a rollback leaves a gap on PostgreSQL)."""
 
     # Reading
 
@@ -114,13 +155,13 @@ class Transaction:
         Without values, the text is the driver's own, without macros.
         """
         form = form_of(statement, self.dialect) if values else None
-        names, rows = self.session.table(form.sql, form.values(values)) if form else self.session.table(statement)
+        names, rows = self.fetch_named(form.sql, form.values(values)) if form else self.fetch_named(statement)
         return names, [tuple(row) for row in rows]
 
     def tuples(self, statement: Any, /, **values: Any) -> Sequence[Row]:
         """Run a statement and return the driver's rows: JSON may be text, a boolean a number."""
         form = form_of(statement, self.dialect)
-        return self.session.fetch(form.sql, form.values(values))
+        return self.fetch(form.sql, form.values(values))
 
     def rows(self, statement: str, /, **values: Any) -> list[dict[str, Any]]:
         """Run a statement and return its rows, with the same Python types from both databases (`tidy`)."""
@@ -137,8 +178,8 @@ class Transaction:
         return [row[0] for row in self.tuples(statement, **values)]
 
     def now(self) -> datetime:
-        """Return the time of the store's clock."""
-        return datetime.fromtimestamp(self.seconds(), UTC)
+        """Return the time of `clock`."""
+        return datetime.fromtimestamp(self.clock(), UTC)
 
     def revision(self) -> str | None:
         """Return the revision of the schema, None where there is none."""
@@ -158,16 +199,12 @@ class Transaction:
         database, wal = (file.stat().st_size if file.exists() else 0 for file in files)
         return database + wal, wal
 
-    def seconds(self) -> float:
-        """Return the time of the store's clock, which decides when leases end, in seconds since the epoch."""
-        return self.dialect.clock(self)
-
     # Writing
 
     def change(self, statement: Any, /, **values: Any) -> int:
         """Run a statement that returns no rows; return the number of changed rows."""
         form = form_of(statement, self.dialect)
-        return self.session.change(form.sql, form.values(values))
+        return self.execute(form.sql, form.values(values))
 
     def each(self, statement: str, rows: Sequence[Row]) -> None:
         """Run a statement once for each row of values, which are in the order of its parameters."""
@@ -176,7 +213,7 @@ class Transaction:
             if form.converts:
                 converts = [form.converts.get(name) for name in form.names]
                 rows = [[one if to is None else to(one) for to, one in zip(converts, row, strict=True)] for row in rows]
-            self.session.run_many(form.sql, rows)
+            self.run_many(form.sql, rows)
 
     def send(self, statement: str, rows: Sequence[Row] | None = None, /, **values: Any) -> None:
         """Run a statement of which nobody needs the result, with these values, or once for each row of values.
@@ -186,11 +223,7 @@ class Transaction:
         """
         form = form_of(statement, self.dialect)
         if rows := [form.values(values)] if rows is None else rows:
-            self.session.send(form.sql, rows)
-
-    def run(self, sql: str, *values: Any) -> Sequence[Row]:
-        """Run SQL in the driver's own form and return its rows, if any."""
-        return self.session.fetch(sql, values)
+            self.send_many(form.sql, rows)
 
 
 Row = Sequence[Any]

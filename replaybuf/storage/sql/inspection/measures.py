@@ -84,7 +84,7 @@ FROM groups WHERE buffer = coalesce(:buffer, buffer) GROUP BY buffer, task_name,
 
 def rows_of_lanes(tx: Transaction, buffer: str | None) -> list[dict[str, Any]]:
     """Return a row for each buffer, task and status, of one buffer or of all; INIT and EXPIRED have no staleness."""
-    leased = list_leased(tx, buffer, tx.seconds())
+    leased = list_leased(tx, buffer, tx.clock())
     overdue = {(one.buffer, one.task_name, str(one.status)): one.overdue for one in leased}
     rows = tx.rows(_GROUPS, buffer=buffer)
     for row in rows:
@@ -110,7 +110,7 @@ _EVENTS = "SELECT kind, count(*) FROM rb_event WHERE buffer = :buffer AND happen
 
 def read_records(tx: Transaction, name: str, made: Sequence[StoredCheckpoint]) -> dict[str, Any]:
     """Return the recorded figures of a buffer: restores, checkpoints, last draw, waits, workers, the last hour."""
-    now = tx.seconds()
+    now = tx.clock()
     hour = tx.rows(_LAST_HOUR, buffer=name)[0]
     drawn = last_batches(tx, name, 1)
     waiters: dict[str, dict[str, Any]] = {}
@@ -137,7 +137,7 @@ def _counts(tx: Transaction, statement: str, **values: Any) -> dict[str, int]:
 def count_overdue(tx: Transaction, name: str) -> dict[str, int]:
     """Return the number of groups with an expired lease, by task of a buffer."""
     overdue = Counter[str]()
-    for one in list_leased(tx, name, tx.seconds()):
+    for one in list_leased(tx, name, tx.clock()):
         overdue[one.task_name] += one.overdue
     return overdue
 

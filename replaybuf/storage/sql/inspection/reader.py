@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from replaybuf.common.redact import redact
 from replaybuf.errors import AccessError, ConfigError, LockedError, StorageError, UnreachableError
+from replaybuf.storage.sql.engine.sqlite_dialect import SqliteTransaction
 from replaybuf.storage.sql.engine.sqlite_files import check_version, quiet_state, quote_path, translate_sqlite
-from replaybuf.storage.sql.engine.sqlite_session import SqliteSession
+from replaybuf.storage.sql.engine.sqlite_raw import RawConnection
 from replaybuf.storage.sql.engine.transaction import Transaction as Transaction
 from replaybuf.storage.sql.schema import check_revision
 
@@ -163,16 +164,16 @@ class SqliteReader(Reader):
         try:
             with closing(self._connect(clock, immutable)) as connection:
                 connection.execute("BEGIN")
-                return function(Transaction(SqliteSession(connection)))
+                return function(SqliteTransaction(connection))
         except sqlite3.Error as error:
             if "interrupted" in str(error):
                 clock.explain(error)
             raise translate_sqlite(error, self.where, str(self._path), LOCK_TIMEOUT) from error
 
-    def _connect(self, clock: _Clock, immutable: bool) -> sqlite3.Connection:
+    def _connect(self, clock: _Clock, immutable: bool) -> RawConnection:
         uri = f"file:{quote_path(self._path)}?mode=ro{'&immutable=1' if immutable else ''}"
         check_version()
-        connection = sqlite3.connect(uri, uri=True, timeout=LOCK_TIMEOUT, isolation_level=None)
+        connection = sqlite3.connect(uri, LOCK_TIMEOUT, isolation_level=None, factory=RawConnection, uri=True)
         connection.execute("PRAGMA query_only = ON")
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)  # ATTACH and VACUUM INTO would create files
         connection.set_progress_handler(clock.is_over, _STEPS_BETWEEN_CHECKS)

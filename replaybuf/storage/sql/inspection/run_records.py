@@ -112,7 +112,7 @@ def effects_of_restore(tx: Transaction, made: StoredCheckpoint) -> RestoreEffect
     return RestoreEffects(
         tx.value(_PUT_SINCE, buffer=made.buffer, id=made.id),
         tx.value(_LEFT_SINCE, buffer=made.buffer, id=made.id),
-        sorted({one.name for one in read_workers(tx, made.buffer) if one.is_alive(tx.seconds())}),
+        sorted({one.name for one in read_workers(tx, made.buffer) if one.is_alive(tx.clock())}),
     )
 
 

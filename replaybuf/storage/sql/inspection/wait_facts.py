@@ -44,7 +44,7 @@ ORDER BY seen_at DESC, name, pid LIMIT 1000"""
 def current_waits(tx: Transaction, buffer: str) -> list[Wait]:
     """Return the current waits in a buffer, longest first; none of processes that were killed on this machine."""
     found = []
-    for row in tx.rows(_WORKERS, buffer=buffer, after=tx.seconds() - LIVE_SECONDS):
+    for row in tx.rows(_WORKERS, buffer=buffer, after=tx.clock() - LIVE_SECONDS):
         if _is_killed(row):
             continue
         for one in row["waits"]:
@@ -78,7 +78,7 @@ def _is_killed(row: Mapping[str, Any]) -> bool:
 
 def last_worker(tx: Transaction, buffer: str | None) -> Worker | None:
     """Return the worker that left one buffer, or all, last; None while one is alive, or if none is known."""
-    workers, now = read_workers(tx, buffer), tx.seconds()
+    workers, now = read_workers(tx, buffer), tx.clock()
     if any(one.is_alive(now) for one in workers):
         return None
     return max(workers, key=lambda one: one.left_at, default=None)
@@ -97,7 +97,7 @@ def read_circumstances(tx: Transaction, buffer: str) -> Circumstances:
     last_take = next(iter(tx.rows(_LAST_BATCH, buffer=buffer)), None)
     earlier_at, earlier = _read_earlier(tx, buffer)
     return Circumstances(
-        tx.seconds(),
+        tx.clock(),
         read_tallies(tx, buffer),
         held=[Held(task, Status(status), *more) for task, status, *more in tx.table(_HELD, buffer=buffer)[1]],
         workers=read_workers(tx, buffer),
@@ -160,7 +160,7 @@ _MEMBERS = "SELECT lane, created_at FROM rb_past WHERE draw = :draw AND draw > 0
 
 def _read_earlier(tx: Transaction, buffer: str) -> tuple[float | None, dict[str, Any]]:
     """Return the time and the totals of tasks of the last record from before an hour; None and {} if there is none."""
-    for row in tx.rows(_EARLIER, buffer=buffer, latest=int(tx.seconds() - _LATELY_SECONDS)):
+    for row in tx.rows(_EARLIER, buffer=buffer, latest=int(tx.clock() - _LATELY_SECONDS)):
         return float(row["data"].get("at", row["minute"])), row["data"].get("tasks", {})
     return None, {}
 

@@ -25,9 +25,8 @@ from replaybuf.storage.sql.engine import locks, open_database
 from replaybuf.storage.sql.engine.database import Access, Database
 from replaybuf.storage.sql.engine.driver_errors import translated
 from replaybuf.storage.sql.engine.sqlite_connection import connect
-from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
+from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE, SqliteTransaction
 from replaybuf.storage.sql.engine.sqlite_files import is_wal, refuse_network_filesystem
-from replaybuf.storage.sql.engine.sqlite_session import SqliteSession
 from replaybuf.storage.sql.engine.thread import KeepaliveLoop
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction, after_commit, on_commit, on_statement
 from replaybuf.storage.sql.engine.urls import is_memory, public_url, url_or_path
@@ -260,10 +259,10 @@ def transaction_of(connection: Connection) -> Transaction:
     """Return the running transaction of a connection of SQLAlchemy, from `over_sqlalchemy`."""
     raw: Any = connection.connection.driver_connection
     if connection.dialect.name == SQLITE.name:
-        return Transaction(SqliteSession(raw))
-    from replaybuf.storage.sql.engine.postgres_pool import PostgresSession
+        return SqliteTransaction(raw)
+    from replaybuf.storage.sql.engine.postgres_transaction import PostgresTransaction
 
-    return Transaction(PostgresSession(raw))
+    return PostgresTransaction(raw)
 
 
 def migrations_folder() -> Path:

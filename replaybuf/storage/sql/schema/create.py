@@ -32,7 +32,7 @@ def check_schema(tx: Transaction, where: str) -> bool:
 
 def create_schema(tx: Transaction, where: str) -> None:
     """Create the schema if missing; several processes may do so at once."""
-    tx.dialect.lock_schema(tx)
+    tx.lock_schema()
     if check_schema(tx, where):
         return
     taken = (metadata.tables.keys() & tx.values("{tables}")) | _taken_by_others(tx)

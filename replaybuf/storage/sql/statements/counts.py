@@ -114,7 +114,7 @@ def read_sizes(tx: Transaction, lanes: Iterable[Lane]) -> dict[int, int]:
 def lock_tasks(tx: Transaction, tasks: Iterable[str]) -> None:
     """Lock these tasks' puts and draws with limits until the end of the transaction."""
     names = (f"replaybuf {tx.scope.buffer} {task}" for task in tasks)
-    tx.dialect.lock_names(tx, NamedLock.TASK, names)
+    tx.lock_names(NamedLock.TASK, names)
 
 
 def merge_shards(tx: Transaction) -> None:
@@ -122,7 +122,7 @@ def merge_shards(tx: Transaction) -> None:
 
     Shards of open ones are left alone: their puts and takes would wait for the row lock until this is committed.
     """
-    if tx.dialect.try_lock(tx, Lock.SHARDS):
+    if tx.try_lock(Lock.SHARDS):
         tx.run(_MERGE)
 
 

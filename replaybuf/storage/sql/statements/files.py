@@ -66,7 +66,7 @@ def record_url(tx: Transaction, number: int, url: str) -> None:
 
 def keep_files(tx: Transaction) -> bool:
     """Keep all files for `SILENT_SECONDS` from now; return whether they have been kept until now."""
-    now = tx.dialect.start_clock(tx)
+    now = tx.start_clock()
     lapsed = tx.tuples("SELECT 1 FROM rb_place WHERE kept_until IS NULL OR kept_until < :now LIMIT 1", now=now)
     tx.change("UPDATE rb_place SET kept_until = :until", until=now + SILENT_SECONDS)
     return not lapsed
@@ -74,7 +74,7 @@ def keep_files(tx: Transaction) -> bool:
 
 def may_list(tx: Transaction, number: int, interval: float) -> bool:
     """Return whether a place wasn't listed for so many seconds; if so, it counts as listed now."""
-    now = tx.dialect.start_clock(tx)
+    now = tx.start_clock()
     listing = """UPDATE rb_place SET listed_at = :now
 WHERE id = :id AND (listed_at IS NULL OR listed_at < :due OR listed_at > :now)"""
     return tx.change(listing, now=now, id=number, due=now - interval) > 0
@@ -123,7 +123,7 @@ def count_back(tx: Transaction, number: int) -> bool:
 
 def empty_files(tx: Transaction, limit: int, but: Sequence[int] = ()) -> dict[int, list[int]]:
     """Return files that no group has any more, by the id of their place, which is none of `but`."""
-    now = tx.dialect.clock(tx)
+    now = tx.clock()
     empty = """SELECT place, id FROM rb_file WHERE groups = 0 AND NOT place {in:but}
 AND NOT EXISTS (SELECT 1 FROM rb_place WHERE kept_until BETWEEN :now AND :until) LIMIT :limit"""
     found: dict[int, list[int]] = {}

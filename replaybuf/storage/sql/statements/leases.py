@@ -37,8 +37,8 @@ from replaybuf.values.rollouts.statuses import Status
 
 def begin_lease(tx: Transaction, seconds: float) -> tuple[int, float]:
     """Return the token and the end of a new lease."""
-    [token] = tx.dialect.reserve_uids(tx, 1)
-    return token, tx.dialect.start_clock(tx) + seconds
+    [token] = tx.reserve_uids(1)
+    return token, tx.start_clock() + seconds
 
 
 def hold(
@@ -85,7 +85,7 @@ def extend(tx: Transaction, lease: Leased, uids: Sequence[int], seconds: float) 
     """Renew the lease of these groups; return its new end."""
     check_lease(lease, tx.scope.epoch, tx.scope.database)
     held = [row.uid for row in _held(tx, lease, uids)]
-    until = tx.dialect.start_clock(tx) + seconds
+    until = tx.start_clock() + seconds
     if held:
         keep(tx, held)
         change(tx, held, {"leased_until": until})
@@ -112,7 +112,7 @@ def end_leases(tx: Transaction, *, wait: bool = False) -> int:
 
     With `wait`, leases being ended by a concurrent transaction have ended, too, at the end of the call.
     """
-    now, limits = tx.dialect.clock(tx), tx.scope.rules.limits
+    now, limits = tx.clock(), tx.scope.rules.limits
     uids = tx.values(OVERDUE if wait else f"{OVERDUE} {{skip}}", now=now, buffer=tx.scope.buffer)
     if not uids:
         return 0
@@ -131,7 +131,7 @@ def _note_returned(tx: Transaction, kind: EventKind, rows: Sequence[GroupRow], r
 
 def any_overdue(tx: Transaction) -> bool:
     """Return whether any lease of the buffer is overdue."""
-    return bool(tx.tuples(f"{OVERDUE} LIMIT 1", now=tx.dialect.clock(tx), buffer=tx.scope.buffer))
+    return bool(tx.tuples(f"{OVERDUE} LIMIT 1", now=tx.clock(), buffer=tx.scope.buffer))
 
 
 # The lane is an EXISTS subquery: with a join, SQLite reads all groups of the buffer, lane by lane. Without the ORDER
@@ -161,7 +161,7 @@ def _held(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[GroupRow]
     """
     mine = _of(tx, lease, uids)
     until = max([lease.until, *(row.column("leased_until") for row in mine)])
-    if len(mine) < len(uids) and tx.dialect.clock(tx) >= until:
+    if len(mine) < len(uids) and tx.clock() >= until:
         raise lost_to_others(lease, set(uids).difference(row.uid for row in mine))
     return mine
 

@@ -154,7 +154,7 @@ def _settle(tx: Transaction, uids: Sequence[int]) -> None:
         del marks["due"]
         settled.append((uid, dump_json(marks)))
     keep(tx, [uid for uid, _ in settled])
-    tx.dialect.set_columns(tx, ("marks",), settled)
+    tx.set_columns(("marks",), settled)
 
 
 #: Statuses of groups that can be requeued.

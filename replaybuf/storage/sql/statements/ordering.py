@@ -85,9 +85,7 @@ _MEMBERS = "SELECT uid, coalesce(ticket, uid), priority FROM rb_group"
 def _set_keys(tx: Transaction, home: Lane, members: Sequence[Sequence[Any]]) -> None:
     assert home.race is not None
     keys = home.race.draw_keys((ticket, priority) for _, ticket, priority in members)
-    tx.dialect.set_columns(
-        tx, ("random_key",), sorted((uid, key) for (uid, *_), key in zip(members, keys, strict=True))
-    )
+    tx.set_columns(("random_key",), sorted((uid, key) for (uid, *_), key in zip(members, keys, strict=True)))
 
 
 def advance(tx: Transaction, home: Lane, rows: Iterable[GroupRow]) -> None:

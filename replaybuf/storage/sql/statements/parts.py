@@ -191,7 +191,7 @@ def lock_parts(tx: Transaction, name: str | int) -> dict[int, Part]:
 
 
 def _lock_name(tx: Transaction, name: str | int) -> None:
-    tx.dialect.lock_names(tx, NamedLock.KEY, [name_key(tx.scope.buffer, name)])
+    tx.lock_names(NamedLock.KEY, [name_key(tx.scope.buffer, name)])
 
 
 def _check_prompt(tx: Transaction, new: NewGroup, uid: int) -> None:

@@ -159,7 +159,7 @@ _OVER = (
 def may_sweep(tx: Transaction) -> bool:
     """Return whether this transaction may sweep. One does at a time: two with versions of one group would each leave
     its payload to the other."""
-    return tx.dialect.try_lock(tx, Lock.SWEEP)
+    return tx.try_lock(Lock.SWEEP)
 
 
 def sweep(tx: Transaction, removed_before: float, limit: int) -> int:

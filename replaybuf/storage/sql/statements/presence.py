@@ -51,7 +51,7 @@ def note(
     detail = about.get("detail")
     values = {
         "buffer": tx.scope.buffer,
-        "happened_at": tx.dialect.clock(tx) if time is None else time,
+        "happened_at": tx.clock() if time is None else time,
         "kind": str(kind),
         "task_name": about.get("task_name"),
         "worker": about.get("worker"),
@@ -74,7 +74,7 @@ def note_again(
 
     If it `adds`, that one has the same detail, and its time and groups go on.
     """
-    now = tx.dialect.clock(tx) if time is None else time
+    now = tx.clock() if time is None else time
     values = {"kind": str(kind), "worker": about.get("worker"), "task": about.get("task_name")}
     since, detail = now - _RECENT_SECONDS, about.get("detail") if adds else None
     same = tx.tuples(_SAME, buffer=tx.scope.buffer, since=since, time=now, adds=adds, detail=detail, **values)
@@ -166,7 +166,7 @@ class Beat:
 
 def write_beat(tx: Transaction, process: Process, beat: Beat) -> None:
     """Write a heartbeat."""
-    now = tx.dialect.clock(tx)
+    now = tx.clock()
     ahead = now - time.time()
     for name, did in sorted(beat.workers.items()):
         tx.change(
@@ -224,9 +224,9 @@ def record_minute(tx: Transaction) -> bool:
 
     The newest row beyond the retention is kept, as the baseline of later ones after a long pause.
     """
-    if not tx.dialect.try_lock(tx, Lock.MINUTE):
+    if not tx.try_lock(Lock.MINUTE):
         return False
-    now, tallies = tx.dialect.clock(tx), read_tallies(tx, tx.scope.buffer or "")
+    now, tallies = tx.clock(), read_tallies(tx, tx.scope.buffer or "")
     tasks = {
         task: {
             **{name: value for name, value in figures.items() if value != 0},

@@ -238,7 +238,7 @@ def store(
     if not groups:
         return []
     lanes = _lanes_for(tx, groups)
-    uids = tx.dialect.reserve_uids(tx, len(groups))
+    uids = tx.reserve_uids(len(groups))
     counts = counts_of(groups, lanes)
     rows = [(uid, one, _key_of(tx, one.group)) for uid, one in zip(uids, groups, strict=True)]
     if any(key is not None for _, _, key in rows):
@@ -283,7 +283,7 @@ def _replace_same_keys(
     """Delete the stored groups with the keys of these rows; return the rows, only the last one of each key."""
     # Rollouts of groups that fill have free places.
     last = {key: uid for uid, one, key in rows if key is not None and one.group.status != Status.FILLING}
-    tx.dialect.lock_names(tx, NamedLock.KEY, last)
+    tx.lock_names(NamedLock.KEY, last)
     replace_groups(tx, WITH_KEYS, leaving, keys=sorted(last))
     kept: list[tuple[int, EncodedGroup, str | None]] = []
     for uid, encoded, key in rows:
@@ -320,7 +320,7 @@ def drop(tx: Transaction, new: NewGroup) -> list[GroupRow]:
         raise refused[0]
     gone = {row.uid: row for row in replaced.get(0, ())}
     if (key := _key_of(tx, new)) is not None:
-        tx.dialect.lock_names(tx, NamedLock.KEY, [key])
+        tx.lock_names(NamedLock.KEY, [key])
         gone |= {row.uid: row for row in lock_replaced(tx, WITH_KEYS, keys=[key])}
     remove_replaced(tx, gone.values(), leaving)
     keep_leaving(tx, leaving)

@@ -136,7 +136,7 @@ WHERE lane = :lane AND pinned_staleness IS NULL AND {STEP_ORDER} <= :newest"""  
             new_text = dump_json(marks.to_json())
             masked += [(uid, new_text) for uid in uids]
     keep(tx, [uid for uid, _ in masked])
-    tx.dialect.set_columns(tx, _MASKED, sorted(masked))
+    tx.set_columns(_MASKED, sorted(masked))
     _write_expired(tx, home, reset)
     if expired and rule.retryable:
         _keep_expired(tx, home, expired)
@@ -170,7 +170,7 @@ def _write_expired(tx: Transaction, target: Lane, expired: Sequence[Alike]) -> N
         rows += [(uid, *values) for uid in uids]
     rows.sort(key=itemgetter(0))
     keep(tx, [uid for uid, *_ in rows])
-    tx.dialect.set_columns(tx, _EXPIRED, rows)
+    tx.set_columns(_EXPIRED, rows)
 
 
 def _drop(tx: Transaction, home: Lane, expired: Sequence[int], leaving: Leaving) -> None:

@@ -330,14 +330,14 @@ def read_heads(tx: Transaction, codec: Codec, rows: Sequence[GroupRow], deferred
     """
     apart = {uid for (uid,) in tx.tuples(_APART, uids=[row.uid for row in rows])}
     rest: list[tuple[GroupRow, int]] = []
-    firsts = tx.dialect.read_ranges(tx, [(row.uid, 0, _FIRST_BYTES) for row in rows])
+    firsts = tx.read_ranges([(row.uid, 0, _FIRST_BYTES) for row in rows])
     for row, first in zip(rows, firsts, strict=True):
         row.payload = first
         if first is not None and len(first) == _FIRST_BYTES:
             end = head_size(first)
             rest.append((row, _ALL if row.uid in apart or end is None else end - _FIRST_BYTES))
     rest = [(row, size) for row, size in rest if size > 0]
-    parts = tx.dialect.read_ranges(tx, [(row.uid, _FIRST_BYTES, size) for row, size in rest])
+    parts = tx.read_ranges([(row.uid, _FIRST_BYTES, size) for row, size in rest])
     for (row, _), part in zip(rest, parts, strict=True):
         row.payload = (row.payload or b"") + (part or b"")
     heads = [(row, head_size(row.payload)) for row in rows if row.uid not in apart and row.payload is not None]
@@ -362,6 +362,6 @@ def _read_arrays(tx: Transaction, codec: Codec, rows: Sequence[tuple[GroupRow, i
             row.tail = error
             continue
         wanted += [(row, at, (row.uid, end + at, size)) for at, size in arrays]
-    parts = tx.dialect.read_ranges(tx, [place for _, _, place in wanted])
+    parts = tx.read_ranges([place for _, _, place in wanted])
     for (row, at, _), part in zip(wanted, parts, strict=True):
         row.tail[at] = part or b""

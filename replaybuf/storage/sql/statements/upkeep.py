@@ -95,7 +95,7 @@ class Chores:
 def find_chores(tx: Transaction, grace: float, now: float) -> Chores:
     """Return the due work: payloads can be swept `grace` seconds after the removal of their groups."""
     # On a server, its own clock is part of the query.
-    clock, wall = (None, None) if tx.dialect.is_remote else (tx.dialect.clock(tx), now)
+    clock, wall = (None, None) if tx.dialect.is_remote else (tx.clock(), now)
     [found] = tx.tuples(_CHORES, now=clock, buffer=tx.scope.buffer, wall=wall)
     late, lease_ends, removed_at, dropped, clock, told, connections = found
     sweep_at = math.inf if removed_at is None else removed_at + grace

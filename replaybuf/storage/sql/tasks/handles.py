@@ -229,7 +229,7 @@ def _read_elsewhere(url: str, parts: Parts, timeout: float) -> list[bytes | None
         access = Access(url_or_path(url), lock_timeout=timeout, reconnect_timeout=timeout, read_only=True)
         engine = open_database(access)
         try:
-            return await engine.read(lambda tx: tx.dialect.read_ranges(tx, parts))
+            return await engine.read(lambda tx: tx.read_ranges(parts))
         finally:
             await engine.dispose()
 

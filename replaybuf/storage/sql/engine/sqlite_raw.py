@@ -1,4 +1,4 @@
-"""Statements and whole transactions on a connection of `sqlite3`, by one thread at a time."""
+"""Connections of `sqlite3`: parts of blobs, waits for locks, and forks."""
 
 from __future__ import annotations
 
@@ -8,110 +8,56 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
-
-from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
-from replaybuf.storage.sql.engine.sqlite_files import OpenFiles
-from replaybuf.storage.sql.engine.transaction import (
-    HOOKS,
-    Row,
-    Scope,
-    Session,
-    Transaction,
-    after_commit,
-    on_commit,
-    on_statement,
-)
-
-if TYPE_CHECKING:
-    from replaybuf.storage.sql.engine.database import Function
-
-T = TypeVar("T")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0002, 0.005
 
 
-class SqliteSession(Session):
-    """Runs statements and whole transactions on a connection of `sqlite3`; one thread at a time."""
+class Script(str):
+    """A script whose `function` is called in place of its text."""
 
-    dialect = SQLITE
+    __slots__ = ("function",)
 
-    def __init__(self, raw: sqlite3.Connection, files: OpenFiles | None = None) -> None:
-        self.raw = raw
-        self._files = files or OpenFiles(None)
-        self._opened = 0  # blobs, since the last `_forget_blobs`
+    def __new__(cls, function: Callable[[], object]) -> Script:
+        made = super().__new__(cls)
+        made.function = function
+        return made
 
-    def fetch(self, sql: str, values: Row = ()) -> Sequence[Row]:
-        if HOOKS:
-            on_statement(sql, values)
-        return self.raw.execute(sql, values).fetchall()
+    function: Callable[[], object]
 
-    def change(self, sql: str, values: Row = ()) -> int:
-        on_statement(sql, values)
-        return self.raw.execute(sql, values).rowcount
 
-    def run_many(self, sql: str, rows: Sequence[Row]) -> None:
-        on_statement(sql, rows, many=True)
-        self.raw.executemany(sql, rows)
+class RawConnection(sqlite3.Connection):
+    """A connection of `sqlite3` that runs functions as scripts, and reads parts of blobs."""
 
-    def table(self, sql: str, values: Row = ()) -> tuple[list[str], Sequence[Row]]:
-        on_statement(sql, values)
-        cursor = self.raw.execute(sql, values)
-        return [name for name, *_ in cursor.description or ()], cursor.fetchall()
+    _opened = 0  # blobs, since the last `_forget_blobs`
 
-    def read_blob(self, table: str, column: str, row: int, at: int = 0, size: int = -1) -> bytes | None:
-        """Return the blob in a column of the row with this rowid, or None if there is none.
+    def executescript(self, script: str, /) -> sqlite3.Cursor:
+        """Run a script of SQL, or call the function of a `Script`."""
+        if not isinstance(script, Script):
+            return super().executescript(script)
+        script.function()
+        return self.cursor()
 
-        Given an offset `at` and a `size`, only that range, cut at the end of the blob.
-        """
+    def close(self) -> None:
+        """Close the connection."""
+        with FORK_GUARD:
+            super().close()
+
+    def read_blob(self, table: str, column: str, row: int, at: int, size: int) -> bytes | None:
+        """Return a range of the blob in a column of the row with this rowid, cut at its end; None if there is none."""
         self._opened += 1
         if self._opened > _MOST_OPENED:
             self._opened = 0
-            _forget_blobs(self.raw)
+            _forget_blobs(self)
         try:
-            with self.raw.blobopen(table, column, row, readonly=True) as blob:
+            with self.blobopen(table, column, row, readonly=True) as blob:
                 blob.seek(min(at, len(blob)))
                 return blob.read(size)
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:  # no such row, or another type of value
                 return None
             raise
-
-    # Transactions
-
-    def transact(self, function: Function[T], scope: Scope, *, write: bool, patience: float = 0.0) -> T:
-        """Run a transaction and return its result; wait for the write lock for up to `patience` seconds."""
-        self._files.check()
-        with FORK_GUARD, self._files.read():
-            self.begin(write=write, patience=patience)
-            try:
-                result = function(Transaction(self, scope))
-                self.commit()
-            except BaseException:
-                self.roll_back()
-                raise
-            return result
-
-    def begin(self, *, write: bool, patience: float = 0.0) -> None:
-        """Begin a transaction."""
-        # A read transaction that is upgraded to a write fails at once when another connection has written in between,
-        # whatever the busy timeout; so write transactions begin with BEGIN IMMEDIATE.
-        patiently(partial(self.change, "BEGIN IMMEDIATE" if write else "BEGIN"), patience)
-
-    def commit(self) -> None:
-        """Commit the transaction."""
-        self._files.confirm()
-        on_commit()
-        self.raw.commit()
-        after_commit()
-
-    def roll_back(self) -> None:
-        """Roll the transaction back, unless SQLite already has."""
-        if self.raw.in_transaction:
-            self.raw.rollback()
 
 
 #: Weak references to blobs that a connection may keep: 88 bytes each, traversed by every full garbage collection.
