@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import os
 import pickle
 from datetime import timedelta
@@ -24,17 +23,14 @@ from tests.cli.test_help import commands
 from tests.stores import build, fill
 
 
-def test_a_section_of_a_yaml_file(tmp_path: Path) -> None:
-    file = tmp_path / "train.yaml"
-    file.write_text("trainer:\n  replay_buffer:\n    url: sqlite:///run.db\n    policy: fifo\n")
+@pytest.mark.parametrize("kind", ["yaml", "json"])
+def test_a_section_of_a_file(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / f"train.{kind}"
+    file.write_text('{"trainer": {"replay_buffer": {"url": "sqlite:///run.db", "policy": "fifo"}}}')
+    if kind == "yaml":
+        file.write_text("trainer:\n  replay_buffer:\n    url: sqlite:///run.db\n    policy: fifo\n")
     config = ReplayBufferConfig.from_file(file, section="trainer.replay_buffer")
     assert (config.url, config.policy) == ("sqlite:///run.db", "fifo")
-
-
-def test_a_json_file(tmp_path: Path) -> None:
-    file = tmp_path / "train.json"
-    file.write_text(json.dumps({"url": "sqlite:///run.db", "durability": "full"}))
-    assert ReplayBufferConfig.from_file(file).durability == "full"
 
 
 def test_an_error_buffer_is_one_number_or_two(tmp_path: Path) -> None:

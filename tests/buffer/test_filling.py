@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from replaybuf import ReplayBuffer, RolloutState, Status
-from replaybuf.errors import ConflictError, FencedError, FullError, InputError
+from replaybuf.errors import ConflictError, FullError, InputError
 from replaybuf.rules.query import parse
 from replaybuf.storage.sql.statements import parts
 from replaybuf.storage.sql.statements.counts import set_aside
@@ -263,16 +263,6 @@ async def test_a_restore_takes_a_group_back_to_the_rollouts_that_it_had(buffer: 
         await buffer.restore(1)
         assert await contents(buffer) == {"filling": [[0]]}
         assert (await buffer.filling(TASK))["p1"].missing == [1, 2]
-
-
-async def test_a_worker_of_before_a_restore_is_fenced_off(shared_url: str) -> None:
-    async with build(shared_url) as before, build(shared_url) as trainer:
-        await before.put(one(0), TASK, **OPTIONS)
-        await trainer.checkpoint(1)
-        await trainer.restore(1)
-        with pytest.raises(FencedError):
-            await before.put(one(1), TASK, **OPTIONS)
-        assert await contents(trainer) == {"filling": [[0]]}
 
 
 async def test_many_rollouts_in_one_call_fill_their_groups(buffer: ReplayBuffer) -> None:

@@ -245,6 +245,12 @@ def test_a_dataset_that_grows_or_shrinks_goes_on_in_its_epoch(kind: str, read: i
         assert read_all(sources(size)[kind](3), place) == rest
 
 
+@pytest.mark.parametrize("kind", ["indexed", "iterated", "old"])
+def test_a_dataset_that_grows_at_its_end_goes_on(kind: str) -> None:
+    items, place = sources(3)[kind](1).read(b"", 9)
+    assert (items, sources(5)[kind](1).read(place, 9)[0]) == ([0, 1, 2], [3, 4])
+
+
 @dataclass
 class Item:
     number: int

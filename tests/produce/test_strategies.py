@@ -182,6 +182,8 @@ async def test_the_slowest_do_not_hold_up_the_batch(sampler: Sampler) -> None:
     summary = await produce(AsyncProduceStrategy(over_sample=0.5), loop, sampler, 4)
     assert summary.produced >= 4
     assert summary.interrupted == 2
+    left = [rollout for item in await items_of(sampler.buffer, Status.ABORTED) for rollout in item.item]
+    assert [rollout.response or "" for rollout in left] == [""] * 4  # without partial rollouts they begin anew
     assert not set(ids(await take(sampler.buffer, 4))) & {0, 2}
     assert loop.most == 6
 
