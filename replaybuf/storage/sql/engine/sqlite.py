@@ -7,7 +7,6 @@ a store share one connection, whose page cache stays valid until another process
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import logging
 import os
@@ -126,7 +125,18 @@ class SqliteDatabase(Database):
         )
 
     def changes(self, hint: Callable[[], object]) -> CommitWatch:
-        return CommitWatch() if self.path is None else DataVersion(self.connections, self.path)
+        return CommitWatch() if self.path is None else DataVersion(self._data_version, self.path)
+
+    async def _data_version(self) -> int:
+        """Return a number that changes when another connection than the writer's commits."""
+
+        def read() -> int:
+            with FORK_GUARD:
+                return int(writer.raw.execute("PRAGMA data_version").fetchone()[0])
+
+        async with self._turn:
+            writer = self._writer or await self._open_writer()
+            return read() if writer.idle else await writer.in_thread(read)
 
     async def dispose(self) -> None:
         await self._log.close()
@@ -210,29 +220,19 @@ _IN_MODIFY = 2
 
 
 class DataVersion(CommitWatch):
-    """Polls the file's `data_version`, which changes when another connection commits, after writes to the WAL."""
+    """Polls the writer's `data_version`, which changes when others commit, after writes to the WAL."""
 
-    def __init__(self, connections: Connections, path: str) -> None:
-        self._connections, self._log = connections, f"{path}-wal"
-        self._connection: SqliteConnection | None = None
+    def __init__(self, read: Callable[[], Awaitable[int]], path: str) -> None:
+        self._read, self._log = read, f"{path}-wal"
         self._version: int | None = None
         self._writes: int | None = None  # a descriptor that can be read after writes to the WAL
         self._seconds = _LONGEST_POLL
 
     async def poll(self) -> bool:
-        if self._connection is None:
-            self._connection = await self._connections.open()
-            self._connection.raw.execute("PRAGMA busy_timeout = 0")
+        if self._version is None:
             self._writes = _writes_to(self._log)
-        try:
-            with FORK_GUARD:
-                version: int = self._connection.raw.execute("PRAGMA data_version").fetchone()[0]
-        except sqlite3.OperationalError as error:
-            if is_busy(error):  # the WAL is being recovered
-                return False
-            raise
-        changed, self._version = version != self._version, version
-        return changed
+        before, self._version = self._version, await self._read()
+        return self._version != before
 
     async def pause(self) -> None:
         if self._writes is None:
@@ -253,13 +253,9 @@ class DataVersion(CommitWatch):
         await asyncio.sleep(_FIRST_POLL)
 
     async def close(self) -> None:
-        connection, writes = self._connection, self._writes
-        self._connection = self._version = self._writes = None
+        writes, self._writes, self._version = self._writes, None, None
         if writes is not None:
             os.close(writes)
-        if connection is not None:
-            with contextlib.suppress(Exception):
-                await self._connections.close(connection)
 
 
 def _writes_to(path: str) -> int | None:
