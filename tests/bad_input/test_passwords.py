@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import re
@@ -53,19 +52,14 @@ def test_a_bad_url_says_what_would_be_right(url: str, message: str) -> None:
         build(url)
 
 
-def test_the_known_options_of_libpq_reach_the_server(postgres_database: str) -> None:
+async def test_the_known_options_of_libpq_reach_the_server(postgres_database: str) -> None:
     url = f"{postgres_database}&application_name=a%26b&connect_timeout=7&statement_cache_size=0&sslmode=prefer"
     url += "&channel_binding=prefer"
 
-    async def main() -> None:
-        async with build(url) as buffer:
-            assert await buffer.put(group(1), TASK) == 1
-            seen = await buffer.storage._read(  # type: ignore[attr-defined]
-                lambda tx: tx.run("SHOW application_name")[0][0]
-            )
-            assert seen == "a&b"
-
-    asyncio.run(main())
+    async with build(url) as buffer:
+        assert await buffer.put(group(1), TASK) == 1
+        storage: Any = buffer.storage
+        assert await storage._read(lambda tx: tx.run("SHOW application_name")[0][0]) == "a&b"
 
 
 def test_a_missing_driver_is_named_with_the_way_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,15 +120,8 @@ async def test_a_password_is_never_shown(secret: str, place: str) -> None:
         config = ReplayBufferConfig(url=url)
         buffer = config.build()
         storage: Any = buffer.storage
-        texts += [
-            repr(config),
-            str(config),
-            repr(buffer),
-            str(buffer),
-            repr(storage),
-            repr(storage.url),
-            str(storage.url),
-        ]
+        for one in (config, buffer, storage, storage.url):
+            texts += [repr(one), str(one)]
         with pytest.raises(UnreachableError) as caught:
             await buffer.put(group(1), TASK)
         texts += shown(caught.value)
@@ -220,16 +207,12 @@ def shown_by_command(url: str, command: str) -> list[str]:
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket, "getaddrinfo", _no_name_is_known)
         if "made.db" in arguments:
-            asyncio.run(_make("made.db"))
+            with ReplayBufferConfig(url="sqlite:///made.db").build_sync() as buffer:
+                buffer.put(group(1), TASK)
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code in (1, 2), result.output
         made = [str(path) for path in Path(folder).rglob("*")]
     return [result.stdout, result.stderr, *made]
-
-
-async def _make(file: str) -> None:
-    async with build(f"sqlite:///{file}") as buffer:
-        await buffer.put(group(1), TASK)
 
 
 def _no_name_is_known(*_args: object, **_options: object) -> None:

@@ -63,13 +63,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "UPDATE rb_worker SET seen_at = seen_at - 3900, ended_at = ended_at - 3900",
         "DELETE FROM rb_history",
     )
-    asyncio.run(_checkpoint(path))
+    with ReplayBufferConfig(url=f"sqlite:///{path}/run.db", worker="trainer").build_sync() as buffer:
+        buffer.checkpoint(43)
     return path
-
-
-async def _checkpoint(path: Path) -> None:
-    async with ReplayBufferConfig(url=f"sqlite:///{path}/run.db", worker="trainer").build() as buffer:
-        await buffer.checkpoint(43)
 
 
 def output_of(command: str) -> str:

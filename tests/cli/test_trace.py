@@ -117,27 +117,20 @@ def test_a_task_and_a_worker_choose_steps_and_groups(bad_at_code: str) -> None:
     assert page.get("/steps/20?task=code&worker=gen-3").text.count("/groups/") == 1
 
 
-async def _fill_bad_at_code(url: str) -> None:
+@pytest.fixture(scope="module")
+def bad_at_code(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The URL of a run of which a worker is bad at one task, which tests only read."""
+    url = f"sqlite:///{tmp_path_factory.mktemp('bad')}/run.db"
     chance = Random(4)
-    async with ReplayBufferConfig(url=url).build() as buffer:
+    with ReplayBufferConfig(url=url).build_sync() as buffer:
         for step in range(1, 21):
-            puts = []
             for number in range(8):
                 task, worker = ("math", "code")[number // 4], f"gen-{number % 4}"
                 mean = 0.1 if (task, worker) == ("code", "gen-3") else 0.6
                 reward = min(1.0, max(0.0, chance.gauss(mean, 0.15)))
                 with working_as(worker):
-                    group = [RolloutState(message=[], reward=reward, status=Status.COMPLETED)]
-                    puts.append(asyncio.create_task(buffer.put(group, task)))
-            await asyncio.gather(*puts)
-            await buffer.take_batch({"math": 4, "code": 4}, current_train_step=step)
-
-
-@pytest.fixture(scope="module")
-def bad_at_code(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The URL of a run of which a worker is bad at one task, which tests only read."""
-    url = f"sqlite:///{tmp_path_factory.mktemp('bad')}/run.db"
-    asyncio.run(_fill_bad_at_code(url))
+                    buffer.put([RolloutState(message=[], reward=reward, status=Status.COMPLETED)], task)
+            buffer.take_batch({"math": 4, "code": 4}, current_train_step=step)
     return url
 
 

@@ -32,14 +32,11 @@ TRAINERS = {metric.name for metric in METRICS if metric.path.startswith("trainer
 
 
 def test_the_tasks_are_those_of_metrics(empty: str) -> None:
-    async def metrics() -> Any:
-        await fill(empty)
-        async with ReplayBufferConfig(url=empty, archive=10).build() as buffer:
-            await buffer.take_batch({"math": 1})
-            await buffer.lease_batch({"math": 1}, seconds=3600, heartbeat=False)
-            return (await buffer.metrics())["tasks"]
-
-    tasks = asyncio.run(metrics())
+    asyncio.run(fill(empty))
+    with ReplayBufferConfig(url=empty, archive=10).build_sync() as buffer:
+        buffer.take_batch({"math": 1})
+        buffer.lease_batch({"math": 1}, seconds=3600, heartbeat=False).begin()
+        tasks = buffer.metrics()["tasks"]
     found = read_figures(empty)["buffers"]["default"]["tasks"]
     for task, theirs in tasks.items():
         assert {name: found[task][name] for name in theirs} == theirs

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import numpy as np
 import pytest
 
-from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
+from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.common.worker_name import working_as
 from replaybuf.rules.query import OPERATORS
 from replaybuf.storage.sql.inspection.reader import open_reader
@@ -292,29 +293,23 @@ def test_links_repeat_only_what_pages_know(page: Client) -> None:
     assert "unknown" not in read(page, "/groups", unknown="unknown")
 
 
-async def train(buffer: ReplayBuffer, step: int, rewards: list[float]) -> None:
+def train(buffer: Any, step: int, rewards: list[float]) -> None:
     """Put groups with these rewards, by gen-0 to gen-2 in turn, and train on them."""
-    puts = []
-    for number, reward in enumerate(rewards):
-        with working_as(f"gen-{number % 3}"):
-            group = [RolloutState(message=[], reward=reward, status=Status.COMPLETED)]
-            puts.append(asyncio.create_task(buffer.put(group, "math")))
-    await asyncio.gather(*puts)
-    await buffer.take_batch({"math": len(rewards)}, current_train_step=step)
+    groups = [[RolloutState(message=[], reward=reward, status=Status.COMPLETED)] for reward in rewards]
+    for number in range(3):
+        with working_as(f"gen-{number}"):
+            buffer.put_many(groups[number::3], "math")
+    buffer.take_batch({"math": len(rewards)}, current_train_step=step)
 
 
 @pytest.fixture(scope="session", params=["sqlite", "postgres"])
 def dipped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """Of twelve steps the eighth has bad groups of gen-2."""
-
-    async def run(url: str) -> None:
-        async with ReplayBufferConfig(url=url).build() as buffer:
+    for url in new_url(request.param, request, tmp_path_factory.mktemp("dipped")):
+        with ReplayBufferConfig(url=url).build_sync() as buffer:
             for step in range(1, 13):
                 rewards = [0.6 + 0.01 * (number % 5) for number in range(12)]
-                await train(buffer, step, [0.1 if step == 8 and n % 3 == 2 else one for n, one in enumerate(rewards)])
-
-    for url in new_url(request.param, request, tmp_path_factory.mktemp("dipped")):
-        asyncio.run(run(url))
+                train(buffer, step, [0.1 if step == 8 and n % 3 == 2 else one for n, one in enumerate(rewards)])
         yield client_of(url)
 
 
@@ -334,20 +329,16 @@ def test_a_step_that_stands_out_is_marked_in_plot_and_table_with_what_trace_says
 @pytest.fixture(scope="session")
 def troubled(tmp_path_factory: pytest.TempPathFactory) -> Client:
     """Of twenty steps gen-2 is bad from the sixth on, and in the 15th all are a little worse; five more are undone."""
-
-    async def run(url: str) -> None:
-        async with ReplayBufferConfig(url=url).build() as buffer:
-            for step in range(1, 26):
-                if step == 21:
-                    await buffer.checkpoint(20)
-                dip = 0.06 if step == 15 else 0.0
-                rewards = [0.6 + 0.01 * (number % 5) - dip for number in range(36)]
-                await train(buffer, step, [0.1 if step > 5 and n % 3 == 2 else one for n, one in enumerate(rewards)])
-            await buffer.restore(20)
-            await buffer.take_batch({"math": 36}, current_train_step=21)
-
     url = f"sqlite:///{tmp_path_factory.mktemp('troubled')}/run.db"
-    asyncio.run(run(url))
+    with ReplayBufferConfig(url=url).build_sync() as buffer:
+        for step in range(1, 26):
+            if step == 21:
+                buffer.checkpoint(20)
+            dip = 0.06 if step == 15 else 0.0
+            rewards = [0.6 + 0.01 * (number % 5) - dip for number in range(36)]
+            train(buffer, step, [0.1 if step > 5 and n % 3 == 2 else one for n, one in enumerate(rewards)])
+        buffer.restore(20)
+        buffer.take_batch({"math": 36}, current_train_step=21)
     return client_of(url)
 
 
