@@ -124,13 +124,6 @@ async def test_a_group_that_expires_at_its_put_is_released_and_its_rollouts_disc
     assert (stale.status, stale.prompt_ids, len(buffer)) == (EXPIRED, None, 0)
 
 
-async def test_a_group_that_is_evicted_is_released(build: Callable[..., Any]) -> None:
-    buffer = build("sqlite:///:memory:", capacity=1)
-    for number in (1, 2):
-        await buffer.put([rollout(number)], "math")
-    assert stand_in.released == [[101]]
-
-
 async def test_what_leaves_is_released_though_its_put_is_cancelled(build: Callable[..., Any]) -> None:
     buffer = build("sqlite:///:memory:", capacity=1)
     for number in range(40):
