@@ -30,6 +30,7 @@ _FIXTURES = {
     "where",
     "places",
     "copies",
+    "unmade",
 }
 _NAMES = {
     "memory://": "memory",
@@ -206,12 +207,17 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
 ]
 
 
+#: Laws of the contract, by how their names begin, of what a buffer does above its store.
+_ABOVE_THE_STORE = ("a_heartbeat_keeps", "a_lost_lease_shows", "a_size_of_nothing", "what_is_ready", "the_timeout_is")
+_ABOVE_THE_STORE += ("waiting_ends_at", "a_full_buffer_refuses", "a_result_says", "what_cannot_be_annotated")
+_ABOVE_THE_STORE += ("close_ends_those", "a_cancelled_wait", "they_follow_a_group", "take_batch_waits")
+
 #: Whole runs of seconds, and further cases of a law, by what they are tested with by default.
 _LONG = (
     "bench/test_bench.py::test_a_load_accounts*postgresql*",  # on SQLite; the paced one on PostgreSQL
     "bench/test_bench.py::test_a_signal*15*",  # Ctrl-C
     # What a buffer does above its store: on SQLite
-    *(f"contract/test_contract.py::TestPostgres*::test_{law}*" for law in ("a_heartbeat_keeps", "a_lost_lease_shows")),
+    *(f"contract/test_contract.py::TestPostgres*::test_{law}*" for law in _ABOVE_THE_STORE),
     "storage/test_lease_clock.py::*agree*sqlite--7200.0?",
     "storage/test_lease_clock.py::*agree*postgresql-7200.0?",
     "cli/test_watch.py::test_ctrl_c*sqlite*",  # on PostgreSQL, where a connection is open

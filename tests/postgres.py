@@ -211,6 +211,15 @@ def execute(url: str | Path, *statements: str) -> None:
         thread.submit(asyncio.run, run()).result()
 
 
+async def ask(url: str, query: str) -> list[Any]:
+    """Return the first column of the answer of a server."""
+    connection = await asyncpg.connect(url)
+    try:
+        return [row[0] for row in await connection.fetch(query)]
+    finally:
+        await connection.close()
+
+
 class Databases:
     """Databases that are used again: each is emptied before it is given out, which is quicker than a new one."""
 

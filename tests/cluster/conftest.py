@@ -16,12 +16,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import psutil
 import pytest
 
 from tests.faults.conftest import _no_process_is_left, figures
-from tests.postgres import ended_with_us, execute, folder_of_servers
+from tests.postgres import ask, ended_with_us, execute, folder_of_servers
 
 __all__ = ["_no_process_is_left", "figures"]
 
@@ -135,11 +134,11 @@ class Node:
 
     def ask(self, question: str) -> list[Any]:
         """The first column of the answer."""
-        return ask(self.url("postgres"), question)
+        return asked(self.url("postgres"), question)
 
     def ask_in(self, url: str, question: str) -> list[Any]:
         """The same in the database of a URL."""
-        return ask(self.url(url.rpartition("/")[2]), question)
+        return asked(self.url(url.rpartition("/")[2]), question)
 
 
 class Cluster:
@@ -218,18 +217,9 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
-def ask(url: str, question: str) -> list[Any]:
-    """The first column of the answer of a server."""
-
-    async def run() -> list[Any]:
-        connection = await asyncpg.connect(url)
-        try:
-            return [row[0] for row in await connection.fetch(question)]
-        finally:
-            await connection.close()
-
+def asked(url: str, question: str) -> list[Any]:
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, run()).result()
+        return thread.submit(asyncio.run, ask(url, question)).result()
 
 
 @contextmanager

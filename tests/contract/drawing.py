@@ -60,15 +60,6 @@ class DrawingLaws(Harness):
         _, counts = await taking
         assert counts == {"math": 3, "code": 2, "chess": 0}
 
-    async def test_a_lease_of_at_least_so_many(self, buffer: ReplayBuffer) -> None:
-        """The same of groups that come back: those of others aren't there."""
-        await fill(buffer, 3)
-        lease = await buffer.lease_batch({"math": 5}, at_least=3, heartbeat=False)
-        with pytest.raises(NotReadyError, match=r"0 completed groups there, at least 2 needed \(3 leased\)"):
-            await buffer.lease_batch({"math": 5}, at_least=2, heartbeat=False)
-        await lease.give_back()
-        assert len(await buffer.get(5, "math", at_least=3)) == 3
-
     async def test_readiness_can_be_narrowed(self, buffer: ReplayBuffer) -> None:
         """As a draw would be."""
         await fill(buffer, 2)

@@ -25,6 +25,7 @@ from tests.contract.harness import (
     OpenBuffer,
     drawn,
     eventually,
+    everything,
     fill,
     found,
     group,
@@ -35,7 +36,7 @@ from tests.contract.harness import (
     total,
 )
 from tests.contract.leasing import LONG, lease_of
-from tests.contract.persistence import everything, fill_in_every_way
+from tests.contract.persistence import fill_in_every_way
 from tests.contract.waiting import waiting
 from tests.reference.snapshots import held_by, load_snapshot, snapshot_of
 
@@ -284,6 +285,7 @@ class FenceLaws(InOnePlace):
         await buffer.checkpoint(1)
         trainer = await restored(buffer, another)
         assert await everything(buffer) == await everything(trainer)
+        assert (len(buffer), await buffer.dropped("math")) == (len(trainer), 1)
         assert await buffer.checkpoints() == await trainer.checkpoints()
 
     async def test_a_new_buffer_joins_the_restored_run(self, buffer: ReplayBuffer, another: Another) -> None:

@@ -208,6 +208,11 @@ def plain(value: Any) -> Any:
     return (type(value).__name__, repr(value) if isinstance(value, float) else value)
 
 
+async def everything(buffer: ReplayBuffer) -> list[Any]:
+    """Return all that is seen of the groups of a buffer, in a form that compares by ==."""
+    return [plain({name: getattr(item, name) for name in type(item).__slots__}) for item in await found(buffer)]
+
+
 async def payload_of(storage: SQLStorage, uid: int) -> bytes:
     """Return the encoded rollouts of a group."""
     return bytes(await storage._read(lambda tx: tx.value("SELECT data FROM rb_payload WHERE uid = :uid", uid=uid)))

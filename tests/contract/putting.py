@@ -67,20 +67,6 @@ class PuttingLaws(Harness):
         assert plain(item.tags) == plain(tags)
         assert before <= item.created_at <= time.time()
 
-    async def test_the_reward_of_a_group_is_the_mean_of_its_rollouts(self, buffer: ReplayBuffer) -> None:
-        """Of those that have one: a finite number, or one under "score"."""
-        rewards: list[tuple[list[object], float | None]] = [
-            ([{"score": 1.0}, {"score": 0.0}], 0.5),
-            ([0.25, {"score": 0.75}], 0.5),
-            ([1, None], 1.0),
-            ([{"other": 1.0}, float("nan")], None),
-            ([None, None], None),
-            ([np.float32(0.5), np.int64(1)], 0.75),
-        ]
-        for each, _ in rewards:
-            await buffer.put([rollout(i, reward=reward) for i, reward in enumerate(each)], "math")
-        assert [item.reward for item in await found(buffer)] == [mean for _, mean in rewards]
-
     async def test_the_status_of_a_group_is_that_of_its_worst_rollout(self, buffer: ReplayBuffer) -> None:
         """COMPLETED when all are, otherwise the first of failed, aborted, expired, filtered, init, archived."""
         order = ["completed", "completed", "archived", "init", "filtered", "expired", "aborted", "failed"]

@@ -60,15 +60,6 @@ class WaitingLaws(Harness):
         await buffer.wait_ready({}, timeout=0)
         await buffer.wait_ready({"code": 0}, timeout=None)
 
-    async def test_a_put_wakes_those_who_wait(self, buffer: ReplayBuffer) -> None:
-        """wait_ready returns soon after another task has put the last group."""
-        await buffer.put(group(1), "math")
-        task = await waiting(buffer, buffer.wait_ready({"math": 2, "code": 1}, timeout=None))
-        await buffer.put(group(2), "math")
-        assert not task.done()
-        await buffer.put(group(3), "code")
-        await asyncio.wait_for(task, SOON)
-
     async def test_a_put_from_another_thread_wakes(self, buffer: ReplayBuffer) -> None:
         """From an event loop of its own."""
         task = await waiting(buffer, buffer.take_batch({"math": 1}, timeout=None))

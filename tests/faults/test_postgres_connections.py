@@ -24,7 +24,7 @@ from replaybuf.storage.sql.engine.transaction import Hook, installed
 from tests.cancellation.conftest import end_background_work, no_connection_out
 from tests.faults.conftest import Figures
 from tests.faults.proxy import Link, Proxy, is_commit, once, proxied
-from tests.postgres import execute
+from tests.postgres import ask, execute
 from tests.stores import TASK, because, build, fill, group, number_of, numbers_of, take_all, until
 
 GROUPS = 30
@@ -384,12 +384,7 @@ class Sent(Hook):
 
 async def of_sessions(url: str, column: str, condition: str) -> list[Any]:
     """A column of the database's sessions for which a condition holds."""
-    connection = await asyncpg.connect(url)
-    try:
-        query = f"SELECT {column} FROM pg_stat_activity WHERE datname = current_database() AND {condition}"
-        return [row[0] for row in await connection.fetch(query)]
-    finally:
-        await connection.close()
+    return await ask(url, f"SELECT {column} FROM pg_stat_activity WHERE datname = current_database() AND {condition}")
 
 
 async def test_connections_that_ended_while_nothing_was_asked_are_made_again(lent_database: str, caplog: Any) -> None:
@@ -455,12 +450,7 @@ async def test_stamps_that_nobody_asks_for_any_more_are_forgotten(lent_database:
         buffer.storage.sweeper._tidy_at = 0
 
         async def forgotten() -> bool:
-            connection = await asyncpg.connect(lent_database)
-            try:
-                rows = await connection.fetch("SELECT name FROM rb_info WHERE name LIKE 'connection %'")
-            finally:
-                await connection.close()
-            names = {row["name"] for row in rows}
+            names = {*await ask(lent_database, "SELECT name FROM rb_info WHERE name LIKE 'connection %'")}
             assert names - {"connection of last month"}  # of those that are in use
             return "connection of last month" not in names
 
@@ -474,10 +464,8 @@ async def test_stamps_that_nobody_asks_for_any_more_are_forgotten(lent_database:
 PATIENCE = 120.0
 
 END_TWO = """
-    SELECT count(*) FROM (
-        SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-        WHERE pid <> pg_backend_pid() AND datname = current_database() ORDER BY random() LIMIT 2
-    ) AS ended
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE pid <> pg_backend_pid() AND datname = current_database() ORDER BY random() LIMIT 2
 """
 
 
@@ -518,11 +506,7 @@ async def everything(buffer: ReplayBuffer[Any]) -> list[list[Any]]:
 async def end_backends(url: str, seconds: int) -> int:
     """End two backends every quarter of a second, for some seconds. Return the number ended."""
     ended = 0
-    connection = await asyncpg.connect(url)
-    try:
-        for _ in range(seconds * 4):
-            await asyncio.sleep(0.25)
-            ended += await connection.fetchval(END_TWO)
-    finally:
-        await connection.close()
+    for _ in range(seconds * 4):
+        await asyncio.sleep(0.25)
+        ended += len(await ask(url, END_TWO))
     return ended

@@ -29,7 +29,7 @@ from tests.faults.test_postgres_connections import (
 )
 from tests.histories.history import Recorder, calls_in
 from tests.histories.workers import Worker, take_all_left
-from tests.postgres import Server, execute, new_database, own_server
+from tests.postgres import Server, ask, execute, new_database, own_server
 from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
 
 
@@ -298,12 +298,7 @@ async def test_a_deadlock_is_run_again(url: str) -> None:
 
 async def is_waiting(url: str) -> bool:
     """Whether somebody waits for a lock of a row."""
-    connection = await asyncpg.connect(url)
-    try:
-        query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'transactionid'"
-        return bool(await connection.fetchval(query))
-    finally:
-        await connection.close()
+    return bool(await ask(url, "SELECT pid FROM pg_stat_activity WHERE wait_event = 'transactionid'"))
 
 
 async def statistic(connection: Any, name: str) -> int:

@@ -6,9 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import asyncpg
 import pytest
 
 from replaybuf.storage.sql.engine.sqlite_connection import LOG_BYTES
@@ -16,7 +14,7 @@ from tests.faults import steady
 from tests.faults.conftest import Figures
 from tests.faults.processes import end, entries, start
 from tests.long_life.__main__ import Life, live
-from tests.postgres import execute, new_database, running_server
+from tests.postgres import ask, execute, new_database, running_server
 
 #: Seconds of the run; and for how long payloads of taken groups wait to be swept.
 RUNS = [pytest.param((4, 0.2), id="short"), pytest.param((300, 2.0), id="long", marks=pytest.mark.long)]
@@ -67,15 +65,8 @@ def measure(url: str, sizes: Sizes) -> None:
             if file.exists():
                 sizes.add(name, max(file.stat().st_size, allowed) / 1e6)
     else:
-        sizes.add("database", asyncio.run(_ask(url, "SELECT pg_database_size(current_database())")) / 1e6)
-
-
-async def _ask(url: str, query: str) -> Any:
-    connection = await asyncpg.connect(url)
-    try:
-        return await connection.fetchval(query)
-    finally:
-        await connection.close()
+        [size] = asyncio.run(ask(url, "SELECT pg_database_size(current_database())"))
+        sizes.add("database", size / 1e6)
 
 
 @pytest.mark.parametrize("run", RUNS)

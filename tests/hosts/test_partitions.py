@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import asyncpg
 import pytest
 
 from tests.faults.conftest import Figures
@@ -20,6 +19,7 @@ from tests.histories.workers import take_all_left
 from tests.hosts.cable import Host
 from tests.hosts.conftest import Process
 from tests.hosts.roles import EACH
+from tests.postgres import ask
 from tests.stores import build
 
 LONG = pytest.mark.long
@@ -61,12 +61,7 @@ async def settle(
 
 async def clients(url: str, host: Host) -> int:
     """Return how many connections the server has from a host."""
-    connection = await asyncpg.connect(url)
-    try:
-        query = f"SELECT count(*) FROM pg_stat_activity WHERE client_addr = '{host.address}'"
-        return int(await connection.fetchval(query))
-    finally:
-        await connection.close()
+    return len(await ask(url, f"SELECT pid FROM pg_stat_activity WHERE client_addr = '{host.address}'"))
 
 
 @pytest.mark.parametrize(

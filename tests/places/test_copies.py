@@ -10,47 +10,28 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from replaybuf import ReplayBuffer, RolloutState
+from replaybuf import ReplayBuffer
 from replaybuf.errors import PayloadStoreError
 from replaybuf.storage.places.store import FILES
 from replaybuf.storage.sql.copies import snapshot
 from replaybuf.storage.sql.tasks import payload_files
-from tests.contract.harness import plain
-from tests.stores import TASK, build, group, set_by, sweep_now
+from tests.contract.harness import everything, plain
+from tests.places.arrays import apart, heavy, payload_rows
+from tests.stores import TASK, build, set_by, sweep_now
 
 COUNT = 6
-#: Bytes of arrays from which a payload is kept apart here.
-THRESHOLD = 20_000
-
-
-def heavy(number: int) -> list[RolloutState]:
-    """A group with arrays; those of every third one are small."""
-    rollouts = group(number, 2)
-    for rollout in rollouts:
-        rollout.extra_fields = {"experts": np.arange(100 if number % 3 == 0 else 10_000, dtype=np.int32) + number}
-    return rollouts
-
-
-async def everything(buffer: ReplayBuffer) -> list[Any]:
-    return [plain({name: getattr(item, name) for name in type(item).__slots__}) async for item in buffer.find({})]
-
-
-def apart(buffer_or_url: str, folder: Path | None, **options: Any) -> ReplayBuffer:
-    """A buffer that keeps payloads in a folder, which is made; None for the database."""
-    if folder is None:
-        return build(buffer_or_url, **options)
-    folder.mkdir(exist_ok=True)
-    return build(buffer_or_url, payloads=str(folder), payload_threshold=THRESHOLD, **options)
 
 
 @asynccontextmanager
-async def filled(url: str, folder: Path | None) -> AsyncIterator[ReplayBuffer]:
+async def filled(url: str, folder: Path) -> AsyncIterator[ReplayBuffer]:
+    """A buffer with groups, of which every third has a small array, which isn't kept apart."""
+    folder.mkdir()  # noqa: ASYNC240
     async with apart(url, folder) as buffer:
         for number in range(COUNT):
-            await buffer.put(heavy(number), TASK, tags={"n": number}, key=f"key {number}")
+            small = {"nbytes": 400} if number % 3 == 0 else {}
+            await buffer.put(heavy(number, **small), TASK, tags={"n": number}, key=f"key {number}")
         yield buffer
 
 
@@ -59,16 +40,10 @@ def rows(file: Path, statement: str) -> list[tuple[Any, ...]]:
         return connection.execute(statement).fetchall()
 
 
-async def count_apart(buffer: ReplayBuffer) -> int:
-    """The number of payloads that are kept apart."""
-    query = "SELECT count(*) FROM rb_payload WHERE file IS NOT NULL"
-    return int(await buffer.storage._read(lambda tx: tx.value(query)))
-
-
 async def test_a_snapshot_has_all_payloads_in_it(shared_url: str, tmp_path: Path) -> None:
     """It needs the folder no more, and neither does what is resumed from it."""
     async with filled(shared_url, tmp_path / "payloads") as buffer:
-        assert await count_apart(buffer) == 4
+        assert await payload_rows(shared_url) == 4
         before = await everything(buffer)
         file = await buffer.save(tmp_path / "snapshot")
     shutil.rmtree(tmp_path / "payloads")
@@ -85,13 +60,14 @@ async def test_what_is_resumed_is_in_the_database_and_new_payloads_are_apart(sha
     async with filled(f"sqlite:///{tmp_path}/first.db", tmp_path / "payloads") as buffer:
         before = await everything(buffer)
         await buffer.save(tmp_path / "snapshot")
+    (tmp_path / "others").mkdir()
     async with apart(shared_url, tmp_path / "others") as other:
         await other.resume(tmp_path / "snapshot")
-        assert await count_apart(other) == 0
+        assert await payload_rows(shared_url) == 0
         shutil.rmtree(tmp_path / "payloads")
         assert await everything(other) == before
         await other.put(heavy(100), TASK)
-        assert await count_apart(other) == 1
+        assert await payload_rows(shared_url) == 1
         taken = await other.get(COUNT + 1, TASK)
         assert plain(taken[-1]) == plain(heavy(100))
 

@@ -235,31 +235,3 @@ def test_a_disk_that_takes_no_more_loses_nothing(places: Places, what: str, figu
     assert sorted(seen) == [number for number in sorted(put) if number < 1000]
     assert entries(ledger, "failed") == ["0"]
     assert len(put) > 15
-
-
-@pytest.mark.long
-async def test_the_database_may_be_away_while_the_folder_is_there(tmp_path: Path, figures: Figures) -> None:
-    """Bytes are written and not named; what was said to be stored is, and no byte is left over."""
-    from tests.postgres import new_database, own_server
-
-    place = tmp_path / "payloads"
-    place.mkdir()
-    recorder = Recorder(Ledger(tmp_path / "calls"))
-    with own_server() as server, new_database(server.url) as url:
-        async with apart(url, place, reconnect_timeout=20.0) as buffer:
-
-            async def produce(first: int) -> None:
-                for number in range(first, first + 10):
-                    await recorder.call("put", buffer.put(roles.heavy(number), TASK), groups=[number])
-
-            async def some() -> bool:
-                return recorder.done["put"] > 5
-
-            producing = [asyncio.create_task(produce(100 * n)) for n in range(3)]
-            await until(some)
-            await asyncio.to_thread(server.stop)
-            await asyncio.sleep(0.5)
-            await asyncio.to_thread(server.start)
-            await asyncio.gather(*producing)
-        assert await _left_over(url, str(place), tmp_path / "rest") == (0, [])
-    figures.judge(1, calls_in([tmp_path / "calls", tmp_path / "rest"]))

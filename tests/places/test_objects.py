@@ -6,16 +6,12 @@ import asyncio
 import errno
 import os
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from replaybuf import ReplayBuffer, RolloutState
 from replaybuf.errors import PayloadStoreError, StorageError
 from replaybuf.storage.places.folder import FolderStore
 from replaybuf.storage.places.objects import ObjectStore
@@ -23,7 +19,7 @@ from replaybuf.storage.places.owners import claim
 from replaybuf.storage.places.store import FILES, MARKER, file_name
 from tests.cli.conftest import run, run_json
 from tests.observe.test_spans import numbers
-from tests.places.arrays import files
+from tests.places.arrays import NBYTES, apart, files, heavy
 from tests.places.conftest import DATABASE, HOME, PATIENCE, read, written
 from tests.places.relay import Relay
 from tests.stores import TASK, because, build, group, opened, sweep_now
@@ -224,25 +220,6 @@ def test_a_forked_process_is_told_how_to_start(objects: ObjectStore, bucket: str
     assert os.read(reading, 1000).startswith(b"PayloadStoreError")
 
 
-#: The bytes of the arrays of a group.
-EACH = 100_000
-
-
-def heavy(number: int) -> list[RolloutState]:
-    [rollout] = group(number)
-    rollout.extra_fields = {"pixels": np.arange(EACH, dtype=np.uint8)}
-    return [rollout]
-
-
-@asynccontextmanager
-async def apart(url: str, folder: Path, groups: int = 0) -> AsyncIterator[ReplayBuffer]:
-    folder.mkdir(exist_ok=True)  # noqa: ASYNC240
-    async with build(url, payloads=str(folder), payload_threshold=20_000) as buffer:
-        for number in range(groups):
-            await buffer.put(heavy(number), TASK)
-        yield buffer
-
-
 def place(url: str) -> dict[str, Any]:
     """The one row of the view."""
     [row] = run_json("sql", url, "SELECT * FROM places")
@@ -250,8 +227,9 @@ def place(url: str) -> dict[str, Any]:
 
 
 async def fill(url: str, folder: Path, groups: int) -> None:
-    async with apart(url, folder, groups):
-        pass
+    async with apart(url, folder) as buffer:
+        for number in range(groups):
+            await buffer.put(heavy(number), TASK)
 
 
 async def take(url: str) -> None:
@@ -261,19 +239,17 @@ async def take(url: str) -> None:
         await buffer.storage._write(sweep_now)
 
 
-def test_the_view_adds_up(shared_url: str, tmp_path: Path) -> None:
-    folder = tmp_path / "payloads"
+def test_the_view_adds_up(shared_url: str, folder: Path) -> None:
     asyncio.run(fill(shared_url, folder, 4))
     size = sum(file.stat().st_size for file in (folder / FILES).iterdir())
     # The last tail of a file is padded, which isn't counted.
-    assert place(shared_url) == {"url": str(folder), "files": 4, "groups": 4, "bytes": 4 * EACH}
-    assert 4 * EACH <= size < 4 * EACH + 256
+    assert place(shared_url) == {"url": str(folder), "files": 4, "groups": 4, "bytes": 4 * NBYTES}
+    assert 4 * NBYTES <= size < 4 * NBYTES + 256
     asyncio.run(take(shared_url))
     assert place(shared_url)["groups"] == 3
 
 
-def test_stats_metrics_and_the_page_say_the_same(shared_url: str, tmp_path: Path) -> None:
-    folder = tmp_path / "payloads"
+def test_stats_metrics_and_the_page_say_the_same(shared_url: str, folder: Path) -> None:
     asyncio.run(fill(shared_url, folder, 2))
     row = place(shared_url)
     assert run_json("stats", shared_url)["database"]["places"] == {row.pop("url"): row}

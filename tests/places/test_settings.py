@@ -18,7 +18,7 @@ from tests.cli.doctored import examine, wrong
 from tests.faults.processes import end, entries, start
 from tests.places import roles
 from tests.places.arrays import apart, ask, files, listed, numbers_in, put, rename, take_all, until_no_files
-from tests.postgres import new_database
+from tests.postgres import new_url
 from tests.stores import TASK, build
 
 pytestmark = pytest.mark.usefixtures("soon_swept")
@@ -82,16 +82,6 @@ async def test_a_marker_that_cannot_be_read_is_said_so(tmp_path: Path, folder: P
     with pytest.raises(PayloadStoreError, match=r"restore it .*--take-over writes it again.*or name another place"):
         async with apart(f"sqlite:///{tmp_path}/b.db", folder) as buffer:
             await put(buffer, 1)
-
-
-STORES = ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)]
-
-
-@pytest.fixture(params=STORES)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/buffer.db"
-    return str(request.getfixturevalue("lent_database"))
 
 
 async def noted(url: str) -> list[str]:
@@ -168,26 +158,22 @@ async def test_places_that_were_added_before_and_after_a_backup_was_put_back_are
         assert sorted(await take_all(buffer)) == [1, 3, 4]
 
 
-@pytest.fixture(params=STORES)
-def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(params=["sqlite", "postgresql"])
+def unmade(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of a database that isn't there, or has no tables."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/buffer.db"
-        return
-    with new_database(request.getfixturevalue("postgres_url")) as url:
-        yield url
+    yield from new_url(request.param, request, tmp_path)
 
 
 @pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.long) for turn in range(1, 10))])
 async def test_those_who_create_a_database_at_the_same_moment_share_its_place(
-    new_url: str, folder: Path, turn: int
+    unmade: str, folder: Path, turn: int
 ) -> None:
     async def begin(number: int) -> None:
-        async with apart(new_url, folder) as buffer:
+        async with apart(unmade, folder) as buffer:
             await put(buffer, number)
 
     await asyncio.gather(*(begin(number) for number in range(4)))
-    async with build(new_url) as buffer:
+    async with build(unmade) as buffer:
         assert sorted(await take_all(buffer)) == [0, 1, 2, 3]
 
 

@@ -117,15 +117,6 @@ async def steps_of(buffer: ReplayBuffer) -> list[tuple[int | None, int, int, lis
     ]
 
 
-async def test_a_batch_is_of_the_step_that_its_acknowledgement_names(buffer: ReplayBuffer) -> None:
-    """Also if the draw was for another: the archived groups say so, too."""
-    uids = [await put(buffer, number, "gpu-1") for number in range(2)]
-    lease = await buffer.lease_batch({TASK: 2}, current_train_step=100)
-    await buffer.adopt(lease.handle).acknowledge(train_step=103)
-    assert await steps_of(buffer) == [(103, 2, 2, uids)]
-    assert [item.trained_step async for item in buffer.find({"status": "archived"})] == [103, 103]
-
-
 async def test_groups_of_an_adopted_lease_are_of_the_step_of_their_own_acknowledgement(buffer: ReplayBuffer) -> None:
     """What was acknowledged before the lease was handed on stays of its step."""
     uids = [await put(buffer, number, "gpu-1") for number in range(4)]

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import asyncpg
 import pytest
 
 from replaybuf import ReplayBuffer
@@ -18,6 +17,7 @@ from replaybuf.storage.sql.statements.matching import delete_groups
 from replaybuf.storage.sql.statements.past import pass_on
 from replaybuf.storage.values import Cursor
 from tests.cancellation.conftest import take
+from tests.postgres import ask
 from tests.reference.snapshots import held_by
 from tests.stores import TASK, build, fill, group, numbers_of, sweep_now, take_all, until
 
@@ -201,12 +201,7 @@ async def test_each_write_is_before_a_checkpoint_or_after_it(lent_database: str)
 
 
 async def _waits_for_a_lock(url: str) -> bool:
-    connection = await asyncpg.connect(url)
-    try:
-        waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-        return bool(await connection.fetchval(waiting))
-    finally:
-        await connection.close()
+    return bool(await ask(url, "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
 
 
 async def test_a_draw_of_before_a_restore_is_not_undone(shared_url: str) -> None:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import asyncpg
 import pytest
 
 from replaybuf import FencedError, FullError, ReplayBuffer
@@ -14,6 +13,7 @@ from replaybuf.storage.sql.tasks.group_commit import GroupCommit
 from tests.cancellation.conftest import end_background_work
 from tests.faults.proxy import Link, Proxy, proxied
 from tests.faults.test_postgres_connections import all_told
+from tests.postgres import ask
 from tests.stores import TASK, build, fill, group, numbers_of, take_all
 
 
@@ -126,9 +126,4 @@ async def test_what_another_process_changed_is_noticed(lent_database: str, polic
 
 async def shifted(url: str) -> list[int]:
     """The groups that have the ticket that they would have had without the restore."""
-    connection = await asyncpg.connect(url)
-    try:
-        query = "SELECT uid FROM rb_group, rb_buffer WHERE ticket_shift > 0 AND ticket = uid - ticket_shift"
-        return [row[0] for row in await connection.fetch(query)]
-    finally:
-        await connection.close()
+    return await ask(url, "SELECT uid FROM rb_group, rb_buffer WHERE ticket_shift > 0 AND ticket = uid - ticket_shift")

@@ -19,7 +19,7 @@ from replaybuf import ReplayBuffer, RolloutState, Status
 from replaybuf.common.progress import Progress
 from replaybuf.errors import SnapshotError
 from replaybuf.storage.sql.copies.snapshot_file import DIGEST, SNAPSHOT_FILE
-from tests.contract.harness import plain
+from tests.contract.harness import everything
 from tests.stores import TASK, build, fill, group, number_of
 
 COUNT = 40
@@ -28,10 +28,6 @@ COUNT = 40
 def large(number: int) -> list[RolloutState]:
     """A group whose payload takes a page or more."""
     return group(number, text=f"{number:04d} " * random.Random(number).randint(100, 8000))
-
-
-async def everything(buffer: ReplayBuffer) -> list[Any]:
-    return [plain({name: getattr(item, name) for name in type(item).__slots__}) async for item in buffer.find({})]
 
 
 @pytest.fixture(scope="module")
