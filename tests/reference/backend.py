@@ -79,12 +79,6 @@ class Reference(Putting, Drawing, Matching, Presence):
         with self._lock:
             return replace(self._cursors.get(name, Cursor(name)), epoch=self._epoch)
 
-    async def move_cursor(self, cursor: Cursor) -> bool:
-        with self._lock:
-            moved = self._move(cursor)
-            self._notify()
-            return moved
-
     def _move(self, cursor: Cursor) -> bool:
         now = self._cursors.get(cursor.name, Cursor(cursor.name))
         if (now.version, self._epoch) != (cursor.version, cursor.epoch):
@@ -107,22 +101,6 @@ class Reference(Putting, Drawing, Matching, Presence):
             self._loans.lend(all_of(claimed), token, until)
             self._notify()
             return Leased(token, until, claimed, self._epoch, database=self.identity)
-
-    async def put_with_cursor(self, groups: Sequence[NewGroup], cursor: Cursor, event: object = None) -> bool:
-        encoded = [(group, self._encode(group)) for group in groups]
-        with self._lock:
-            before, cursors = self._groups.copy(), dict(self._cursors)
-            loans = self._loans.copy(before)
-            if not self._move(cursor):
-                return False
-            try:
-                for group, payload in encoded:
-                    self._store(group, payload, self._reward(group))
-            except BaseException:
-                self._groups, self._loans, self._cursors = before, loans, cursors
-                raise
-            self._notify()
-            return True
 
     # Copies
 

@@ -139,13 +139,12 @@ class Pair(RuleBasedStateMachine):
         assert got["items"] == expected["items"]
         assert got == expected
         views = self.run(self.place.views())
-        if views is not None:
-            items = self.run(all_items(self.reference))
-            for row in views["groups"]:
-                del row["trained_step"]  # see `seen.fields`
-            leased = {row["uid"] for row in views["groups"] if row.pop("leased_until") is not None}
-            for name, rows in expected_views(items).items():
-                assert [row for row in views[name] if row["uid"] not in leased] == rows, name
+        items = self.run(all_items(self.reference))
+        for row in views["groups"]:
+            del row["trained_step"]  # see `seen.fields`
+        leased = {row["uid"] for row in views["groups"] if row.pop("leased_until") is not None}
+        for name, rows in expected_views(items).items():
+            assert [row for row in views[name] if row["uid"] not in leased] == rows, name
 
 
 def _independent(put: dict[str, Any], next_uid: int) -> dict[str, Any]:
@@ -196,7 +195,7 @@ class Keeping(Pair):
         """Both go on from what they have left behind, or both from what the database has."""
         if how == "snapshot":
             self.save_and_resume(crossed)
-        elif self.place.durable:
+        else:
             self.run(self.other.close())
             self.other = self.buffer(self.place.again(self.rules))
             for _, lease in self.leases:

@@ -22,9 +22,7 @@ _OTHERWISE = {"created_at", "archived_at", "bytes", "put_step", "full_prompt", "
 
 
 class Place:
-    """Storages of one kind."""
-
-    durable = False
+    """Storages of one kind, which last."""
 
     def new(self, rules: Rules) -> SQLStorage:
         """An empty storage."""
@@ -34,17 +32,15 @@ class Place:
         """A storage over the data of the last new one."""
         raise NotImplementedError
 
-    async def views(self) -> dict[str, list[dict[str, Any]]] | None:
+    async def views(self) -> dict[str, list[dict[str, Any]]]:
         """The rows of the SQL views of the last new one."""
-        return None
+        raise NotImplementedError
 
     def leave(self) -> None:
         """Let go of the storages of an example."""
 
 
 class SqliteFiles(Place):
-    durable = True
-
     def __init__(self) -> None:
         self._folder: str | None = None
         self._count = 0
@@ -76,8 +72,6 @@ class SqliteFiles(Place):
 
 
 class PostgresDatabases(Place):
-    durable = True
-
     def __init__(self, databases: Databases) -> None:
         self._databases = databases
         self._example = ExitStack()
