@@ -6,17 +6,19 @@ at that revision. The alembic chain in `migrations` upgrades older ones (`inspec
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING
 
-from sqlalchemy import Index, create_mock_engine
+from sqlalchemy import Index
+from sqlalchemy.schema import CreateIndex, CreateSequence, CreateTable, ExecutableDDLElement
 
 from replaybuf.errors import StorageError
 from replaybuf.storage.sql.schema import HEAD, VERSION_TABLE, check_revision
-from replaybuf.storage.sql.schema.tables import IDENTITY, metadata
+from replaybuf.storage.sql.schema.tables import IDENTITY, metadata, uid_sequence
 from replaybuf.storage.sql.schema.views import CREATE_VIEWS, VIEWS
 
 if TYPE_CHECKING:
+    from replaybuf.storage.sql.engine.dialect import Dialect
     from replaybuf.storage.sql.engine.transaction import Transaction
 
 
@@ -50,7 +52,7 @@ def create_schema(tx: Transaction, where: str) -> None:
 
 def create_tables(tx: Transaction) -> None:
     """Create all tables, indexes and initial rows in an empty database."""
-    for definition in _definitions(tx):
+    for definition in _definitions(tx.dialect):
         tx.run(definition)
     tx.change("INSERT INTO rb_info (name, number) VALUES ('uid', 0)")
     tx.change("INSERT INTO rb_info (name, value) VALUES (:name, :value)", name=IDENTITY, value=uuid.uuid4().hex)
@@ -65,28 +67,21 @@ def create_tables(tx: Transaction) -> None:
 
 def create_index(tx: Transaction, index: Index) -> None:
     """Create an index."""
-    index.create(_compiling(tx, tx.run), checkfirst=False)
+    tx.run(_sql(CreateIndex(index), tx.dialect))
 
 
-_compiled: dict[str, list[str]] = {}
-
-
-def _definitions(tx: Transaction) -> list[str]:
+@cache
+def _definitions(dialect: Dialect) -> list[str]:
     """Return the statements that create all tables and indexes. (To compile them takes longer than to run them.)"""
-    if tx.dialect.name not in _compiled:
-        definitions: list[str] = []
-        metadata.create_all(_compiling(tx, definitions.append), checkfirst=False)
-        _compiled[tx.dialect.name] = definitions
-    return _compiled[tx.dialect.name]
+    tables = metadata.sorted_tables
+    made: list[ExecutableDDLElement] = [CreateSequence(uid_sequence)] if dialect.is_remote else []
+    made += map(CreateTable, tables)
+    made += [CreateIndex(index) for table in tables for index in table.indexes]
+    return [_sql(one, dialect) for one in made]
 
 
-def _compiling(tx: Transaction, run: Callable[[str], object]) -> Any:
-    """Return a SQLAlchemy mock engine that hands on DDL as text of this database."""
-
-    def compiled(ddl: Any, *_: Any, **__: Any) -> None:
-        run(str(ddl.compile(dialect=tx.dialect.compiler)))
-
-    return create_mock_engine(f"{tx.dialect.name}://", compiled)
+def _sql(definition: ExecutableDDLElement, dialect: Dialect) -> str:
+    return str(definition.compile(dialect=dialect.compiler))
 
 
 def create_views(tx: Transaction) -> None:
