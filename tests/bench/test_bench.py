@@ -18,12 +18,12 @@ import psutil
 import pytest
 
 from replaybuf import ReplayBufferConfig
+from replaybuf.cli.bench import run as parent
 from replaybuf.cli.bench.load import BenchSettings, GroupMaker, parse_group
 from replaybuf.cli.bench.report import ledger_of, passed, print_results, quantiles
 from replaybuf.cli.bench.run import Outcome
 from replaybuf.errors import InputError, ReplayBufError
 from replaybuf.storage.sql.inspection.reader import open_reader
-from tests.bench.conftest import bench, left_behind
 from tests.cli.conftest import run, start
 from tests.pages import DOCS
 from tests.stores import TASK, group
@@ -34,6 +34,32 @@ FIGURES = {"count", "mean_ms", "p50_ms", "p90_ms", "p99_ms", "max_ms"}
 @pytest.fixture
 def url(shared_url: str) -> str:
     return shared_url
+
+
+@pytest.fixture(autouse=True)
+def _forked_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tests of this process share one process to fork from; and no variable is taken for an option."""
+    monkeypatch.setattr(parent, "PRELOADED", ["tests.faults.preloaded"])
+    for name in [name for name in os.environ if name.startswith("REPLAYBUF_") and "TEST" not in name]:
+        monkeypatch.delenv(name)
+
+
+def bench(url: str, *options: object, code: int | None = 0) -> Any:
+    """The results of a small load: 20 groups of each of two workers, unless options say otherwise."""
+    small = ("--workers", 2, "--trainers", 1, "--group", "2x16", "--take", 4, "--groups", 20, "--minutes", 2)
+    return json.loads(run("bench", url, *small, *options, "--format=json", code=code).stdout)
+
+
+_TABLES = ("group", "payload", "past", "lane", "tally", "worker", "batch", "event", "history")
+
+
+def left_behind(url: str) -> dict[str, int]:
+    """The number of rows that there are in tables of groups and buffers, where there are any."""
+    if url.startswith("sqlite") and not Path(url.removeprefix("sqlite:///")).exists():
+        return {}
+    read = open_reader(url).read
+    counts = {table: read(lambda tx, table=table: tx.value(f"SELECT count(*) FROM rb_{table}")) for table in _TABLES}  # type: ignore[misc]
+    return {table: count for table, count in counts.items() if count}
 
 
 def test_a_load_accounts_for_every_group_and_leaves_nothing(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,8 @@ from replaybuf.errors import CheckpointError, InputError
 from replaybuf.integrations.nemo_rl import TrajectoryBuffer
 from replaybuf.values.codec.payload import Codec
 from tests.frameworks import Sample
-from tests.integrations.scripts import files_of, lines_of, output_of
+from tests.integrations.scripts import files_of, lines_of, output_of, printed_by
+from tests.pages import DOCS, examples_in
 
 
 class BatchedDataDict(UserDict[str, Any]):
@@ -355,3 +356,20 @@ def test_nemo_rl_could_not_tell_them_apart(seed: int) -> None:
         assert info == {name: expected_info[name] for name in info}
         assert ours.get_last_target_weight_already_generated() == theirs.get_last_target_weight_already_generated()
         assert ours.size() == theirs.size()
+
+
+# Hydra: the example of docs/configuration.md; REPLAYBUF_TEST_UPDATE_DOCS=1 writes its output.
+
+
+@pytest.mark.frameworks
+def test_a_config_is_read_as_the_page_says(tmp_path: Path) -> None:
+    pytest.importorskip("hydra")
+    page = DOCS / "configuration.md"
+    [(code, output)] = examples_in(page.read_text("utf-8"))
+    (tmp_path / "example.py").write_text(code, "utf-8")
+    printed = printed_by(["example.py"], tmp_path)
+    if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
+        text = page.read_text("utf-8")
+        page.write_text(text.replace(f"{code}```\n\n```\n{output}", f"{code}```\n\n```\n{printed}"), "utf-8")
+    else:
+        assert printed == output

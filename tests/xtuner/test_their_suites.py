@@ -1,5 +1,7 @@
 """xtuner's own tests, run over `replaybuf.integrations.xtuner`: those of its buffer, producers, managers and trainers.
 
+Beside them its rules, and its trainers' config, as they are in the checkout.
+
 `REPLAYBUF_XTUNER` names a checkout of https://github.com/InternLM/xtuner, whose requirements are installed; nothing of
 it is changed but the import of its replay buffer. What has to run on a GPU or needs a model's weights is left out.
 """
@@ -12,6 +14,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+
+from tests.integrations.scripts import printed_by
+from tests.xtuner.conftest import PROJECT
 
 pytestmark = pytest.mark.frameworks
 
@@ -52,6 +57,28 @@ def failed_in(report: Path) -> dict[str, str]:
         for said in (*case.iter("failure"), *case.iter("error")):
             failed[case.get("name", "").partition(" ")[0]] = (said.get("message") or "")[:500]
     return failed
+
+
+def output_of(arguments: list[str], environment: dict[str, str]) -> str:
+    return printed_by(arguments, PROJECT, environment).splitlines()[-1]
+
+
+_TAKES = """
+from pydantic import TypeAdapter
+from replaybuf.integrations.xtuner import AsyncReplayBufferConfig
+from xtuner.v1.train.rl_trainer import RLColocateTrainerConfig
+config = AsyncReplayBufferConfig(url="sqlite:///run.db")
+field = RLColocateTrainerConfig.model_fields["replay_buffer_config"]
+print(TypeAdapter(field.annotation).validate_python(config) is config)
+"""
+
+
+def test_the_rules_are_those_of_their_buffer(theirs: dict[str, str]) -> None:
+    assert output_of(["-m", "tests.xtuner.in_xtuner", "600"], theirs) == "[]"
+
+
+def test_their_trainers_take_the_config(theirs: dict[str, str]) -> None:
+    assert output_of(["-c", _TAKES], theirs) == "True"
 
 
 @pytest.mark.parametrize("suite", SUITES)
