@@ -233,23 +233,28 @@ class FileBatch:
     _number: int
     _store: PlaceStore
     _sync: bool
-    _files: list[_NewFile] = field(default_factory=list)
+    _files: dict[int, list[Any]] = field(default_factory=dict)  # the buffers of each
+    _end: int = 0  # of the last file, and the number of its groups
+    _groups: int = 0
 
     def add(self, split: SplitPayload) -> Extent:
         """Return the extent of a payload's tail, which is written by `flush`."""
-        file = self._files[-1] if self._files else None
-        if file is None or file.groups == FILE_GROUPS or (file.groups and file.end + split.size > FILE_BYTES):
-            file = _NewFile()
-            self._files.append(file)
-        extent = Extent(self._number, file.number, file.end, split.size)
-        file.add(split)
+        if not self._files or self._groups == FILE_GROUPS or (self._groups and self._end + split.size > FILE_BYTES):
+            self._files[secrets.randbits(63)] = []  # random: of two transactions, none names the same file
+            self._end = self._groups = 0
+        number, written = next(reversed(self._files.items()))
+        extent, padding = Extent(self._number, number, self._end, split.size), bytes(-split.size % ALIGNMENT)
+        buffers = [*split.tail, padding]
+        written += [b"".join(buffers)] if split.size < _JOINED * len(buffers) else buffers
+        self._end += split.size + len(padding)
+        self._groups += 1
         return extent
 
     def flush(self) -> None:
         """Write the added tails. Raises PayloadStoreError or StorageError."""
-        files, self._files = self._files, []
+        files, self._files = self._files, {}
         if files:
-            self._store.write([(file_name(one.number), one.buffers) for one in files], sync=self._sync)
+            self._store.write([(file_name(number), buffers) for number, buffers in files.items()], sync=self._sync)
 
 
 class PlaceReader:
@@ -347,23 +352,6 @@ class PlaceReader:
         """
         home = await self._engine.read(home_of, self.scope)
         return await in_thread(partial(claim, store, self.scope.database or "", number, home), self.patience, store.url)
-
-
-class _NewFile:
-    """A file to be written, under a random name: of two transactions, none names the same."""
-
-    __slots__ = ("buffers", "end", "groups", "number")
-
-    def __init__(self) -> None:
-        self.number = secrets.randbits(63)
-        self.buffers: list[Any] = []
-        self.end = self.groups = 0
-
-    def add(self, split: SplitPayload) -> None:
-        buffers = [*split.tail, bytes(-split.size % ALIGNMENT)]
-        self.buffers += [b"".join(buffers)] if split.size < _JOINED * len(buffers) else buffers
-        self.end += split.size + -split.size % ALIGNMENT
-        self.groups += 1
 
 
 def _files_of(groups: Iterable[EncodedGroup]) -> set[int]:
