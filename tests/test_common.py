@@ -19,7 +19,8 @@ from replaybuf.view.conversation import strip
 
 @pytest.mark.parametrize("password", ["secret", "sec@ret", "@secret@", "sec/ret", "sec:ret", "se?c#ret", "sec\nret"])
 def test_no_part_of_a_password_is_shown(password: str) -> None:
-    assert redact(f"postgresql://rl:{password}@db:5432/run") == "postgresql://rl:***@db:5432/run"
+    for hosts in ("db:5432", "a:5432,b:5433"):
+        assert redact(f"postgresql://rl:{password}@{hosts}/run") == f"postgresql://rl:***@{hosts}/run"
 
 
 @pytest.mark.parametrize("sign", ["%3A", "%3a", "/", " ", "?", "#"])
@@ -36,6 +37,7 @@ def test_what_follows_a_mistyped_colon_is_not_shown(sign: str) -> None:
         "sqlite:/run.db",
         "postgresql://r%40l@db/run",
         "postgresql://@db",
+        "postgresql://a:5432,b:5433/rl",
         "a.b://h:1/",
     ],
 )

@@ -255,12 +255,9 @@ async def flow(url: str, done: threading.Event) -> None:
         "UPDATE rb_checkpoint SET groups = 'many'",
     ],
 )
-def test_a_value_that_can_not_be_there_is_a_problem(tmp_path: Path, statement: str) -> None:
+def test_a_value_that_can_not_be_there_is_a_problem(file: Path, statement: str) -> None:
     """SQLite keeps any value in any column. The other checks go on."""
-    url = f"sqlite:///{tmp_path}/run.db"
-    asyncio.run(fill_busy(url))
-    checkpoint_and_take(url)
-    execute(url, LATER)
+    checkpoint_and_take(url := f"sqlite:///{file}")
     execute(url, statement)
     found = examine(url, code=1)
     assert "problem" in wrong(found).values()

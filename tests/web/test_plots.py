@@ -162,16 +162,13 @@ def read(readings: server.Readings, function: Callable[[Any], Any]) -> Coroutine
     return readings.run(lambda reader, seconds: reader.read(function, timeout=seconds))
 
 
-@pytest.mark.parametrize("filled", ["sqlite", "postgres"], indirect=True)
-def test_a_read_that_takes_too_long_is_stopped(filled: str) -> None:
+def test_a_read_that_takes_too_long_is_stopped(file: Path) -> None:
     endless = (
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000000000) SELECT count(*) FROM n"
     )
-    readings = server.Readings(open_reader(filled), seconds=0.2)
-    started = time.monotonic()
+    readings = server.Readings(open_reader(str(file)), seconds=0.2)
     with pytest.raises(LockedError, match=r"took longer than 0\.2 s"):
         asyncio.run(read(readings, lambda tx: tx.table(endless)))
-    assert time.monotonic() - started < 10
 
 
 def test_few_reads_go_on_at_the_same_time(file: Path) -> None:
