@@ -260,15 +260,10 @@ class PromptDataset:
                 f"the dataset was read as far as epoch {epoch} (from 0), more than with epochs={self._epochs}: go on "
                 "with the epochs of the run, or give the ledger another name="
             )
-        if isinstance(seed, list) and source.size != size_then:
-            sizes = f"the dataset had {size_then} items and has {source.size} now"
-            raise InputError(f"{sizes}: with order= it must keep its size; {_GO_ON}")
-        if source.size is not None and (index > source.size or (seed is not None and source.size != size_then)):
-            raise InputError(
-                f"the dataset had {size_then} items and has {source.size} now, and {index} were read in epoch {epoch} "
-                f"(from 0): {'it has become shorter' if seed is None else 'its shuffled order is another one'}, and "
-                f"prompts would be read twice or never; {_GO_ON}"
-            )
+        if seed is not None and source.size != size_then:
+            shuffled = "its shuffled order is another one, and prompts would be read twice or never"
+            problem = "with order= it must keep its size" if isinstance(seed, list) else shuffled
+            raise InputError(f"the dataset had {size_then} items and has {source.size} now: {problem}; {_GO_ON}")
         if index and (source.size != size_then or not (self._is_known or position == self._last)):
             self._compare(epoch, index - 1, mark)
         source.forget(epoch, index)
