@@ -17,7 +17,7 @@ from replaybuf.cli.doctor import check_database
 from replaybuf.storage.places.store import FILES, MARKER
 from tests.cli.conftest import new_url, run, run_json
 from tests.cli.doctored import examine, wrong
-from tests.places.test_objects import apart
+from tests.places.arrays import apart, heavy
 from tests.postgres import execute
 from tests.stores import TASK
 
@@ -34,9 +34,11 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, folder: Path) -> Iterato
     """The URL of a database that keeps three payloads in the folder, and is closed."""
 
     async def fill(url: str) -> None:
-        async with apart(url, folder, COUNT):
-            pass
+        async with apart(url, folder) as buffer:
+            for number in range(COUNT):
+                await buffer.put(heavy(number), TASK)
 
+    folder.mkdir()
     for url in new_url(request.param, request, tmp_path):
         asyncio.run(fill(url))
         yield url
