@@ -51,8 +51,8 @@ def _no_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-async def proxy(postgres_database: str, authority: Authority, server: Signed) -> AsyncIterator[Proxy]:
-    async with proxied(postgres_database, authority.server_context(server)) as proxy:
+async def proxy(lent_database: str, authority: Authority, server: Signed) -> AsyncIterator[Proxy]:
+    async with proxied(lent_database, authority.server_context(server)) as proxy:
         yield proxy
 
 
@@ -64,11 +64,11 @@ def with_options(proxy: Proxy, *options: str) -> str:
 
 
 async def test_a_run_reads_and_writes_by_tls_with_a_certificate_of_its_own(
-    postgres_database: str, authority: Authority, server: Signed, trainer: Signed
+    lent_database: str, authority: Authority, server: Signed, trainer: Signed
 ) -> None:
     """So do readers, and what upgrades."""
     context = authority.server_context(server, wants_certificates=True)
-    async with proxied(postgres_database, context) as proxy:
+    async with proxied(lent_database, context) as proxy:
         url = with_options(proxy, "sslmode=verify-full", f"sslrootcert={authority.certificate}", trainer.options)
         async with build(url) as buffer:
             await fill(buffer, 20)
@@ -90,10 +90,10 @@ async def test_a_run_reads_and_writes_by_tls_with_a_certificate_of_its_own(
     [("127.0.0.1", -1, "certificate has expired"), ("db", 1, "not valid for '127.0")],
 )
 async def test_a_server_that_is_not_trusted_is_refused_with_the_reason(
-    postgres_database: str, authority: Authority, name: str, days: int, message: str
+    lent_database: str, authority: Authority, name: str, days: int, message: str
 ) -> None:
     context = authority.server_context(authority.sign("untrusted", name, days=days))
-    async with proxied(postgres_database, context) as proxy:
+    async with proxied(lent_database, context) as proxy:
         error = await not_connected(
             with_options(proxy, "sslmode=verify-full", f"sslrootcert={authority.certificate}"), message
         )
@@ -108,13 +108,13 @@ async def not_connected(url: str, message: str) -> ReplayBufError:
 
 
 async def test_of_several_hosts_one_that_is_trusted_is_enough(
-    postgres_database: str, authority: Authority, server: Signed
+    lent_database: str, authority: Authority, server: Signed
 ) -> None:
     """And where none is, the reason is told."""
     old = authority.server_context(authority.sign("old", *HOSTS, days=-1))
-    async with proxied(postgres_database, old) as first, proxied(postgres_database, old) as second:
+    async with proxied(lent_database, old) as first, proxied(lent_database, old) as second:
         hosts = ",".join(f"127.0.0.1:{make_url(one.url).port}" for one in (first, second))
-        parts = make_url(postgres_database)
+        parts = make_url(lent_database)
         url = f"postgresql://{parts.username}@{hosts}/{parts.database}?sslmode=verify-full"
         url += f"&sslrootcert={authority.certificate}"
         await not_connected(url, "certificate has expired")
@@ -124,8 +124,8 @@ async def test_of_several_hosts_one_that_is_trusted_is_enough(
         assert (first.links, bool(second.links)) == ([], True)
 
 
-async def test_a_server_without_tls_is_refused_where_tls_is_asked_for(postgres_database: str) -> None:
-    async with proxied(postgres_database) as proxy:
+async def test_a_server_without_tls_is_refused_where_tls_is_asked_for(lent_database: str) -> None:
+    async with proxied(lent_database) as proxy:
         await not_connected(with_options(proxy, "sslmode=require"), "rejected SSL upgrade; see TLS in docs")
         async with build(with_options(proxy, "sslmode=prefer")) as buffer:
             await buffer.put(group(1), TASK)
@@ -167,11 +167,11 @@ async def test_what_the_driver_makes_nothing_of_is_an_error_with_the_reason(prox
         assert message in str(await refused_put(with_options(proxy, *options), kind))
 
 
-def test_a_socket_of_this_machine_needs_no_ca(postgres_database: str) -> None:
+def test_a_socket_of_this_machine_needs_no_ca(lent_database: str) -> None:
     """As with libpq, whatever the mode is."""
 
     async def main() -> None:
-        async with build(f"{postgres_database}&sslmode=verify-full") as buffer:
+        async with build(f"{lent_database}&sslmode=verify-full") as buffer:
             await buffer.put(group(1), TASK)
 
     asyncio.run(main())
@@ -194,7 +194,7 @@ async def test_the_cas_of_the_machine_may_be_trusted(
 
 
 async def test_new_connections_have_the_certificates_that_are_there_by_then(
-    postgres_database: str, tmp_path: Path
+    lent_database: str, tmp_path: Path
 ) -> None:
     """Of the server, its CA and the client. Between two of them the run waits: nothing is lost."""
     first, second = Authority(tmp_path / "1", "1"), Authority(tmp_path / "2", "2")
@@ -209,12 +209,12 @@ async def test_new_connections_have_the_certificates_that_are_there_by_then(
         return authority.server_context(authority.sign("server", *HOSTS), wants_certificates=True)
 
     install(first)
-    async with proxied(postgres_database, speaks(first)) as proxy:
+    async with proxied(lent_database, speaks(first)) as proxy:
         url = with_options(proxy, "sslmode=verify-full", f"sslrootcert={root}&sslcert={mine}&sslkey={key}")
         async with build(url) as buffer:
             await buffer.put(group(0), TASK)
             proxy.tls = speaks(second)
-            execute(postgres_database, END_ALL)
+            execute(lent_database, END_ALL)
             putting = asyncio.create_task(buffer.put(group(1), TASK))
             await asyncio.wait([putting], timeout=0.3)
             assert not putting.done()

@@ -25,6 +25,17 @@ async def test_an_undone_draw_of_groups_that_left_and_others_that_stayed_counts_
         assert +Counter(await buffer.storage.tallies()) == before
 
 
+async def test_an_undone_draw_is_undone_in_the_checkpoints_made_since(url: str) -> None:
+    async with build(url, max_times_sampled=0) as buffer:
+        await fill(buffer, 2)
+        undo = await take(buffer, 2)
+        await buffer.checkpoint(1)
+        await buffer.update({}, priority=5)  # which keeps the groups as they were for the checkpoint
+        await undo()
+        await buffer.restore(1)
+        assert [item.times_sampled async for item in buffer.find({})] == [0, 0]
+
+
 @pytest.mark.parametrize("times", [1, 0])
 async def test_an_undone_draw_joins_a_race_that_began_in_the_meantime(shared_url: str, times: int) -> None:
     async with (

@@ -229,9 +229,10 @@ class Leasing(Pair):
         status=statuses,
         where=sometimes,
         failures=st.sampled_from([0, 0, 1, 2]),
+        then=st.sampled_from([None, "acknowledge", "extend"]),
     )
-    def lease(self, wanted: dict[str, int], status: Status, where: Any, failures: int) -> None:
-        """Groups are leased, after others may have failed with them."""
+    def lease(self, wanted: dict[str, int], status: Status, where: Any, failures: int, then: str | None) -> None:
+        """Groups are leased, after others may have failed with them, and perhaps settled at once."""
 
         async def leased(buffer: ReplayBuffer) -> Lease:
             for failure in range(failures + 1):
@@ -247,6 +248,8 @@ class Leasing(Pair):
         assert got == expected
         if isinstance(pair[0], Lease):
             self.leases.append(pair)
+            if then is not None:
+                self.settle_both(pair, None, then)
 
     @precondition(lambda self: self.leases)
     @rule(
@@ -263,6 +266,9 @@ class Leasing(Pair):
         if priority is not None:
             self.both(lambda buffer: buffer.update_priorities(dict.fromkeys(there, priority)))
 
+        self.settle_both(pair, uids, how)
+
+    def settle_both(self, pair: tuple[Lease, Lease], uids: list[int] | None, how: str) -> None:
         async def settled(lease: Lease) -> Any:
             if how == "acknowledge":
                 return await lease.acknowledge(uids)

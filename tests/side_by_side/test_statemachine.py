@@ -30,11 +30,11 @@ def run(place: Place, examples: int, steps: int) -> None:
 
 
 def test_sqlite_is_like_the_model() -> None:
-    run(SqliteFiles(), 5, 20)
+    run(SqliteFiles(), 8, 13)
 
 
 def test_postgres_is_like_the_model(postgres_databases: Databases) -> None:
-    run(PostgresDatabases(postgres_databases), 4, 20)
+    run(PostgresDatabases(postgres_databases), 6, 13)
 
 
 @pytest.mark.long
