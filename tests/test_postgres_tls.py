@@ -193,9 +193,7 @@ async def test_the_cas_of_the_machine_may_be_trusted(
 # Certificates that change while a run goes on
 
 
-async def test_new_connections_have_the_certificates_that_are_there_by_then(
-    lent_database: str, tmp_path: Path
-) -> None:
+async def test_new_connections_have_the_certificates_that_are_there_by_then(lent_database: str, tmp_path: Path) -> None:
     """Of the server, its CA and the client. Between two of them the run waits: nothing is lost."""
     first, second = Authority(tmp_path / "1", "1"), Authority(tmp_path / "2", "2")
     root, mine, key = tmp_path / "root.crt", tmp_path / "mine.crt", tmp_path / "mine.key"

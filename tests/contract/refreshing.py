@@ -60,6 +60,18 @@ class RefreshingLaws(Harness):
         with pytest.raises(InputError):
             await refresh(buffer, 9, statuses=["done"])
 
+    async def test_an_updated_status_decides(self, buffer: ReplayBuffer) -> None:
+        """A group is refreshed if its new status is, and otherwise keeps its staleness."""
+        await buffer.put(group(1), "math", model_step=1, current_train_step=4)
+        await refresh(buffer, 5)
+        await buffer.update({}, status="filtered")
+        await refresh(buffer, 9)
+        assert await staleness(buffer) == [3]
+        await buffer.update({}, status="completed")
+        assert await staleness(buffer) == [3]
+        await refresh(buffer, 9)
+        assert await staleness(buffer) == [7]
+
     async def test_partly_stale_responses_are_masked(self, buffer: ReplayBuffer) -> None:
         """As in put; what is masked stays masked, until the next refresh masks more or the rollout expires."""
         fields: list[dict[str, Any]] = [{}, {"response_mask": [1, 1, 0]}, {"response_mask": None}, {"labels": [1]}]
