@@ -203,8 +203,9 @@ async def test_a_group_whose_time_is_over_has_the_highest_priority_and_the_newes
         for number, (priority, step) in enumerate([(1.0, None), (3.0, 7), (2.0, 9), (1.0, 8)]):
             steps = {"current_train_step": step, "model_step": 4}
             await buffer.put(one(number), TASK, group="p1", size=5, min_size=1, priority=priority, **steps)
-        give_up = partial(buffer.storage.filling.give_up, time.time() + 7200, 3600)
-        await buffer.storage.thread.run(give_up)
+        await buffer.storage.thread.run(partial(buffer.storage.filling.give_up, time.time(), 3600))
+        assert (await buffer.filling(TASK))["p1"].missing == [4]  # its time isn't over yet
+        await buffer.storage.thread.run(partial(buffer.storage.filling.give_up, time.time() + 7200, 3600))
         [item] = [item async for item in buffer.find({})]
         assert (item.status, item.priority, item.staleness) == (Status.COMPLETED, 3.0, 9 - 4 - 1)
 
