@@ -238,7 +238,7 @@ _PROMPTS = [
     ("epochs-one-more", "produce/datasets.py", "elif index and epoch + 1 != self._epochs:", "elif index and epoch != self._epochs:", "a dataset is read so many times"),
     ("shuffle-every-epoch-alike", "produce/datasets.py", "spawn_key=(epoch,)", "spawn_key=(0,)", "every epoch has another order"),
     ("shuffle-other-seed", "produce/datasets.py", "if seed != source.seed:", "if False:", "a run goes on with its own order"),
-    ("shuffle-other-size", "produce/datasets.py", "(index > source.size or (seed is not None and source.size != size_then))", "index > source.size", "a shuffled dataset can't change its size"),
+    ("shuffle-other-size", "produce/datasets.py", "if seed is not None and source.size != size_then:", "if seed is not None and index > source.size:", "a shuffled dataset can't change its size"),
 ]  # fmt: skip
 
 _PRODUCE = [
