@@ -1,4 +1,4 @@
-"""The options of a put, and their checks."""
+"""The options of a put, and which of them go together; checks of single values are in `common.checks`."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from replaybuf.storage.sql.inspection.group_metadata import choose
 from replaybuf.storage.sql.inspection.lives import Life, is_settled, life_of, place_of, timeline, uids_text, why_unknown
 from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_reader
 from replaybuf.values.rollouts.statuses import Status
-from replaybuf.view.columns import BATCHES, BY_TASK, BY_WORKER, MEMBERS, TIMELINE, Column, annotated
-from replaybuf.view.steps import STEPS, STEPS_SHOWN, Step, Steps, no_groups, read_step, read_steps
+from replaybuf.view.columns import BATCHES, BY_TASK, BY_WORKER, MEMBERS, STEPS, TIMELINE, Column, annotated
+from replaybuf.view.steps import STEPS_SHOWN, Step, Steps, no_groups, read_step, read_steps
 from replaybuf.view.workers import Workers, by_task_columns
 
 _KINDS = ("steps", "step", "uid")

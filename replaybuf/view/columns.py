@@ -223,6 +223,15 @@ TIMELINE = [
     Column("what", "what", "word"),
     *columns("step", "worker", "detail", worker="by"),
 ]
+#: The columns of `Steps.rows`.
+STEPS = [
+    *columns("step", "last_at", "groups", spare=("last_at",)),
+    Column("consumed", "consumed", usual=None),
+    Column("reward", "reward", "reward", bad="lower"),
+    Column("others", "others", "reward", usual=None, title="of the same tasks"),
+    *columns("change", "min_reward", "max_reward", "staleness", "max_staleness", "weights", "run", "taken_by",
+             spare=("min_reward", "max_reward", "weights")),
+]  # fmt: skip
 CHECKPOINTS = [*columns("buffer", "step"), Column("created_at", "made", "time"), *columns("groups", "bytes")]
 LEASES = columns("holder", "task_name", "status", "groups", "until")
 #: The processes that use a buffer.

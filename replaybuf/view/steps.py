@@ -24,7 +24,6 @@ from replaybuf.storage.sql.inspection.run_records import (
     recorded,
     whereabouts,
 )
-from replaybuf.view.columns import Column, columns
 from replaybuf.view.drawn import Drawn, StepRow, by_reward, compare, groups_of, only, tables_of
 from replaybuf.view.workers import Workers, read_workers
 
@@ -126,17 +125,6 @@ def _lower(drawn: Drawn, workers: Workers, steps: Set[int], worker: str | None) 
 def neighbours(tx: Transaction, buffer: str, step: int) -> tuple[int | None, int | None]:
     """Return the nearest train steps with draws before and after a step."""
     return next(iter(list_steps(tx, buffer, before=step, limit=1)), None), next_step(tx, buffer, step)
-
-
-#: The columns of `Steps.rows`.
-STEPS = [
-    *columns("step", "last_at", "groups", spare=("last_at",)),
-    Column("consumed", "consumed", usual=None),
-    Column("reward", "reward", "reward", bad="lower"),
-    Column("others", "others", "reward", usual=None, title="of the same tasks"),
-    *columns("change", "min_reward", "max_reward", "staleness", "max_staleness", "weights", "run", "taken_by",
-             spare=("min_reward", "max_reward", "weights")),
-]  # fmt: skip
 
 
 # One step

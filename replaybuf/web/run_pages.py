@@ -12,9 +12,9 @@ from replaybuf.storage.sql.inspection.group_metadata import buffers_of, check_bu
 from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.storage.sql.inspection.run_records import newest
 from replaybuf.values.rollouts.statuses import Status
-from replaybuf.view.columns import BY_TASK, BY_WORKER, CHECKPOINTS, MEMBERS, Column, annotated, columns, value_of
+from replaybuf.view.columns import BY_TASK, BY_WORKER, CHECKPOINTS, MEMBERS, STEPS, Column, annotated, columns, value_of
 from replaybuf.view.overview import EVENTS, Overview, event_text, rates_of, read_events, read_overview
-from replaybuf.view.steps import STEPS, neighbours, no_groups, read_step, read_steps
+from replaybuf.view.steps import neighbours, no_groups, read_step, read_steps
 from replaybuf.view.wait_reasons import TASKS, DrawQuestion, read_waits
 from replaybuf.view.workers import MADE, Workers, by_task_columns, read_workers
 from replaybuf.web.page_tables import LARGEST, Ask, NotThereError, Table, table_of
