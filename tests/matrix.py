@@ -74,6 +74,8 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("produce/test_workers.py::test_workers_together*", ("postgresql",)),
     ("produce/test_workers.py::*", _STRATEGY),
     ("produce/test_hooks.py::*", _STRATEGY),
+    ("produce/test_produce_processes.py::*sqlite-work-partial*", ("sqlite",)),
+    ("produce/test_produce_processes.py::*", ()),  # on PostgreSQL an example is killed
     ("produce/test_sampler.py::*restore*", ("postgresql",)),
     ("produce/test_sampler.py::*", _STRATEGY),
     ("xtuner/test_their_rules.py::*", _DATABASES),
@@ -110,6 +112,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("buffer/test_waits.py::*", ("sqlite",)),
     ("faults/test_steady.py::*", ("sqlite",)),
     ("faults/test_filling_kills.py::*", ("postgresql",)),
+    ("faults/test_bounded.py::*", ("postgresql",)),
     ("faults/test_storm.py::*postgresql-prioritized-*", _DATABASES),
     ("faults/test_storm.py::*left*", ("postgresql",)),
     ("faults/test_storm.py::*sqlite-prompts*", _DATABASES),

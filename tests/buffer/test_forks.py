@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from replaybuf import RolloutState, Status
+from replaybuf import AsyncReplayBufferConfig, ReplayBufferConfig, RolloutState, Status, SyncReplayBufferConfig
 from replaybuf.errors import InputError, StorageError
+from replaybuf.rules.policies import FIFOPolicy
 from replaybuf.storage.values import Leased
 from replaybuf.values.rollouts import normalise
 from tests.cancellation.conftest import end_background_work
@@ -121,6 +122,12 @@ def test_a_fork_in_the_middle_of_another_threads_transactions_finds_no_locks(sha
         """.replace("signal.alarm", "__import__('signal').alarm"),
         shared_url,
     )
+
+
+@pytest.mark.parametrize("kind", [ReplayBufferConfig, SyncReplayBufferConfig, AsyncReplayBufferConfig])
+def test_configs_can_be_pickled(kind: type[ReplayBufferConfig]) -> None:
+    config = kind(url="sqlite:///run.db", policy=FIFOPolicy, rollout_type=dict)
+    assert pickle.loads(pickle.dumps(config)) == config
 
 
 def test_a_buffer_can_not_be_pickled_and_says_what_can() -> None:

@@ -164,12 +164,3 @@ def test_a_file_without_permission_is_a_clear_error(file: Path, folder: Path) ->
 def test_postgresql_transactions_are_read_only(filled: str) -> None:
     with pytest.raises(AccessError):
         open_reader(filled).read(lambda tx: tx.table("DELETE FROM rb_group"))
-
-
-@pytest.mark.parametrize("filled", ["postgres"], indirect=True)
-def test_reads_of_a_kept_reader_share_a_connection_also_after_an_error(filled: str) -> None:
-    with open_reader(filled).kept() as reader:
-        pids = [reader.read(lambda tx: tx.value("SELECT pg_backend_pid()"))]
-        with pytest.raises(AccessError):
-            reader.read(lambda tx: tx.table("DELETE FROM rb_group"))
-        assert [reader.read(lambda tx: tx.value("SELECT pg_backend_pid()"))] == pids

@@ -34,6 +34,7 @@ async def test_a_prompt_becomes_a_group_of_k_rollouts_with_ids_of_their_own(buff
 
 
 async def test_the_rollouts_of_a_group_share_nothing(buffer: ReplayBuffer) -> None:
+    """Neither with each other nor with the dataset."""
     record = {"message": [{"role": "user", "content": "2 + 2"}], "extra_fields": {"seen": []}, "prompt_ids": [1]}
     (prompt,) = await Sampler(buffer, [record], TASK, prompt_repeat_k=2).draw()
     first, second = prompt.group
@@ -42,6 +43,11 @@ async def test_the_rollouts_of_a_group_share_nothing(buffer: ReplayBuffer) -> No
     first.prompt_ids.append(2)
     assert second.message == [{"role": "user", "content": "2 + 2"}]
     assert (second.extra_fields, second.prompt_ids) == ({"seen": []}, [1])
+    assert record == {
+        "message": [{"role": "user", "content": "2 + 2"}],
+        "extra_fields": {"seen": []},
+        "prompt_ids": [1],
+    }
 
 
 async def test_another_size_of_groups_after_a_restart(shared_url: str) -> None:
@@ -100,6 +106,13 @@ async def test_interrupted_prompts_come_first_then_expired_ones_then_new_ones(bu
     assert [one.group[0].response for one in found[:2]] == ["so far"] * 2
     assert found[0].group[0].response_model_steps == [1, 1]
     assert found[0].status == Status.ABORTED
+
+
+async def test_the_order_of_statuses_is_that_which_was_asked_for(buffer: ReplayBuffer) -> None:
+    sampler = Sampler(buffer, prompts(9), TASK, again=["expired", "aborted"])
+    for status in (Status.ABORTED, Status.EXPIRED):
+        await leave(sampler, status)
+    assert questions(await drawn(sampler, 3)) == ["1", "0", "2"]
 
 
 async def test_a_sampler_of_new_prompts_leaves_what_waits_in_the_buffer(buffer: ReplayBuffer) -> None:

@@ -277,6 +277,31 @@ async def test_a_commit_to_a_file_is_noticed_after_a_wait_in_vain_and_after_the_
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
+async def test_while_the_writer_is_busy_a_commit_may_be_one_of_others(tmp_path: Path) -> None:
+    """Who waits looks then: the writer may wait for a lock that another process holds for long."""
+    async with build(f"sqlite:///{tmp_path}/run.db") as buffer:
+        await fill(buffer, 1)
+        store, begun, go_on = buffer.storage, threading.Event(), threading.Event()
+
+        def long(tx: Transaction) -> bool:
+            begun.set()
+            return go_on.wait(10)
+
+        watch = store.transactions.engine.changes(lambda: None)
+
+        async def nothing_is_new() -> bool:
+            return not await store.thread.run(watch.poll)
+
+        await until(nothing_is_new)
+        writing = asyncio.create_task(store.thread.run(lambda: store.transactions.write(long)))
+        await set_by(begun, writing, 10)
+        async with asyncio.timeout(5):
+            assert await store.thread.run(watch.poll)
+        go_on.set()
+        assert await writing
+        await store.thread.run(watch.close)
+
+
 async def test_a_lost_announcement_is_made_up_for(monkeypatch: pytest.MonkeyPatch, lent_database: str) -> None:
     async def lose(_: Notifications) -> None: ...
 

@@ -16,7 +16,7 @@ from pydantic_core import from_json
 from replaybuf.cli.doctor import Examination, Finding, fine, groups, in_one_transaction, problem, verdict, warning
 from replaybuf.common.progress import in_pieces
 from replaybuf.common.units import some
-from replaybuf.errors import DecodeError, PayloadStoreError, StorageError
+from replaybuf.errors import DecodeError, PayloadStoreError, StorageError, UnreachableError
 from replaybuf.storage.decoding import Places, read_tails
 from replaybuf.storage.places.store import Extent
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
@@ -103,6 +103,8 @@ class _Pass:
         """Read some groups. What can't be read of a damaged file is found by reading smaller pieces."""
         try:
             stored, places = self._about.read(lambda tx: (_read(tx, uids), tx.places()))
+        except UnreachableError:
+            raise
         except StorageError as error:
             if len(uids) == 1:
                 self.reasons[uids[0]] = f"it can't be read: {error}"

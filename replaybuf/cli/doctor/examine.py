@@ -94,7 +94,7 @@ def doctor(
 
 def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool, trial: bool) -> Iterator[Finding]:
     """Yield the findings; with `mend`, those that remain after the repair; those of a trial last."""
-    with progress_bar("payloads") as bar, reader.kept() as reader:
+    with progress_bar("payloads") as bar:
         findings = examine(Examination(reader, quick=quick, tell=bar))
         if mend:
             findings = iter(found := list(findings))

@@ -127,13 +127,15 @@ class SqliteDatabase(Database):
     def changes(self, hint: Callable[[], object]) -> CommitWatch:
         return CommitWatch() if self.path is None else DataVersion(self._data_version, self.path)
 
-    async def _data_version(self) -> int:
-        """Return a number that changes when another connection than the writer's commits."""
+    async def _data_version(self) -> int | None:
+        """Return a number that changes when another connection than the writer's commits; None while that is busy."""
 
         def read() -> int:
             with FORK_GUARD:
                 return int(writer.raw.execute("PRAGMA data_version").fetchone()[0])
 
+        if self._turn.locked():  # perhaps waiting for the write lock
+            return None
         async with self._turn:
             writer = self._writer or await self._open_writer()
             return read() if writer.idle else await writer.in_thread(read)
@@ -220,9 +222,12 @@ _IN_MODIFY = 2
 
 
 class DataVersion(CommitWatch):
-    """Polls the writer's `data_version`, which changes when others commit, after writes to the WAL."""
+    """Polls the writer's `data_version`, which changes when others commit, after writes to the WAL.
 
-    def __init__(self, read: Callable[[], Awaitable[int]], path: str) -> None:
+    While the writer is busy, a write to the WAL may be a commit of others.
+    """
+
+    def __init__(self, read: Callable[[], Awaitable[int | None]], path: str) -> None:
         self._read, self._log = read, f"{path}-wal"
         self._version: int | None = None
         self._writes: int | None = None  # a descriptor that can be read after writes to the WAL
@@ -231,8 +236,10 @@ class DataVersion(CommitWatch):
     async def poll(self) -> bool:
         if self._version is None:
             self._writes = _writes_to(self._log)
-        before, self._version = self._version, await self._read()
-        return self._version != before
+        if (version := await self._read()) is None:
+            return True
+        before, self._version = self._version, version
+        return version != before
 
     async def pause(self) -> None:
         if self._writes is None:

@@ -11,8 +11,8 @@ import re
 import sqlite3
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -26,11 +26,7 @@ from replaybuf.storage.sql.engine.transaction import Transaction as Transaction
 from replaybuf.storage.sql.schema import check_revision
 
 if TYPE_CHECKING:
-    from asyncio import Runner
-
     from sqlalchemy.engine import URL
-
-    from replaybuf.storage.sql.engine.database import Database
 
 
 T = TypeVar("T")
@@ -108,11 +104,6 @@ class Reader(ABC):
     def read_any(self, function: Callable[[Transaction], T], *, timeout: float | None = None) -> T:
         """Like `read`, but in any database, without a check of its schema."""
 
-    @contextmanager
-    def kept(self) -> Iterator[Reader]:
-        """Yield a reader for many reads, which on a server share a connection until the block ends."""
-        yield self
-
 
 class SqliteReader(Reader):
     """A SQLite file, opened read-only.
@@ -173,7 +164,7 @@ class SqliteReader(Reader):
     def _connect(self, clock: _Clock, immutable: bool) -> RawConnection:
         uri = f"file:{quote_path(self._path)}?mode=ro{'&immutable=1' if immutable else ''}"
         check_version()
-        connection = sqlite3.connect(uri, LOCK_TIMEOUT, isolation_level=None, factory=RawConnection, uri=True)
+        connection = sqlite3.connect(uri, timeout=LOCK_TIMEOUT, isolation_level=None, factory=RawConnection, uri=True)
         connection.execute("PRAGMA query_only = ON")
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)  # ATTACH and VACUUM INTO would create files
         connection.set_progress_handler(clock.is_over, _STEPS_BETWEEN_CHECKS)
@@ -200,47 +191,35 @@ class _Clock:
 
 
 class PostgresReader(Reader):
-    """A PostgreSQL database, in read-only transactions, each in a connection of its own unless it is `kept`."""
+    """A PostgreSQL database, in read-only transactions."""
 
     def read_any(self, function: Callable[[Transaction], T], *, timeout: float | None = None) -> T:
-        with self.kept() as reader:
-            return reader.read_any(function, timeout=timeout)
-
-    @contextmanager
-    def kept(self) -> Iterator[Reader]:
         import asyncio
 
-        from replaybuf.storage.sql.engine import open_database
-        from replaybuf.storage.sql.engine.database import Access
         from replaybuf.storage.sql.engine.thread import KeepaliveLoop
 
+        # At its end, a runner makes the repr of its task and so of the result, which may take seconds.
+        results: list[T] = []
+
+        async def read() -> None:
+            results.append(await self._read(function, timeout))
+
         with asyncio.Runner(loop_factory=KeepaliveLoop) as runner:
-            database = open_database(Access(self.url, lock_timeout=LOCK_TIMEOUT, read_only=True))
-            try:
-                yield _KeptReader(self, database, runner)
-            finally:
-                runner.run(database.dispose())
+            runner.run(read())
+        return results[0]
 
+    async def _read(self, function: Callable[[Transaction], T], timeout: float | None) -> T:
+        from replaybuf.storage.sql.engine import open_database
+        from replaybuf.storage.sql.engine.database import Access
 
-class _KeptReader(Reader):
-    """A PostgreSQL database whose connection stays open from one read to the next."""
-
-    def __init__(self, of: PostgresReader, database: Database, runner: Runner) -> None:
-        super().__init__(of._given, of.where)
-        self._database, self._runner = database, runner
-
-    def read_any(self, function: Callable[[Transaction], T], *, timeout: float | None = None) -> T:
         def limited(tx: Transaction) -> T:
             if timeout is not None:
                 milliseconds = str(max(1, round(timeout * 1000)))
                 tx.table("SELECT set_config('statement_timeout', :time, true)", time=milliseconds)
             return function(tx)
 
-        # At its end, a runner makes the repr of its task and so of the result, which may take seconds.
-        results: list[T] = []
-
-        async def read() -> None:
-            results.append(await self._database.read(limited))
-
-        self._runner.run(read())
-        return results[0]
+        engine = open_database(Access(self.url, lock_timeout=LOCK_TIMEOUT, read_only=True))
+        try:
+            return await engine.read(limited)
+        finally:
+            await engine.dispose()
