@@ -21,7 +21,7 @@ from replaybuf.common.units import named
 from replaybuf.errors import FullError, InputError, NotReadyError, StorageError
 from replaybuf.rules.causes import diagnose, never_put
 from replaybuf.rules.circumstances import IN_FLIGHT, Circumstances, Wait
-from replaybuf.rules.diagnosis import Diagnosis, Reason, too_large
+from replaybuf.rules.diagnosis import Diagnosis, Reason, and_also, too_large
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.query import LogicNode, ScalarNode, to_text
 from replaybuf.rules.transitions import LaneName, Tallies, Tally, level_of
@@ -177,7 +177,7 @@ class Waits:
                     )
                     if remaining <= 0 or (why.final and not _is_coming(tallies, why.task_name)):
                         after = min(timeout, time.time() - began)
-                        error = NotReadyError(f"after {after:.3g} s: {why}; nothing was taken")
+                        error = NotReadyError(and_also(f"after {after:.3g} s: {why}", "nothing was taken"))
                         error.diagnosis = why
                         await report.timed_out(why.sentence, why.task_name)
                         raise error
@@ -334,7 +334,8 @@ class Waits:
                 sentence, all_of_it = (found.sentence, str(found)) if full else (why, why)
                 if remaining <= 0:
                     await report.timed_out(sentence, new.task_name)
-                    await self._refuse(new, f"after {timeout:g} s: {all_of_it}; nothing was stored", found=found)
+                    all_of_it = and_also(f"after {timeout:g} s: {all_of_it}", "nothing was stored")
+                    await self._refuse(new, all_of_it, found=found)
                 report.update(sentence, all_of_it)
             await self.changed(seen, min(remaining, report.pause))
 

@@ -116,6 +116,29 @@ async def test_a_put_of_a_finished_group_that_is_init_warns_once(
     assert line.startswith(f"a group of task {TASK} has responses and rewards, but its status is init: draws take")
 
 
+async def test_a_put_of_responses_without_rewards_or_a_status_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Not of prompts, nor where somebody has set the status."""
+    async with build("memory://") as buffer:
+        await buffer.put([RolloutState(message=[])], TASK)
+        await buffer.put([RolloutState(message=[], response="4", status=Status.INIT)], TASK)
+        await buffer.put([RolloutState(message=[], response="4")], TASK, status=Status.INIT)
+        assert told(caplog, "replaybuf.puts") == []
+        for _ in range(2):
+            await buffer.put([RolloutState(message=[], response="4")], TASK)
+        [line] = told(caplog, "replaybuf.puts")
+    assert line.startswith(f"a group of task {TASK} has responses without rewards, and its status was never set")
+
+
+async def test_a_put_of_model_steps_after_its_train_step_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with build("memory://") as buffer:
+        await buffer.put(group(1), TASK, model_step=9, current_train_step=9)
+        assert told(caplog, "replaybuf.puts") == []
+        for _ in range(2):
+            await buffer.put(group(2), TASK, model_step=9, current_train_step=3)
+        [line] = told(caplog, "replaybuf.puts")
+    assert "newer than its train step by 6: are model_step and current_train_step exchanged?" in line
+
+
 async def test_finished_rollouts_whose_status_was_never_set_are_completed(shared_url: str) -> None:
     """Not those that lack a response or a reward."""
     async with build(shared_url) as buffer:

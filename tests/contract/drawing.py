@@ -52,7 +52,7 @@ class DrawingLaws(Harness):
         await fill(buffer, 3)
         sizes = {"math": 4, "code": 4, "chess": 0}
         with pytest.raises(
-            NotReadyError, match=r"^after 0 s: .* task code: 0 completed groups there, at least 1 needed"
+            NotReadyError, match=r"^after 0 s: .* [Tt]ask code: 0 completed groups there, at least 1 needed"
         ):
             await buffer.take_batch(sizes, at_least=1)
         taking = asyncio.create_task(buffer.take_batch(sizes, at_least={"code": 2}, timeout=SOON))

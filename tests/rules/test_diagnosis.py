@@ -8,7 +8,7 @@ import pytest
 
 from replaybuf.rules.causes import diagnose
 from replaybuf.rules.circumstances import Circumstances, Taking, Wait, Worker
-from replaybuf.rules.diagnosis import Reason
+from replaybuf.rules.diagnosis import Diagnosis, Fact, Reason, and_also
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import Tally
 from tests.rules.diagnosed import (
@@ -232,3 +232,10 @@ def test_who_was_killed_is_replaced_by_a_later_one_that_does_the_same() -> None:
     later = Worker("t-3", NOW - 400, NOW - 5, taken=9)
     about = Circumstances(NOW, FEW, workers=[LIVE, later, *killed, worker("gen-2", seen=500)])
     assert [about.state_of(one) for one in about.workers] == ["alive", "alive", "replaced", "silent", "silent"]
+
+
+def test_what_follows_a_question_is_a_sentence() -> None:
+    found = Diagnosis(Reason.ABSENT, "Is the consumer running?", facts=(Fact("task math: 2 groups there"),))
+    assert and_also(str(found), "nothing was stored") == (
+        "Is the consumer running? Task math: 2 groups there; nothing was stored"
+    )

@@ -11,7 +11,14 @@ from typing import Any
 
 from replaybuf.common.checks import MAX_STEP
 from replaybuf.errors import ReplayBufError, RolloutError
-from replaybuf.values.rollouts.group_fields import GroupFields, fields_of, is_text, refuse_none, step_ranges
+from replaybuf.values.rollouts.group_fields import (
+    GroupFields,
+    RolloutFields,
+    fields_of,
+    is_text,
+    refuse_none,
+    step_ranges,
+)
 from replaybuf.values.rollouts.rollout import UNFIT, Status, group_status
 from replaybuf.values.rollouts.rollout_type import BY_TOKEN, RolloutType
 from replaybuf.values.rollouts.segments import flat
@@ -140,9 +147,14 @@ def _normalise(
             date_responses(rollouts, group, model_step, kind)
         expiring = status in EXPIRING_STATUSES
         doubts = _check_tokens(group) if expiring else {}
+        if status == Status.INIT and said is None:
+            doubts = _check_rewarded(rollouts, group, kind)
         normal = _apply_rules(rollouts, group, kind, status, train_step, rule)
         if expiring and rule.stale_threshold is not None:
             doubts |= _check_dated(normal.fields or fields_of(rollouts, kind), train_step)
+        if train_step is not None and normal.staleness < -1:
+            newer = f"model steps that are newer than its train step by {-normal.staleness - 1}"
+            doubts["ahead"] = f"has {newer}: are model_step and current_train_step exchanged?"
         normal.doubts = doubts
         return normal
     except ReplayBufError:
@@ -168,6 +180,16 @@ def _check_tokens(group: GroupFields) -> dict[str, str]:
             listed = ", ".join(f"{length} {name}" for length, name in zip(found, BY_TOKEN, strict=True) if length)
             doubts["lengths"] = f"has {listed} in rollouts[{index}], which should be of the same tokens: the response's"
     return doubts
+
+
+def _check_rewarded(rollouts: Sequence[Any], group: GroupFields, kind: RolloutType) -> dict[str, str]:
+    """Return a doubt if nobody has set the status of rollouts that have a response, and some of them no reward."""
+    if not all(map(_has_response, group)) or is_finished(group) or any(map(kind.says_status, rollouts)):
+        return {}
+    return {
+        "unrewarded": "has responses without rewards, and its status was never set: it is init, and draws take "
+        "completed groups only; give its rollouts rewards, or put it with status='completed'"
+    }
 
 
 def _length(value: Any) -> int:
@@ -266,6 +288,8 @@ def _status_of(rollouts: Sequence[Any], group: GroupFields, kind: RolloutType) -
 
 def is_finished(group: GroupFields | None) -> bool:
     """Return whether all rollouts have a response and a reward."""
-    return group is not None and all(
-        one.reward is not None and not (one.response is None and one.response_ids is None) for one in group
-    )
+    return group is not None and all(one.reward is not None and _has_response(one) for one in group)
+
+
+def _has_response(one: RolloutFields) -> bool:
+    return not (one.response is None and one.response_ids is None)
