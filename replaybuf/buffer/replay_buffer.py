@@ -193,8 +193,8 @@ class ReplayBuffer(Generic[R]):
         the same transaction, also if the new one is dropped; results of leased groups are stored by the lease
         (`Lease.finish`, `Lease.save`). `tags` can be queried (`tags.NAME`). `status` overrides the status derived from
         the rollouts: COMPLETED, if all are, or if their class has no status, or if they have responses and rewards and
-        their status was never set. Returns None for an empty list and for a dropped
-        group. With `keep_unfit=False` a FILTERED or FAILED group isn't stored, either, but counted (`pruned`).
+        their status was never set. Returns None for an empty list and for a dropped group. With `keep_unfit=False` a
+        FILTERED or FAILED group isn't stored, either, but counted (`pruned`).
 
         With `min_size` a group is COMPLETED if so many of its rollouts are, and the others FAILED or FILTERED: these
         are stored as a FAILED group, for SQL, and never drawn with it.
@@ -755,8 +755,7 @@ class ReplayBuffer(Generic[R]):
 
         Large payloads are copied to the place of this buffer's payloads.
 
-        Raises SnapshotError if the buffer isn't empty, and SnapshotError or StorageError if
-        the snapshot is of another policy or schema, and SnapshotError if it is damaged or truncated. `progress` is
-        called as in `save`.
+        Raises SnapshotError if the buffer isn't empty, SnapshotError or StorageError if the snapshot is of another
+        policy or schema, and SnapshotError if it is damaged or truncated. `progress` is called as in `save`.
         """
         await self._opened.resume(check_folder(path), {"policy": self.policy.name}, progress)

@@ -60,7 +60,7 @@ class Waits:
 
     @property
     def gave_up(self) -> bool:
-        """Whether the last wait ended in a timeout: nobody waits now, and no group was drawn since."""
+        """Whether the last wait timed out: nobody waits now, and no draw has succeeded since."""
         gave_up, drawn = self.last_timeout, self.last_draw
         return bool(gave_up and not self.somebody_waits and (drawn is None or drawn["time"] < gave_up["time"]))
 

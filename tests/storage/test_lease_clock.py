@@ -6,7 +6,8 @@ import asyncio
 import sqlite3
 import threading
 import time
-from contextlib import closing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from benchmarks.round_trips import counting_round_trips
 from replaybuf import Lease, ReplayBuffer, ReplayBufferConfig, Status
+from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.engine import postgres, sqlite_dialect
 from replaybuf.storage.sql.engine.postgres import Notifications
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -207,21 +209,28 @@ async def test_while_another_process_writes_a_put_waits_and_reads_are_answered(t
         assert await take_all(buffer) == [0, 1]
 
 
+@asynccontextmanager
+async def writing_for_long(store: SQLStorage) -> AsyncIterator[None]:
+    """A write transaction of the store that goes on until the block ends."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def write(tx: Transaction) -> bool:
+        begun.set()
+        return go_on.wait(10)
+
+    writing = asyncio.create_task(store.thread.run(lambda: store.transactions.write(write)))
+    await set_by(begun, writing, 10)
+    async with asyncio.timeout(5):
+        yield
+    go_on.set()
+    assert await writing
+
+
 async def test_a_brief_read_doesnt_wait_for_a_long_write(tmp_path: Path) -> None:
     async with build(f"sqlite:///{tmp_path}/buffer.db") as buffer:
         await fill(buffer, 1)
-        store, begun, go_on = buffer.storage, threading.Event(), threading.Event()
-
-        def long(tx: Transaction) -> bool:
-            begun.set()
-            return go_on.wait(10)
-
-        writing = asyncio.create_task(store.thread.run(lambda: store.transactions.write(long)))
-        await set_by(begun, writing, 10)
-        async with asyncio.timeout(5):
+        async with writing_for_long(buffer.storage):
             assert await buffer.is_ready({TASK: 1})
-        go_on.set()
-        assert await writing
 
 
 class Tool:
@@ -281,24 +290,15 @@ async def test_while_the_writer_is_busy_a_commit_may_be_one_of_others(tmp_path: 
     """Who waits looks then: the writer may wait for a lock that another process holds for long."""
     async with build(f"sqlite:///{tmp_path}/run.db") as buffer:
         await fill(buffer, 1)
-        store, begun, go_on = buffer.storage, threading.Event(), threading.Event()
-
-        def long(tx: Transaction) -> bool:
-            begun.set()
-            return go_on.wait(10)
-
+        store = buffer.storage
         watch = store.transactions.engine.changes(lambda: None)
 
         async def nothing_is_new() -> bool:
             return not await store.thread.run(watch.poll)
 
         await until(nothing_is_new)
-        writing = asyncio.create_task(store.thread.run(lambda: store.transactions.write(long)))
-        await set_by(begun, writing, 10)
-        async with asyncio.timeout(5):
+        async with writing_for_long(store):
             assert await store.thread.run(watch.poll)
-        go_on.set()
-        assert await writing
         await store.thread.run(watch.close)
 
 

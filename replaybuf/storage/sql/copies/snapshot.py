@@ -311,7 +311,7 @@ async def _keeping_files(engine: Database, scope: Scope) -> AsyncIterator[None]:
 
 
 async def _read_whole(payloads: Sequence[bytes], places: Places) -> list[bytes]:
-    """Return whole payloads. Of a payload whose file is damaged, return only the part in the database.
+    """Return whole payloads; of a payload whose file is damaged only the head, which is in the database.
 
     Raises PayloadStoreError where a place can't be reached.
     """

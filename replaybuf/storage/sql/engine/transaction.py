@@ -34,8 +34,7 @@ class Scope:
     """One buffer in a database, and its rules. Without a name: all buffers, for readers.
 
     `epoch` is the number of restores of the buffer before it was opened; `ticket_shift` is uid minus ticket;
-    `database` is the unique id of the database. `worker` is the worker
-    name of this store.
+    `database` is the unique id of the database, `worker` the worker name of this store.
     """
 
     buffer: str | None = "default"
