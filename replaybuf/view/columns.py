@@ -127,8 +127,8 @@ COLUMNS = {
         Column("bytes", "size", "size"),
         Column("staleness", "stale", "mean", title="staleness in train steps"),
         Column("max_staleness", "max stale", title="the largest staleness"),
-        Column("min_reward", "min", "reward"),
-        Column("max_reward", "max", "reward"),
+        Column("min_reward", "low", "reward", title="the lowest of the groups' mean rewards"),
+        Column("max_reward", "high", "reward", title="the highest of the groups' mean rewards"),
         Column("others", "others", "reward", title="mean reward of the groups that others made of the same tasks"),
         Column("below", "below", "reward", bad="stands_out", title="how far it is below the others"),
         Column("change", "change", "change", title="of the mean reward, from the step before"),
@@ -152,7 +152,7 @@ COLUMNS = {
         Column("settled", "consumed"),
         Column("leased", "leased", usual=0),
         Column("back", "back", "some", usual=0, title="groups that came back"),
-        Column("run", "run", "word", usual="first"),
+        Column("run", "run", "name", usual="first", title="the first one, or the restore after which it goes on"),
     )
 }
 
@@ -225,12 +225,12 @@ TIMELINE = [
 ]
 #: The columns of `Steps.rows`.
 STEPS = [
-    *columns("step", "last_at", "groups", spare=("last_at",)),
-    Column("consumed", "consumed", usual=None),
+    *columns("step", "last_at", "groups", spare=("last_at", "groups")),
+    Column("consumed", "consumed", spare=True, usual=None),
     Column("reward", "reward", "reward", bad="lower"),
     Column("others", "others", "reward", usual=None, title="of the same tasks"),
-    *columns("change", "min_reward", "max_reward", "staleness", "max_staleness", "weights", "run", "taken_by",
-             spare=("min_reward", "max_reward", "weights")),
+    *columns("min_reward", "max_reward", "change", "staleness", "max_staleness", "weights", "run", "taken_by",
+             spare=("min_reward", "max_reward", "max_staleness", "weights", "taken_by")),
 ]  # fmt: skip
 CHECKPOINTS = [*columns("buffer", "step"), Column("created_at", "made", "time"), *columns("groups", "bytes")]
 LEASES = columns("holder", "task_name", "status", "groups", "until")

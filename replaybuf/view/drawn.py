@@ -84,7 +84,7 @@ class StepRow:
     @property
     def run(self) -> str:
         """The run of the step, by the restores before it."""
-        run = f"after restore {self.restores}" if self.resumed else "first"
+        run = f"restore {self.restores}" if self.resumed else "first"
         return f"{run}, undone" if self.undone else run
 
     @property

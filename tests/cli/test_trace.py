@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
+from replaybuf.cli import output
 from replaybuf.common.worker_name import working_as
 from tests.cli.conftest import BACKENDS, run, run_json
 from tests.cli.example import BAD, FELL, FIRST, GROUPS, LAST, WORKERS, rollout, train
@@ -140,6 +141,15 @@ def test_a_page_of_steps_says_how_to_go_on(trained: str) -> None:
     assert result.stderr == "more steps: --before 407, or --limit all\n"
     last = run_json("trace", trained, "--limit", 3, "--before", 410)[-1]
     assert last["change"] == pytest.approx(run_json("trace", trained)[LAST - 407]["change"])
+
+
+def test_steps_are_a_table_on_the_narrowest_terminal(trained: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "_WIDE", 40)
+    shown = run("trace", trained, "--task", "math", "--limit", 3)
+    head, _, *rows = shown.stdout.splitlines()[-5:]
+    assert head.split() == ["step", "trained", "groups", "reward", "change", "stale"]
+    assert [row.split()[0] for row in rows] == ["414", "413", "412"]
+    assert shown.stderr.startswith("too narrow for: low, high, max stale, weights, taken by\n")
 
 
 def test_a_step_has_its_groups_and_where_they_are(trained: str) -> None:
