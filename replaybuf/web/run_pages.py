@@ -188,7 +188,7 @@ def show_steps(tx: Transaction, ask: Ask) -> dict[str, Any]:
         "table": table_of("Steps", rows, STEPS, ask, view.now, usual="-step", links=links),
         "fell": [one for one in rows if one.lower],
         "by_task": None if worker is not None else _by_task(view.workers, ask, buffer, view.now),
-        "none": "" if rows else no_groups(tx, buffer, "for a step", task, worker, before=before),
+        "nothing": "" if rows else no_groups(tx, buffer, "for a step", task, worker, before=before),
     }
 
 
@@ -244,16 +244,20 @@ _MOST_LINES = 8
 
 
 def show_workers(tx: Transaction, ask: Ask) -> dict[str, Any]:
-    """Return the workers: plots of them side by side, their shares of the last steps, their last hour, the waits."""
-    buffer, now = ask.text("buffer"), tx.now()
+    """Return the workers: plots of them side by side, their shares of the last steps, their last hour, the waits.
+
+    Shares and waits are those of one task, if the URL names it.
+    """
+    buffer, task, now = ask.text("buffer"), ask.text("task"), tx.now()
     chosen, _ = one_buffer(tx, ask)
-    found, _ = read_workers(tx, chosen)
-    workers, waits = newest(tx, "workers", buffer, _MOST_ROWS), waits_of(tx, buffer)
+    found, _ = read_workers(tx, chosen, task=task)
+    workers, waits = newest(tx, "workers", buffer, _MOST_ROWS), waits_of(tx, buffer, task)
     shown = found.made[:_MOST_LINES]
     listed = [one for one in _WORKERS if waits["several"] or one.name != "buffer"]
     return {
         "chosen": chosen,
         "found": found,
+        "nothing": no_groups(tx, chosen, "for a step", task, None) if task and not found.made else "",
         "plots": _plots_of_workers({row["name"] or "unknown": row["steps"] for row in shown}),
         "lines": len(shown),
         "compared": table_of("What they made", found.made, MADE, ask, now, order="sort", after="page"),

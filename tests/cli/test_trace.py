@@ -69,7 +69,13 @@ def test_a_worker_that_is_bad_at_one_task_of_two_is_named_though_no_step_is_red(
     assert float(row[1]) < -0.3 < float(row[2])
     assert f"{sentence}15" in page.get("/steps/15").text
     assert f"{sentence}20" in page.get("/steps").text
-    assert page.get("/workers").text.count('class="number bad"') == 1
+    of_all, of_math = page.get("/workers").text, page.get("/workers?task=math").text
+    assert f"{sentence}20" in of_all
+    assert of_all.count('class="number bad"') == 1
+    assert 'bad"' not in of_math
+    assert "all tasks</a>" in of_math
+    for path in ("/workers", "/steps"):
+        assert "No group of task mat was drawn for a step; there are those of code" in page.get(f"{path}?task=mat").text
 
 
 def test_rewards_that_are_no_finite_numbers_are_counted_where_rewards_are_shown(url: str) -> None:
