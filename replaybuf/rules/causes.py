@@ -11,12 +11,11 @@ A row's function returns the sentence for a need, or None if this isn't a cause;
 from __future__ import annotations
 
 import difflib
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 from replaybuf.common.units import are, brief, clock, counted, groups, joined, listed, named, people, wanted
-from replaybuf.rules.circumstances import LIVE_SECONDS, SILENT_SECONDS, Circumstances, Held, Wait, Worker
+from replaybuf.rules.circumstances import IN_FLIGHT, LIVE_SECONDS, SILENT_SECONDS, Circumstances, Held, Wait, Worker
 from replaybuf.rules.diagnosis import Cause, Diagnosis, Fact, Found, Need, Reason, Said, causes_of, head_of, too_large
 from replaybuf.rules.transitions import Tally
 from replaybuf.values.rollouts.statuses import Status
@@ -25,6 +24,7 @@ from replaybuf.values.rollouts.statuses import Status
 _IDLE_SECONDS = 600.0
 #: Advice for workers that a restore fenced off.
 _REJOIN = "; a worker that catches FencedError and builds its buffer again outlives restores"
+_ADOPT = "those of an earlier process of its name: buffer.adopt, restore"
 #: The maximum length of compared names and quoted errors, and the number of tasks compared with an unknown name.
 _LONGEST, _TASKS_COMPARED = 200, 1000
 # Of more tasks, only the first are explained: a wait for hundreds of tasks must not block the event loop.
@@ -121,13 +121,15 @@ def _leased(need: Need) -> Said:
         return None
     every = f"{count:,} more" if need.stored else "the only" if count == 1 else f"all {count:,}"
     text = f"{every} {need.status} group{' is' if count == 1 else 's are'} leased"
-    held = [one for one in about.held if (one.task_name, one.status) == (need.task, need.status)]
-    if not held:
+    by = about.holders(need.task, (need.status,))
+    if not by:
         return text
-    by = Counter[str]()
-    for one in held:
-        by[one.holder or "somebody"] += one.groups
-    return f"{text} by {counted(by) if len(by) > 1 else named(*by)} until {_last_end(held, about)}"
+    held = [one for one in about.held if (one.task_name, one.status) == (need.task, need.status)]
+    until = f"until {_last_end(held, about)}"
+    if [*by] == [need.wait.worker]:
+        advice = f"Acknowledge them, or give them back, before the draw; {_ADOPT}"
+        return f"{text} by {named(*by)} itself {until}", advice
+    return f"{text} by {counted(by) if len(by) > 1 else named(*by)} {until}"
 
 
 def _last_end(held: Sequence[Held], about: Circumstances) -> str:
@@ -318,7 +320,11 @@ def _needed(about: Circumstances, last: float | None) -> str:
 def _slow(need: Need) -> Said:
     about, needed = need.about, _needed(need.about, need.last)
     if need.flying:
-        return f"{are(need.flying)} being generated"
+        worker, text = need.wait.worker or "", f"{are(need.flying)} being generated"
+        if about.holders(need.task, {*IN_FLIGHT} - {need.status})[worker] < need.flying:
+            return text
+        advice = "Nobody else generates any: finish them before the draw, or meanwhile in another task or process"
+        return f"{text}, by {named(worker)} itself", advice
     if need.puts_alone and not need.is_covered:
         return needed, "Nobody else puts any: put more before the draw, or meanwhile in another task or process"
     known = about.alive or (not about.abandoned and about.last(need.task) is not None)
@@ -367,7 +373,7 @@ _FOR_GROUPS = (
         Reason.LEASED,
         _leased,
         "They come back when they are given back, or the lease ends. Who holds them should acknowledge each batch that "
-        "was trained on; those of an earlier process of its name: buffer.adopt, restore",
+        f"was trained on; {_ADOPT}",
         yields=True,
     ),
     Cause(Reason.FINISHED, _finished, "Publish a state that isn't finished, and start workers, to go on"),

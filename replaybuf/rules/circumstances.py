@@ -6,7 +6,8 @@ time and the tallies may be missing. Times are in seconds since the epoch, by th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -199,6 +200,14 @@ class Circumstances:
         names = {one.name for one in self.workers}
         gone = names - {one.name for one in self.workers if one.is_alive(self.now)}
         return [one for one in self.held if one.task_name == task and one.status in IN_FLIGHT and one.holder in gone]
+
+    def holders(self, task: str, statuses: Collection[Status]) -> Counter[str]:
+        """Return the numbers of leased groups of a task and these statuses by holder."""
+        found = Counter[str]()
+        for one in self.held:
+            if one.task_name == task and one.status in statuses:
+                found[one.holder or "somebody"] += one.groups
+        return found
 
     @cached_property
     def tasks(self) -> list[str]:
