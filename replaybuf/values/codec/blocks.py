@@ -27,11 +27,11 @@ from typing import Any, Final
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
-from xxhash import xxh3_128_digest
+from xxhash import xxh3_128
 
 from replaybuf.errors import DecodeError
 from replaybuf.values.codec.number_lists import bytes_alike
-from replaybuf.values.codec.payload_format import Head, digest
+from replaybuf.values.codec.payload_format import Head, digest, fed
 from replaybuf.values.codec.value_types import ARRAY, AnyArray, describe_dtype, simple_dtype
 
 #: Smaller arrays, together with the others of their column, are in the table.
@@ -173,8 +173,8 @@ class BlockWriter:
         like, by_hash = self._alike[key]
         if not by_hash:
             number = next(number for number, block in enumerate(self.blocks) if block[0] is like)
-            by_hash[xxh3_128_digest(like.data)] = [number, 1]
-        content = xxh3_128_digest(array.data)
+            by_hash[_content_of(like)] = [number, 1]
+        content = _content_of(array)
         found = by_hash.get(content)
         if found is None or found[1] == MOST_USES:
             found = by_hash[content] = [self._add((array,), nbytes), 0]
@@ -205,6 +205,11 @@ class BlockWriter:
         self.sizes.append(nbytes)
         self._room += MOST_USES * nbytes
         return len(self.blocks) - 1
+
+
+def _content_of(array: AnyArray) -> bytes:
+    """Return the hash of an array's bytes."""
+    return fed(xxh3_128(), np.frombuffer(array, np.uint8).data).digest()
 
 
 def _in_c_order(arrays: Sequence[AnyArray]) -> list[Any]:

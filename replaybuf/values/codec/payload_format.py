@@ -25,13 +25,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from types import TracebackType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128
 
 from replaybuf.errors import DecodeError, MissingDriverError
 
 Buffer = bytes | bytearray | memoryview
+Hash = TypeVar("Hash", xxh3_64, xxh3_128)
 
 MAGIC: Final = b"RPLB"
 VERSION: Final = 1
@@ -47,6 +48,8 @@ _BLOCKS_AND_SIZE: Final = struct.Struct("<12xI8xQ")
 ALIGNMENT: Final = 64
 #: The most values of columns for each byte of a head: a few bytes can't claim any number of rollouts.
 MOST_VALUES: Final = 8
+#: The bytes that are hashed at a time.
+_PIECE: Final = 1 << 16
 
 
 @dataclass(slots=True)
@@ -123,7 +126,7 @@ class Head:
                 f"the payload is damaged: its blocks have {len(blocks)} bytes where {self.size - self.head} belong"
             )
         for at, size, expected in zip(self.starts, self.sizes, self.digests, strict=True):
-            if xxh3_64_intdigest(blocks[at : at + size]) != expected:
+            if digest(blocks[at : at + size]) != expected:
                 raise DecodeError("the payload is damaged: the checksum of a block doesn't match")
 
 
@@ -203,14 +206,28 @@ class _AsDamage:
 AS_DAMAGE: Final = _AsDamage()
 
 
-def digest(buffers: Any) -> int:
+def digest(buffer: Buffer, seed: int = 0) -> int:
     """Return the checksum of a block: the XXH3 (64 bits) of its bytes."""
-    return xxh3_64_intdigest(buffers)
+    if len(buffer) <= _PIECE:
+        return xxh3_64_intdigest(buffer, seed)
+    return fed(xxh3_64(seed=seed), buffer).intdigest()
+
+
+def fed(state: Hash, buffer: Buffer) -> Hash:
+    """Return the state of a hash after these bytes, which it gets in pieces for which xxhash keeps the GIL.
+
+    For 100,000 bytes and more xxhash releases it, and has it back before a thread that waits for it wakes: the event
+    loop of a process that decodes stood still for 100 ms.
+    """
+    view = memoryview(buffer)
+    for at in range(0, len(view), _PIECE):
+        state.update(view[at : at + _PIECE])
+    return state
 
 
 def head_digest(header: Buffer, body: Buffer) -> int:
     """Return the XXH3 of the bytes after a header, seeded with the hash of the header itself."""
-    return xxh3_64_intdigest(body, xxh3_64_intdigest(header))
+    return digest(body, xxh3_64_intdigest(header))
 
 
 Compression = Literal["none", "zstd"]
@@ -310,7 +327,9 @@ def written(
 
 
 def _digest_of(block: Sequence[Any]) -> int:
-    return digest(block[0] if len(block) == 1 else b"".join(block))
+    import numpy as np
+
+    return digest(np.frombuffer(block[0], np.uint8).data if len(block) == 1 else b"".join(block))
 
 
 def compressed(payload: SplitPayload) -> SplitPayload:
