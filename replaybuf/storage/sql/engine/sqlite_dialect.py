@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -58,6 +60,24 @@ class SqliteDialect(Dialect):
 
 SQLITE = SqliteDialect()
 
+#: How many rows are inserted by one statement. Python's `sqlite3` releases the GIL for each step of a statement, and
+#: beside a busy event loop it may have to wait for it again each time: up to 5 ms, the switch interval.
+_TOGETHER = (16, 4)
+_VALUES = re.compile(r"(?s)(INSERT .*\) VALUES )(\([^()]*\))(.*)")
+
+
+@lru_cache(maxsize=256)
+def of_rows(sql: str, count: int) -> str | None:
+    """Return an INSERT of one row as one of so many rows; None for a statement that isn't an INSERT of parameters."""
+    found = _VALUES.fullmatch(sql)
+    if found is None:
+        return None
+    begin, row, end = found.groups()
+    numbers = re.findall(r"\?(\d+)", row)
+    if [*map(int, numbers)] != [*range(1, len(numbers) + 1)] or "?" in begin + end:
+        return None
+    return begin + ", ".join([re.sub(r"\?\d+", "?", row)] * count) + end
+
 
 class SqliteTransaction(Transaction):
     """A transaction on a connection of `sqlite3`, by one thread at a time."""
@@ -79,7 +99,14 @@ class SqliteTransaction(Transaction):
 
     def run_many(self, sql: str, rows: Sequence[Row]) -> None:
         on_statement(sql, rows, many=True)
-        self._raw.executemany(sql, rows)
+        at = 0
+        for count in _TOGETHER:
+            insertion = of_rows(sql, count) if len(rows) >= at + count else None
+            while insertion is not None and len(rows) >= at + count:
+                self._raw.execute(insertion, [*chain.from_iterable(rows[at : at + count])])
+                at += count
+        if at < len(rows):
+            self._raw.executemany(sql, rows[at:])
 
     def fetch_named(self, sql: str, values: Row = ()) -> tuple[list[str], Sequence[Row]]:
         on_statement(sql, values)
