@@ -16,6 +16,7 @@ import msgpack
 import numpy as np
 import pydantic
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -24,7 +25,7 @@ from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, Rollo
 from replaybuf.values.codec import value_types as ext
 from replaybuf.values.codec.blocks import GROUPED, DeferredArray, checked_array
 from replaybuf.values.codec.payload import Codec
-from replaybuf.values.codec.payload_format import BODY_AT, Head, digest
+from replaybuf.values.codec.payload_format import BODY_AT, Head, digest, fed
 from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.codec.values import DICTS, MARK, PAYLOAD, ZSTD, hostile_field, ndarrays, round_trip, same, with_checksum
 from tests.scripts import run
@@ -290,6 +291,26 @@ def test_the_checksums_of_a_joined_payload_are_those_of_its_own_bytes() -> None:
     array[0] += 1  # by another thread, between its checksum and its copy
     (back,) = DICTS.decode(split.joined())
     assert back["a"][0] == array[0]
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 65_535, 65_536, 65_537, 300_000])
+def test_a_checksum_is_the_xxh3_of_all_bytes(nbytes: int) -> None:
+    block = bytes(range(256)) * (nbytes // 256) + bytes(nbytes % 256)
+    for buffer in (block, bytearray(block), memoryview(block)):
+        assert digest(buffer, 7) == xxhash.xxh3_64_intdigest(block, 7)
+
+
+def test_no_piece_is_so_long_that_xxhash_releases_the_gil() -> None:
+    """It does for 100,000 bytes; then other threads wait for the GIL in vain."""
+    pieces: list[int] = []
+
+    class State:
+        def update(self, piece: memoryview) -> None:
+            pieces.append(len(piece))
+
+    fed(State(), bytes(300_000))  # type: ignore[type-var]
+    assert sum(pieces) == 300_000
+    assert max(pieces) < 100_000
 
 
 @pytest.mark.parametrize("part", ["head", "tail"])

@@ -22,6 +22,7 @@ from replaybuf.storage.sql.engine import open_database, sqlite, sqlite_raw
 from replaybuf.storage.sql.engine.database import Access, Database
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase, checkpoint_wal
 from replaybuf.storage.sql.engine.sqlite_connection import PAGE_SIZE, SqliteConnection, connect
+from replaybuf.storage.sql.engine.sqlite_dialect import SqliteTransaction, of_rows
 from replaybuf.storage.sql.engine.sqlite_raw import RawConnection, patiently
 from replaybuf.storage.sql.engine.transaction import Transaction
 
@@ -38,6 +39,42 @@ async def test_functions_run_one_after_the_other_in_one_thread_of_its_own(connec
     threads = {await connection.in_thread(threading.get_ident) for _ in range(3)}
     assert len(threads) == 1
     assert threads.isdisjoint({threading.get_ident()})
+
+
+INSERT = "INSERT INTO t AS own (a, b, c) VALUES (?1, ?2, 3)"
+ADD = f"{INSERT} ON CONFLICT (a) DO UPDATE SET b = own.b + excluded.b"
+
+
+@pytest.mark.parametrize("sql", [INSERT, ADD, "UPDATE t SET b = ?2 WHERE a = ?1"])
+@pytest.mark.parametrize("count", [1, 4, 15, 16, 57])
+def test_many_rows_are_written_as_one_by_one(sql: str, count: int) -> None:
+    rows = [(n, None if n % 3 else f"({n}, ?)") for n in range(count)]
+    written = []
+    for together in (True, False):
+        with closing(connect(Access(make_url("sqlite://")))) as raw:
+            raw.execute("CREATE TABLE t (a INTEGER PRIMARY KEY, b, c)")
+            if sql is not INSERT:
+                raw.executemany(INSERT, [(n, 1) for n, _ in rows])
+            tx = SqliteTransaction(raw)
+            tx.run_many(sql, rows) if together else raw.executemany(sql, rows)
+            written.append(raw.execute("SELECT * FROM t ORDER BY a").fetchall())
+    assert written[0] == written[1]
+    assert len(written[0]) == count
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE t SET a = ?1",
+        "INSERT INTO t (a, b) VALUES (?2, ?1)",
+        "INSERT INTO t (a, b) VALUES (?1, ?1)",
+        "INSERT INTO t (a) VALUES (json(?1))",
+        "INSERT INTO t (a) VALUES (?1) ON CONFLICT DO UPDATE SET a = ?1",
+        "INSERT INTO t (a) SELECT ?1",
+    ],
+)
+def test_only_inserts_of_parameters_in_order_write_several_rows(sql: str) -> None:
+    assert of_rows(sql, 4) is None
 
 
 async def test_the_thread_does_not_keep_the_process_alive(connection: SqliteConnection) -> None:

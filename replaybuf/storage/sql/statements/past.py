@@ -75,7 +75,7 @@ SELECT lane, 'bytes', -CAST(sum(bytes) AS bigint), {{shard}} {} GROUP BY lane
 ON CONFLICT (lane, name, shard) DO UPDATE SET amount = own.amount + excluded.amount"""
 _MOVE = {
     drawn: f"""WITH gone AS (DELETE {_OF_GROUPS} RETURNING *), past AS ({moved} FROM gone)
-{_LESS_BYTES.format("FROM gone")}"""  # noqa: S608
+{_LESS_BYTES.format("FROM gone")}"""
     for drawn, moved in _GONE.items()
 }
 _RECORD = f"""INSERT INTO rb_past ({_COLUMNS}, draw, staleness)
