@@ -15,6 +15,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from replaybuf import AsyncReplayBufferConfig, ConfigError, ReplayBufferConfig, RolloutState, SyncReplayBufferConfig
+from replaybuf.integrations.chunks.chunk_buffer import ChunkBufferConfig
 from replaybuf.produce import SyncProduceStrategy
 from replaybuf.rules.policies import FIFOPolicy, StalenessPolicy
 from replaybuf.storage.sql.engine.urls import parse_url
@@ -137,6 +138,8 @@ def test_none_in_the_environment_is_none_where_a_field_takes_it() -> None:
     [
         ({}, "REPLAYBUF_URL is missing"),
         ({"REPLAYBUF_CAPACITY": "many"}, "REPLAYBUF_CAPACITY: Input should be a valid integer"),
+        ({"REPLAYBUF_URI": "x"}, r"REPLAYBUF_URI is unknown; did you mean REPLAYBUF_URL\?"),
+        ({"REPLAYBUF_MAX_SIZE": "9"}, r"REPLAYBUF_MAX_SIZE is unknown; did you mean REPLAYBUF_MIN_SIZE\?"),
         ({"REPLAYBUF_POLCY": "fifo"}, r"REPLAYBUF_POLCY is unknown; did you mean REPLAYBUF_POLICY\?"),
         (
             {"REPLAYBUF_SAMPLE_PER_INSERT": "1"},
@@ -149,9 +152,11 @@ def test_what_is_wrong_in_the_environment_names_the_variable(environ: dict[str, 
         ReplayBufferConfig.from_env(environ and {"REPLAYBUF_URL": "memory://", **environ})
 
 
-def test_variables_of_the_command_line_are_no_typos() -> None:
+def test_variables_of_the_command_line_and_of_other_configs_are_no_typos() -> None:
     variables = {parameter.envvar for _, command in commands() for parameter in command.params if parameter.envvar}
     assert "REPLAYBUF_TOKEN" in variables
+    others = (ChunkBufferConfig, SyncProduceStrategy)
+    variables |= {f"{one.env_prefix}{name.upper()}" for one in others for name in one.model_fields}
     environ = dict.fromkeys(variables, "1") | {"REPLAYBUF_URL": "memory://"}
     assert ReplayBufferConfig.from_env(environ).url == "memory://"
 

@@ -19,7 +19,8 @@ from replaybuf.common.passwords import name_of
 from replaybuf.common.redact import redact, redact_words
 from replaybuf.errors import ConfigError
 
-_SIMILAR = 0.8
+#: What follows the prefix in the variables of configs with a longer one.
+_LONGER = ("chunks_", "produce_")
 
 if TYPE_CHECKING:
     # Type checkers derive the constructor's arguments from the fields only for pydantic's own metaclass.
@@ -117,7 +118,7 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
         names = {name: cls.env_prefix + name.upper() for name in cls.model_fields}
         for key in environ:
             name = key.removeprefix(cls.env_prefix).lower()
-            if name.startswith("cli_") or name == key.lower() or name in names:
+            if name.startswith(_LONGER) or name == key.lower() or name in names:
                 continue
             if near := nearest(name, names):
                 raise ConfigError(f"the environment variable {key} is unknown; did you mean {names[near]}?")
@@ -179,4 +180,4 @@ def _takes_booleans(annotation: Any) -> bool:
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """Return the most similar of some names, or None."""
-    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=_SIMILAR)), None)
+    return next(iter(difflib.get_close_matches(name, list(names), n=1)), None)
