@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, ImportString, TypeAdapter, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ImportString,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from typing_extensions import TypeVar
 
 from replaybuf.buffer.putting import PUT_TIMEOUT
@@ -15,8 +24,8 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.sync import SyncReplayBuffer
 from replaybuf.common.checks import check_seconds, check_task_name
 from replaybuf.common.passwords import PasswordFunction, password_function
-from replaybuf.common.readable_config import ReadableConfig
-from replaybuf.errors import ConfigError, InputError, MissingDriverError
+from replaybuf.common.readable_config import ReadableConfig, refusal
+from replaybuf.errors import ConfigError, InputError, MissingDriverError, ReplayBufError
 from replaybuf.rules.limits import ErrorBuffer, Limits, OnFull, Rules
 from replaybuf.rules.policies import ReplayPolicy, resolve_policy
 from replaybuf.storage.places.owners import IN_DATABASE, PAYLOAD_THRESHOLD
@@ -215,9 +224,8 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
 
     @field_validator("archive", "unfit")
     @classmethod
-    def _is_a_retention(cls, kept: int | timedelta | str | None, info: Any) -> Any:
-        groups, seconds = _parse_kept(kept)
-        Limits(**{f"{info.field_name}_groups": groups, f"{info.field_name}_seconds": seconds})  # type: ignore[arg-type]
+    def _is_a_retention(cls, kept: int | timedelta | str | None) -> Any:
+        _parse_kept(kept)
         return kept
 
     @field_validator("policy", "remover")
@@ -226,13 +234,22 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
         resolve_policy(policy)
         return policy
 
+    @model_validator(mode="after")
+    def _can_work(self) -> Self:
+        """Refuse limits with which nothing could ever be drawn where the config is made."""
+        try:
+            self.rules()
+        except ReplayBufError as error:
+            raise refusal(type(self), {"": str(error)}) from None
+        return self
+
     def __hash__(self) -> int:
         return hash((type(self), self.url, self.name))  # other fields may have unhashable values
 
     def build(self) -> ReplayBuffer[R]:
         """Return the buffer that this config describes; `async with` opens its database, or else the first call.
 
-        Raises ConfigError, also for limits with which nothing could ever be drawn.
+        Raises ConfigError.
         """
         password = None if self.password is None else password_function(self.password)
         try:

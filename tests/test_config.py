@@ -188,13 +188,22 @@ def test_what_is_wrong_is_said_on_one_line(values: dict[str, Any], message: str)
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_in_another_pydantic_model_the_place_is_named() -> None:
+@pytest.mark.parametrize(
+    ("field", "value", "place", "message"),
+    [
+        ("capacity", "x", ("replay_buffer", "capacity"), "Input should be a valid integer"),
+        ("capcity", 4, ("replay_buffer", "capcity"), "capcity is no field; did you mean capacity?"),
+        ("capacity", -1, ("replay_buffer",), "capacity must be a whole number of at least 1, got -1"),
+    ],
+)
+def test_in_another_pydantic_model_the_place_is_named(field: str, value: Any, place: Any, message: str) -> None:
     class Training(BaseModel):
         replay_buffer: ReplayBufferConfig
 
     with pytest.raises(ValidationError) as caught:
-        Training.model_validate({"replay_buffer": {"url": "postgresql://u:s3cret@h/d", "capacity": "x"}})
-    assert [error["loc"] for error in caught.value.errors()] == [("replay_buffer", "capacity")]
+        Training.model_validate({"replay_buffer": {"url": "postgresql://u:s3cret@h/d", field: value}})
+    assert [error["loc"] for error in caught.value.errors()] == [place]
+    assert message in str(caught.value)
     assert "s3cret" not in str(caught.value)
 
 

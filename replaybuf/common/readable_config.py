@@ -13,7 +13,8 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from replaybuf.common.passwords import name_of
 from replaybuf.common.redact import redact, redact_words
@@ -46,6 +47,14 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, frozen=True, hide_input_in_errors=True)
 
     env_prefix: ClassVar[str] = "REPLAYBUF_"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_unknown_fields(cls, values: Any) -> Any:
+        """Refuse unknown fields in our words, also within another model."""
+        if isinstance(values, Mapping) and (unknown := [str(one) for one in values if one not in cls.model_fields]):
+            raise refusal(cls, {name: f"{name} is no field" + _hint(name, cls.model_fields) for name in unknown})
+        return values
 
     @field_validator("*", mode="before")
     @classmethod
@@ -142,23 +151,30 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
 def _problems(config: type[BaseModel], error: ValidationError, called: Callable[[str], str] = lambda name: name) -> str:
     """Return the errors on one line, without the values, which may contain a password."""
     lines: dict[str, list[str]] = {}
-    strange = False  # whether a name resembles no field: only then all fields are listed
     for one in error.errors(include_input=False, include_url=False):
         name = str(one["loc"][0]) if one["loc"] else ""
-        known = name in config.model_fields
         if one["type"] == "missing":
             examples = config.model_fields[name].examples or ()
             lines[
                 f"{called(name)} is missing" + (f", such as {' or '.join(map(str, examples))}" if examples else "")
             ] = []
-        elif known:
+        elif name in config.model_fields:
             lines.setdefault(called(name), []).append(one["msg"].removeprefix("Value error, "))
         else:
-            near = nearest(name, config.model_fields)
-            strange |= near is None
-            lines[f"{name} is no field" + (f"; did you mean {near}?" if near else "")] = []
-    text = "; ".join(f"{start}: {' / '.join(dict.fromkeys(rest))}" if rest else start for start, rest in lines.items())
-    return f"{text} (fields: {', '.join(config.model_fields)})" if strange else text
+            lines[one["msg"]] = []
+    return "; ".join(f"{start}: {' / '.join(dict.fromkeys(rest))}" if rest else start for start, rest in lines.items())
+
+
+def refusal(config: type[BaseModel], whys: Mapping[str, str]) -> ValidationError:
+    """Return pydantic's error with these texts by place; without the values, which may contain a password."""
+    types = {place: PydanticCustomError("refused", "{why}", {"why": why}) for place, why in whys.items()}
+    lines: Any = [{"type": kind, "loc": (place,) if place else ()} for place, kind in types.items()]
+    return ValidationError.from_exception_data(config.__name__, lines)
+
+
+def _hint(name: str, fields: Iterable[str]) -> str:
+    near = nearest(name, fields)
+    return f"; did you mean {near}?" if near else f" (fields: {', '.join(fields)})"
 
 
 def _plain(value: Any, name: str) -> Any:
