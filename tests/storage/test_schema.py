@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -280,6 +282,23 @@ async def test_who_waits_notices_what_others_put_into_a_file(
             await asyncio.sleep(0.1)  # it waits, and has looked
             await other.put(group(number), TASK)
             assert len(await taking) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+async def test_who_waits_behind_a_busy_writer_watches_the_file_once(tmp_path: Path) -> None:
+    """A system has few inotify instances for each user, and other programs need them, too."""
+    versions = iter([*[None] * 9, 7, 8])
+
+    async def read() -> int | None:
+        return next(versions)
+
+    (tmp_path / "run.db-wal").touch()
+    watch, before = sqlite.DataVersion(read, f"{tmp_path}/run.db"), len(os.listdir("/proc/self/fd"))
+    for _ in range(11):
+        assert await watch.poll()
+        assert len(os.listdir("/proc/self/fd")) <= before + 1
+    await watch.close()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_numbers_in_names_of_buffers_are_numbers() -> None:

@@ -234,7 +234,7 @@ class DataVersion(CommitWatch):
         self._seconds = _LONGEST_POLL
 
     async def poll(self) -> bool:
-        if self._version is None:
+        if self._writes is None:
             self._writes = _writes_to(self._log)
         if (version := await self._read()) is None:
             return True
