@@ -197,8 +197,13 @@ def expired_sentences(found: Waits) -> list[str]:
 
 
 def idle_sentence(found: Waits, *, several: bool) -> str | None:
-    """Return the sentence about a buffer whose last consumer was killed, or is silent; None about others."""
-    if found.somebody_waits or (taker := found.nobody_draws) is None:
+    """Return the sentence about a buffer whose last consumer was killed, or is silent, or whose trainer has finished
+    and nobody is left; None about others."""
+    if found.somebody_waits:
         return None
     of = f" of {found.buffer}" if several else ""
-    return f"Nobody draws{of}; {taker['name']} gave its last sign of life {units.ago(taker['seen_at'], found.now)}"
+    if (taker := found.nobody_draws) is not None:
+        return f"Nobody draws{of}; {taker['name']} gave its last sign of life {units.ago(taker['seen_at'], found.now)}"
+    if found.trainer is None or not found.trainer["finished"] or any(one["state"] == "alive" for one in found.workers):
+        return None
+    return f"Nobody waits{of}: the trainer has finished, and no process is left"

@@ -77,7 +77,8 @@ async def test_a_run_goes_on_from_the_buffer_of_its_weights(buffer, folder):
     assert (run.step, run.trained) == (57, [5])
     assert await buffer.count_statuses([TASK], Status) == {TASK: {s: int(s == Status.COMPLETED) for s in Status}}
     assert (await buffer.cursors.read(TASK)).position == 0
-    assert Training(folder, buffer, run).begins() == "Resuming at step 57 of 200"
+    begins = Training(folder, buffer, run).begins()
+    assert begins == "Resuming at step 57 of 200; for a new run, give another --url, such as new.db"
 
 
 @pytest.mark.parametrize("flying", [False, True], ids=["groups", "prompts"])

@@ -157,7 +157,7 @@ async def train(
     """Train all steps, or as many as fit into `seconds`, and print the result."""
     training = Training(folder, buffer, run)
     argument, has_password = argument_of(url)
-    say(f"Buffer: {argument}; weights: {folder.path}", f"Trainer: pid {os.getpid()}", training.begins())
+    say(training.begins(), f"Buffer: {argument}; weights: {folder.path}", f"Trainer: pid {os.getpid()}")
     processes = Workers(url, folder, workers)
     try:
         say(f"Rollout workers: pid {processes.pids} (kill any process, and run this again)")
@@ -224,10 +224,10 @@ class Training:
             say(f"step {step}/{run.target}: {self.status(groups)}")
 
     def begins(self) -> str:
-        """Return from where the run goes on, or that it is a new one."""
+        """Return from where the run goes on, and how to begin another, or that it is a new one."""
         run = self.run
         if run.step:
-            return f"Resuming at step {run.step} of {run.target}"
+            return f"Resuming at step {run.step} of {run.target}; for a new run, give another --url, such as new.db"
         return f"Training a new policy for {run.target} steps"
 
     def status(self, groups: Sequence[Sequence[RolloutState]]) -> str:
