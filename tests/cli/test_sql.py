@@ -94,6 +94,13 @@ def test_there_is_one_statement(unchanged: str) -> None:
         assert run("sql", unchanged, f"SELECT 1; {second}", code=1).stderr == "Error: give one statement at a time\n"
 
 
+@pytest.mark.parametrize("statement", ["SELECT {}", "{}", "SELECT '{}"])
+def test_a_wrong_statement_is_quoted_in_brief(filled: str, statement: str) -> None:
+    stderr = run("sql", filled, statement.format("x" * 5000), code=1).stderr
+    assert stderr.startswith("Error: ")
+    assert len(stderr) < 500
+
+
 def test_columns_of_the_same_name_are_all_there(filled: str) -> None:
     assert run_json("sql", filled, "SELECT 1 AS a, 2 AS a, 3 AS a_2") == [{"a": 1, "a_2": 2, "a_2_2": 3}]
 

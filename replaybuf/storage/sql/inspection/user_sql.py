@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
+from replaybuf.common.units import brief
 from replaybuf.errors import AccessError, LockedError, QueryError, StorageError
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.reader import Reader
@@ -28,6 +29,8 @@ pragma_table_info(m.name) AS c WHERE m.type IN ('table', 'view') ORDER BY m.name
     "postgresql": """SELECT table_name, column_name, is_nullable = 'YES' FROM information_schema.columns
 WHERE table_schema = ANY (current_schemas(false)) ORDER BY table_name, ordinal_position""",
 }
+#: The maximum length of a database's message, which may quote the whole statement.
+_LONGEST = 300
 _MARKUP = re.compile(r"`|\[([^]]*)\]\([^)]*\)")
 
 
@@ -80,7 +83,7 @@ def _explain(error: StorageError, statement: str, timeout: float) -> NoReturn:
     while (inner := cause.__cause__) is not None:  # the driver's own exception
         cause = inner
     state = getattr(cause, "sqlstate", None)
-    message = str(cause)
+    message = brief(str(cause), _LONGEST)
     writes = state in _WRITES or _WRITES_TO_VIEW.match(message) is not None
     if writes or "readonly database" in message or "too many attached databases" in message:
         instead = _INSTEAD.get(statement.lstrip()[:6].lower(), "")
