@@ -12,7 +12,7 @@ import tempfile
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -21,6 +21,8 @@ from typing import Any
 import asyncpg
 import pytest
 from sqlalchemy import make_url
+
+from replaybuf import ReplayBufferConfig
 
 
 @contextmanager
@@ -162,6 +164,10 @@ def ended_with_us(folder: str) -> Iterator[None]:
         process.wait()
 
 
+#: Half of the work of writing all pages to the WAL, which servers before PostgreSQL 15 don't do.
+_STRATEGY = "" if os.environ.get("REPLAYBUF_TEST_POSTGRES_URL") else "STRATEGY FILE_COPY"
+
+
 @contextmanager
 def new_database(server_url: str, template: str = "template0") -> Iterator[str]:
     """The URL of a new database, which is dropped with all its connections when the block is left.
@@ -169,7 +175,7 @@ def new_database(server_url: str, template: str = "template0") -> Iterator[str]:
     It is empty, or a copy of another one, which nobody is connected to.
     """
     name = f"replaybuf_{uuid.uuid4().hex}"
-    execute(server_url, f"CREATE DATABASE {name} TEMPLATE {template} ENCODING 'UTF8'")
+    execute(server_url, f"CREATE DATABASE {name} TEMPLATE {template} ENCODING 'UTF8' {_STRATEGY}")
     try:
         yield make_url(server_url).set(database=name).render_as_string(hide_password=False)
     finally:
@@ -207,8 +213,12 @@ def execute(url: str | Path, *statements: str) -> None:
         finally:
             await connection.close()
 
+    _in_a_loop_of_its_own(run())
+
+
+def _in_a_loop_of_its_own(work: Coroutine[Any, Any, None]) -> None:
     with ThreadPoolExecutor(1) as thread:
-        thread.submit(asyncio.run, run()).result()
+        thread.submit(asyncio.run, work).result()
 
 
 async def ask(url: str, query: str) -> list[Any]:
@@ -221,12 +231,16 @@ async def ask(url: str, query: str) -> list[Any]:
 
 
 class Databases:
-    """Databases that are used again: each is emptied before it is given out, which is quicker than a new one."""
+    """Databases with replaybuf's tables that are used again: each is emptied before it is given out.
+
+    That is quicker than a new one, and a copy of one with tables quicker than their creation.
+    """
 
     def __init__(self, server_url: str) -> None:
         self._server_url = server_url
         self._made = ExitStack()
         self._free: list[str] = []
+        self._template = ""
 
     @contextmanager
     def lent(self) -> Iterator[Callable[[], str]]:
@@ -244,14 +258,25 @@ class Databases:
         self._made.close()
 
     def _empty_one(self) -> str:
-        if not self._free:
-            return self._made.enter_context(new_database(self._server_url))
-        url = self._free.pop()
+        if not self._template:
+            url = self._made.enter_context(new_database(self._server_url))
+            _in_a_loop_of_its_own(_make_tables(url))
+            self._template = str(make_url(url).database)
+        if self._free:
+            url = self._free.pop()
+        else:
+            url = self._made.enter_context(new_database(self._server_url, self._template))
         execute(url, _EMPTY)
         return url
 
 
-# As after `create_schema`, where that has run. Deleting a few rows is quicker than new files for the tables.
+async def _make_tables(url: str) -> None:
+    buffer = ReplayBufferConfig(url=url).build()
+    await buffer.storage.open()
+    await buffer.close()
+
+
+# As after `create_schema`. Deleting a few rows is quicker than new files for the tables.
 _EMPTY = """
 DO $$
 DECLARE emptied regclass; numbered regclass;
@@ -270,6 +295,7 @@ BEGIN
             END IF;
         END LOOP;
         DELETE FROM rb_info WHERE name NOT IN ('identity', 'uid');
+        UPDATE rb_info SET value = replace(CAST(gen_random_uuid() AS text), '-', '') WHERE name = 'identity';
         UPDATE rb_info SET number = 0 WHERE name = 'uid';
         FOR numbered IN SELECT oid::regclass FROM pg_class WHERE relkind = 'S' AND relname LIKE 'rb\\_%' LOOP
             PERFORM setval(numbered, 1, false);
