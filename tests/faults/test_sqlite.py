@@ -346,16 +346,21 @@ async def test_a_database_that_is_deleted_or_replaced_while_it_is_open(tmp_path:
         await fill(buffer, 3)
     buffer = build(f"sqlite:///{path}")
     await fill(buffer, COUNT)
+    empty = build(f"sqlite:///{path}", name="empty")
+    await buffer.save(tmp_path / "saved")
+    assert not await empty.delete({})
     for step in (path.unlink, lambda: other.rename(path)):
         step()
-        with pytest.raises(
-            StorageError,
-            match=r"run\.db was deleted or replaced while this process had it open",
-            check=because("not a database"),
-        ):
-            await buffer.put(group(100), TASK)
+        for call in (lambda: buffer.put(group(100), TASK), lambda: empty.resume(tmp_path / "saved")):
+            with pytest.raises(
+                StorageError,
+                match=r"run\.db was deleted or replaced while this process had it open",
+                check=because("not a database"),
+            ):
+                await call()
     await buffer.close()
-    figures.add(faults=2)
+    await empty.close()
+    figures.add(faults=4)
 
 
 async def put_and_stay(ledger: Ledger, url: str) -> None:

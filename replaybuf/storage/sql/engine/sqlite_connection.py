@@ -104,7 +104,6 @@ class SqliteConnection:
 
     def transact(self, function: Function[T], scope: Scope, *, write: bool, patience: float = 0.0) -> T:
         """Run a transaction and return its result; wait for the write lock for up to `patience` seconds."""
-        self._files.check()
         with FORK_GUARD, self._files.read():
             tx = self.begin(scope, write=write, patience=patience)
             try:
@@ -116,7 +115,8 @@ class SqliteConnection:
             return result
 
     def begin(self, scope: Scope, *, write: bool, patience: float) -> SqliteTransaction:
-        """Begin a transaction."""
+        """Begin a transaction in the files that were opened. Raises StorageError if they have gone."""
+        self._files.check()
         tx = SqliteTransaction(self.raw, scope)
         # A read transaction that is upgraded to a write fails at once when another connection has written in between,
         # whatever the busy timeout; so write transactions begin with BEGIN IMMEDIATE.
