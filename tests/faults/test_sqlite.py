@@ -180,12 +180,13 @@ async def test_an_index_that_has_a_group_twice_gives_it_to_nobody(tmp_path: Path
         assert await buffer.count(TASK, "completed") == 4
 
 
-async def test_a_count_that_is_no_number_is_told_as_damage(tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", ["rb_group SET times_sampled = x'41da'", "rb_group SET pinned_staleness = 9e999"])
+async def test_a_count_that_is_no_number_is_told_as_damage(tmp_path: Path, change: str) -> None:
     path = tmp_path / "run.db"
     async with build(f"sqlite:///{path}") as buffer:
         await fill(buffer, 2)
         connection = sqlite3.connect(path, isolation_level=None)
-        connection.execute("UPDATE rb_group SET times_sampled = x'41da' WHERE uid = 1")
+        connection.execute(f"UPDATE {change}")
         connection.close()
         with pytest.raises(StorageError, match="replaybuf doctor tells"):
             await buffer.metrics()

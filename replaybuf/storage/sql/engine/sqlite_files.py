@@ -115,7 +115,7 @@ class OpenFiles:
             yield
         except (ReplayBufError, UnicodeEncodeError):  # the latter concerns values being written
             raise
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             if self._path is None:
                 raise
             raise StorageError(
