@@ -91,6 +91,10 @@ async def test_a_group_that_is_damaged_is_set_aside_and_the_next_drawn(tmp_path:
             readable = "bytes" in damage
             assert numbers_of(await buffer.get(2, task)) == ([0, 1] if readable else [0, 2]), damage
             assert await buffer.count(task, "failed") == (0 if readable else 1), damage
+            if "rb_payload" in damage:
+                [failed] = [item async for item in buffer.find({"task_name": task, "status": "failed"})]
+                assert failed.error, damage
+                assert not failed.item, damage
 
 
 # Draws of groups that can't be given to anyone, also while others change the store

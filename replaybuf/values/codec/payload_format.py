@@ -32,6 +32,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128
 from replaybuf.errors import DecodeError, MissingDriverError
 
 Buffer = bytes | bytearray | memoryview
+_BUFFERS: Final = (bytes, bytearray, memoryview)
 Hash = TypeVar("Hash", xxh3_64, xxh3_128)
 
 MAGIC: Final = b"RPLB"
@@ -163,7 +164,7 @@ def verify(payload: Buffer, blocks: Buffer | None = None) -> None:
 
 def as_buffer(payload: Any) -> Buffer:
     """Return a payload. Raises DecodeError if it is no bytes."""
-    if not isinstance(payload, (bytes, bytearray, memoryview)):
+    if not isinstance(payload, _BUFFERS):
         raise DecodeError(f"the payload is damaged: it is no bytes but {type(payload).__name__}")
     return payload
 
@@ -177,9 +178,9 @@ def head_size(payload: Buffer) -> int | None:
     return head.head if head.blocks and not head.flags else None
 
 
-def is_apart(payload: Buffer) -> bool:
+def is_apart(payload: Any) -> bool:
     """Return whether this is the head of a payload whose blocks are stored separately."""
-    if payload[:8] != _BEGINNING or (there := len(payload)) < BODY_AT:
+    if not isinstance(payload, _BUFFERS) or payload[:8] != _BEGINNING or (there := len(payload)) < BODY_AT:
         return False
     blocks, size = _BLOCKS_AND_SIZE.unpack_from(payload)
     return bool(blocks > 0 and there != size)
