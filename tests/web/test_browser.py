@@ -248,12 +248,11 @@ def is_narrow(driver: Any) -> bool:
     return bool(driver.execute_script("return document.documentElement.scrollWidth <= window.innerWidth"))
 
 
-@pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [360, 1280, 1920])
 def test_a_screen_of_any_width_shows_every_page_without_sideways_scrolling(
-    driver: Any, address: str, width: int, dark: bool
+    driver: Any, address: str, width: int
 ) -> None:
-    show(driver, width=width, height=740, dark=dark)
+    show(driver, width=width, height=740)
     for path in PATHS:
         driver.get(address + path)
         assert is_narrow(driver), path
