@@ -5,6 +5,7 @@ each database has its own SQL (`Dialect.macros`):
 
     {in:uids}                 follows a column: it is one of the numbers of the list `uids`
     {in_texts:tasks}          the same for texts
+    {each:uids}               the numbers of the list as the column `value` of a table
     {json:tags}               the value `tags` as JSON
     {moment:at}               the moment `at` of the present, NULL for None: on a server its own time, as clocks differ
     {clock:now}               the time `now` of the lease clock, by which leases end: on a server its own time
@@ -143,7 +144,7 @@ def of_text(text: str, dialect: Dialect) -> Form:
             return dialect.macros["lock_of"].format(argument)
         if macro == "json":
             converts[argument] = to_json_text
-        elif macro in ("in", "in_texts"):
+        elif macro in ("in", "in_texts", "each"):
             converts[argument] = dialect.listed
         return dialect.macros[macro].format(parameter(argument))
 

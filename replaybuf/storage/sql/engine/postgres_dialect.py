@@ -59,6 +59,7 @@ class PostgresDialect(Dialect):
     macros: ClassVar = {
         "in": f"= ANY ({array('{}', 'bigint')})",
         "in_texts": "= ANY (CAST({} AS text[]))",
+        "each": f"(SELECT unnest({array('{}', 'bigint')}) AS value)",
         "json": "CAST({} AS jsonb)",
         "moment": f"CAST({{}} AS double precision) * 0 + {NOW}",
         # In a subquery, evaluated once: a volatile function would rule out an index.

@@ -27,6 +27,7 @@ class SqliteDialect(Dialect):
     macros: ClassVar = {
         "in": "IN (SELECT value FROM json_each({}))",
         "in_texts": "IN (SELECT value FROM json_each({}))",
+        "each": "json_each({})",
         "json": "{}",
         "moment": "{}",
         "clock": "{}",

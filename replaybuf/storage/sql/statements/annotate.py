@@ -138,8 +138,8 @@ ON CONFLICT (draw, uid, name) DO UPDATE SET rows = excluded.rows, data = exclude
 
 def _last_draws(tx: Transaction, uids: Collection[int], step: int | None) -> dict[int, tuple[int, int]]:
     """Return the last recorded draw of each group (for a train step), locked, and the group's number of rollouts."""
-    last = dict(sorted(map(tuple, tx.tuples(_DRAWS, uids=list(uids), buffer=tx.scope.buffer, step=step))))
-    found = {}
+    drawn = tx.tuples(_LAST, uids=sorted(uids), buffer=tx.scope.buffer, step=step)
+    last, found = {uid: draw for uid, draw in drawn if draw is not None}, {}
     for uid, draw, marks in tx.tuples(_LOCKED, uids=list(last), draws=list({*last.values()})):
         try:
             rollouts = len(from_json(marks)["oldest"])
@@ -150,10 +150,12 @@ def _last_draws(tx: Transaction, uids: Collection[int], step: int | None) -> dic
     return found
 
 
-# Sorted here: PostgreSQL would sort for a GROUP BY.
-_DRAWS = """SELECT p.uid, p.draw FROM rb_past p JOIN rb_batch b ON b.id = p.draw
-WHERE p.uid {in:uids} AND p.draw > 0 AND b.buffer = :buffer
-    AND (CAST(:step AS bigint) IS NULL OR b.step = CAST(:step AS bigint))"""
+# A row of each uid, from the index: PostgreSQL would sort for a GROUP BY.
+_LAST = """SELECT u.value, (
+    SELECT max(p.draw) FROM rb_past p JOIN rb_batch b ON b.id = p.draw
+    WHERE p.uid = u.value AND p.draw > 0 AND b.buffer = :buffer
+        AND (CAST(:step AS bigint) IS NULL OR b.step = CAST(:step AS bigint)))
+FROM {each:uids} u"""
 _LOCKED = """SELECT p.uid, p.draw, CAST(p.marks AS text) FROM rb_past p JOIN rb_batch b ON b.id = p.draw
 WHERE p.uid {in:uids} AND p.draw {in:draws} AND p.draw > 0 {lock}"""
 
