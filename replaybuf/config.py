@@ -52,6 +52,7 @@ def _kept(bound: Any) -> Any:
     """Refuse booleans and floats, which pydantic would read as numbers or seconds: `archive: true`, `unfit: 2.5`."""
     if isinstance(bound, bool | float):
         raise ValueError(_EXPECTED.format(repr(bound)))
+    _parse_kept(bound)
     return bound
 
 
@@ -221,12 +222,6 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
         with suppress(MissingDriverError):
             SQLStorage.check_url(url)
         return url
-
-    @field_validator("archive", "unfit")
-    @classmethod
-    def _is_a_retention(cls, kept: int | timedelta | str | None) -> Any:
-        _parse_kept(kept)
-        return kept
 
     @field_validator("policy", "remover")
     @classmethod
