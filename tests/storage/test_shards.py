@@ -13,8 +13,7 @@ from replaybuf.errors import LockedError
 from replaybuf.rules.policies import PRIORITIZED, UNIFORM, Race
 from replaybuf.storage.sql.engine.transaction import Hook, Transaction, installed
 from replaybuf.storage.sql.statements import ordering
-from replaybuf.storage.sql.statements.counts import merge_shards
-from replaybuf.storage.sql.statements.upkeep import find_chores
+from replaybuf.storage.sql.statements.upkeep import clear_what_is_left, find_chores, is_anything_left
 from replaybuf.storage.sql.tasks import sweeper
 from replaybuf.storage.sql.tasks.sweeper import _pause
 from tests.stores import TASK, build, fill, group, take_all, until
@@ -38,8 +37,9 @@ async def test_shards_of_connections_that_are_gone_are_merged_and_others_stay(le
             pid for (pid,) in await connection.fetch("SELECT pid FROM pg_stat_activity")
         }
         storage = buffer.storage
-        for _ in range(2):
-            await storage.thread.run(lambda: storage.engine.write(merge_shards))
+        for left in (True, False):
+            assert await storage._read(is_anything_left) is left
+            await storage.thread.run(lambda: storage.engine.write(clear_what_is_left))
         sizes = dict(map(tuple, await connection.fetch(_SIZES)))
         assert sizes == {0: 2, **dict.fromkeys(alive, 1)}
         assert len(alive) == 1

@@ -126,18 +126,21 @@ def merge_shards(tx: Transaction) -> None:
         tx.run(_MERGE)
 
 
-_MERGE = """
+#: Those of closed connections, on PostgreSQL.
+GONE_SHARDS = """
+    SELECT lane, name, shard FROM rb_tally
+    WHERE shard <> 0 AND shard NOT IN (SELECT pid FROM pg_stat_activity)
+"""
+_MERGE = f"""
 WITH gone AS (
     DELETE FROM rb_tally WHERE (lane, name, shard) IN (
-        SELECT lane, name, shard FROM rb_tally
-        WHERE shard <> 0 AND shard NOT IN (SELECT pid FROM pg_stat_activity)
-        LIMIT 10000 FOR UPDATE SKIP LOCKED
+{GONE_SHARDS} LIMIT 10000 FOR UPDATE SKIP LOCKED
     ) RETURNING lane, name, amount
 )
 INSERT INTO rb_tally AS merged (lane, name, shard, amount)
 SELECT lane, name, 0, sum(amount) FROM gone GROUP BY lane, name
 ON CONFLICT (lane, name, shard) DO UPDATE SET amount = merged.amount + excluded.amount
-"""
+"""  # noqa: S608
 
 
 #: A task, a transition, and the uids of its groups.

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from replaybuf.rules.transitions import Place, Tally, removed
 from replaybuf.storage.sql.engine.locks import PREFIX
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.buffer_facts import DROPPED
-from replaybuf.storage.sql.statements.counts import Step, apply, read_sizes
+from replaybuf.storage.sql.statements.counts import GONE_SHARDS, Step, apply, merge_shards, read_sizes
 from replaybuf.storage.sql.statements.lanes import Lane, lanes_where
 from replaybuf.storage.sql.statements.leases import OVERDUE
 
@@ -70,10 +71,22 @@ def _outdated(tx: Transaction, now: float) -> list[_Outdated]:
 _KEPT_SECONDS = 7 * 86_400
 
 
-def forget_old(tx: Transaction) -> None:
-    """Delete old commit stamps."""
-    old = int((time.time() - _KEPT_SECONDS) * 1_000_000)
-    tx.change("DELETE FROM rb_info WHERE name LIKE :stamps AND number < :old", stamps=f"{PREFIX}%", old=old)
+_OLD_STAMPS = "FROM rb_info WHERE name LIKE :stamps AND number < :old"
+
+
+def is_anything_left(tx: Transaction) -> bool:
+    """Return whether closed connections to PostgreSQL have left shards or old commit stamps."""
+    return bool(tx.value(f"SELECT EXISTS ({GONE_SHARDS}) OR EXISTS (SELECT 1 {_OLD_STAMPS})", **_old_stamps()))
+
+
+def clear_what_is_left(tx: Transaction) -> None:
+    """Merge the shards of closed connections to PostgreSQL, and delete old commit stamps."""
+    merge_shards(tx)
+    tx.change(f"DELETE {_OLD_STAMPS}", **_old_stamps())
+
+
+def _old_stamps() -> dict[str, Any]:
+    return {"stamps": f"{PREFIX}%", "old": int((time.time() - _KEPT_SECONDS) * 1_000_000)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """Heartbeats: activity, waits and events of this process, written every few seconds in the background.
 
-Calls only count in memory. A heartbeat writes the counts, the waits and reported events: within a second or so after a
-wait has begun or ended, every `_NEWS_SECONDS` after any activity, every `_WAIT_SECONDS` during a wait, and every
-`_SIGN_SECONDS` otherwise; not more often, since each commit to a SQLite file wakes all waiting processes. A wait that
-times out is written before its error is raised (`flush`), since the process may exit with it. A process without puts,
-draws and waits writes nothing.
+Calls only count in memory. A heartbeat writes the counts, the waits and reported events: within a second or so after
+the first activity, and after a wait has begun or ended, every `_NEWS_SECONDS` after any activity, every `_WAIT_SECONDS`
+during a wait, and every `_SIGN_SECONDS` otherwise; not more often, since each commit to a SQLite file wakes all waiting
+processes. A wait that times out is written before its error is raised (`flush`), since the process may exit with it. A
+process without puts, draws and waits writes nothing.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Presence:
         self._events: deque[WorkerEvent] = deque(maxlen=_MOST_WAITS)  # the latest ones, if there are more
         self._writing = asyncio.Lock()  # of the database's loop
         self._shown: dict[int, str] = {}  # the waits in the store: number and worker
-        self._beat_at = self._sign_at = 0.0
+        self._beat_at, self._sign_at = time.monotonic(), 0.0
         self._minute = 0
         # Spread, since all processes would try to record the same minute.
         self._behind = random.uniform(0.0, _SPREAD_SECONDS)

@@ -22,11 +22,17 @@ from functools import partial
 from replaybuf.errors import FencedError, LockedError, ReplayBufError
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.batches import last_beyond, newest_batch, prune_batches
-from replaybuf.storage.sql.statements.counts import merge_shards
 from replaybuf.storage.sql.statements.leases import end_leases
 from replaybuf.storage.sql.statements.parts import find_orphans, remove_orphans
 from replaybuf.storage.sql.statements.past import pass_on, sweep
-from replaybuf.storage.sql.statements.upkeep import Chores, any_to_prune, find_chores, forget_old, prune
+from replaybuf.storage.sql.statements.upkeep import (
+    Chores,
+    any_to_prune,
+    clear_what_is_left,
+    find_chores,
+    is_anything_left,
+    prune,
+)
 from replaybuf.storage.sql.tasks.filling import Filling
 from replaybuf.storage.sql.tasks.heartbeats import Presence
 from replaybuf.storage.sql.tasks.payload_files import PayloadFiles
@@ -138,10 +144,9 @@ class Sweeper:
             await self._tidy()
 
     async def _tidy(self) -> None:
-        if self._engine.dialect.is_remote:
+        if self._engine.dialect.is_remote and await self._engine.read(is_anything_left, single=True):
             with contextlib.suppress(LockedError):  # leases that end don't wait for the locks of others
-                await self._engine.write(merge_shards, patience=_PATIENCE)
-                await self._engine.write(forget_old, patience=_PATIENCE)
+                await self._engine.write(clear_what_is_left, patience=_PATIENCE)
         if await self._transactions.read(find_orphans):
             await self._transactions.write(remove_orphans, wakes=False)
         await self.prune_history()
@@ -151,7 +156,7 @@ class Sweeper:
         keep, pruned = self._history, _BATCHES
         if keep is None:
             return
-        newest = await self._transactions.read(newest_batch)
+        newest = await self._transactions.read(newest_batch, single=True)
         if newest - self._pruned_at < max(1, keep // 100):
             return
         until = await self._transactions.read(lambda tx: last_beyond(tx, keep))
