@@ -138,11 +138,10 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("cli/test_help.py::*sql -*", _DATABASES),
     *((f"cli/test_help.py::*{law}*", _DATABASES) for law in ("older_schema", "upgrade")),
     *((f"cli/test_{name}.py::*", ("sqlite",)) for name in ("help", "ls", "show")),
-    *((f"web/test_pages.py::*{law}*", _DATABASES) for law in ("overview", "prometheus", "every_group")),
+    *((f"web/test_pages.py::*{law}*", _DATABASES) for law in ("overview", "prometheus", "every_group", "however")),
     ("web/test_pages.py::test_groups*", _DATABASES),
     ("web/test_pages.py::test_a_group_shows*", _DATABASES),
     ("web/test_page.py::*cant_be_read*", _DATABASES),
-    ("web/test_browser.py::*a_million*", _DATABASES),
     *((f"web/test_{name}.py::*", ("sqlite",)) for name in ("pages", "page", "browser")),
     ("demo/test_demo_run.py::test_workers_*", ("sqlite",)),
     ("demo/test_start.py::*", ("sqlite",)),
@@ -191,6 +190,9 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("torch/test_loading.py::*every_group*spawned*", ("sqlite",)),
     ("torch/test_loading.py::*leases_go_on*", ("sqlite",)),
     ("torch/test_loading.py::*", ("postgresql",)),
+    ("torch/test_collate.py::*folder-sqlite*", ("sqlite",)),
+    ("torch/test_collate.py::*own_part*database-postgresql-split*", ("postgresql",)),
+    ("torch/test_collate.py::*", ()),
     ("torch/test_ranks.py::*killed_one_had*", _DATABASES),
     ("torch/test_ranks.py::*split*source*", ("postgresql",)),
     ("torch/test_ranks.py::*", ("sqlite",)),
@@ -238,7 +240,8 @@ _LONG = (
     "places/test_kills.py::test_processes_that_are_killed*sqlite*",
     "places/test_lost_places.py::test_an_object_store_that_is_down*?03*",  # away
     "xtuner/test_their_rules.py::test_random_runs*postgresql*",  # on SQLite
-    "torch/test_loading.py::*errors_of_workers*spawned*",  # forked; every group with spawned ones
+    # Forked; every group with spawned ones
+    *(f"torch/test_loading.py::*{law}*spawned*" for law in ("errors_of_workers", "trains_on_it", "as_others_are")),
     "sync/test_sync_processes.py::*ends_quietly*closed*",
     # Lost before the answer, which is the worst moment, of a put, a take and an acknowledgement
     "faults/test_postgres_connections.py::*before it arrives*",

@@ -6,21 +6,18 @@ the extra `browser`, are missing, tests fail: this tier is run to see the page i
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.million import fill_many
 from tests.cli.conftest import COMMAND
-from tests.postgres import new_database
 from tests.scripts import Script
 from tests.web.conftest import HOSTILE_UID, LONG, LONG_UID, SCRIPT
 
@@ -297,23 +294,3 @@ def test_a_token_opens_the_page_and_leaves_its_address(driver: Any, filled: str)
         wait(driver, "document.querySelector('h1').textContent === 'Overview'")
         assert "token" not in driver.current_url
         assert driver.execute_script("return document.cookie") == ""
-
-
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_the_first_pages_of_a_million_groups_look_at_few_of_them(
-    driver: Any, kind: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    with ExitStack() as stack:
-        if kind == "sqlite":
-            url = f"sqlite:///{tmp_path}/run.db"
-        else:
-            url = stack.enter_context(new_database(request.getfixturevalue("postgres_url")))
-        asyncio.run(fill_many(url, 1_000_000))
-        address = stack.enter_context(serving(url))
-        for path in ("/", "/groups", "/groups?status=completed&order=uid"):
-            took = []
-            for _ in range(5):
-                driver.get(address + path)
-                took.append(driver.execute_script("return performance.getEntriesByType('navigation')[0].responseEnd"))
-            assert min(took) < 800, (path, took)  # ms, of some 100; looking at all of them takes seconds
-            assert path != "/" or "1,000,000" in text_of(driver)

@@ -7,7 +7,8 @@ import html
 import itertools
 import json
 import re
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,13 +18,15 @@ from urllib.parse import urlencode
 import numpy as np
 import pytest
 
+from benchmarks.million import fill_many
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.common.worker_name import working_as
 from replaybuf.rules.query import OPERATORS
+from replaybuf.storage.sql.engine.sqlite_raw import RawConnection
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.view.overview import Minute, rates_now, rates_of
 from replaybuf.web import page_tables as tables
-from tests.postgres import execute, new_url
+from tests.postgres import ask, execute, new_url
 from tests.stores import group, until
 from tests.web.conftest import FAILED_EVERY, GROUPS, HOSTILE_UID, LONG, LONG_UID, SCRIPT, Client, client_of
 
@@ -169,6 +172,52 @@ def test_pages_together_have_every_group_once(page: Client, order: str) -> None:
     assert sorted(seen) == list(range(1, GROUPS + 3))
     if order.endswith("uid"):
         assert seen == sorted(seen, reverse=order == "-uid")
+
+
+#: NULL while others are connected: a connection counts what it has read at its end.
+_ROWS_READ = """SELECT CASE (SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()) WHEN 1 THEN
+    (SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)) FROM pg_stat_user_tables)
+    + (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes) END"""
+
+
+@pytest.fixture
+def work_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], int]:
+    """A function that says how much a database does for a page: steps of SQLite, or rows that PostgreSQL reads."""
+    steps = 0
+
+    def watch(connection: sqlite3.Connection, handler: Callable[[], object], _: int) -> None:
+        def count() -> object:
+            nonlocal steps
+            steps += 100
+            return handler()
+
+        sqlite3.Connection.set_progress_handler(connection, count, 100)
+
+    def rows(url: str) -> int:
+        while (found := asyncio.run(ask(url, _ROWS_READ))[0]) is None:
+            pass
+        return int(found)
+
+    def work(url: str, path: str) -> int:
+        before = steps if url.startswith("sqlite") else rows(url)
+        assert client_of(url).get(path).status_code == 200
+        return (steps if url.startswith("sqlite") else rows(url)) - before
+
+    monkeypatch.setattr(RawConnection, "set_progress_handler", watch)
+    return work
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_first_page_is_no_more_work_however_many_groups_there_are(
+    new_url: Callable[[], str], work_of: Callable[[str, str], int]
+) -> None:
+    few, many = new_url(), new_url()
+    for url, count in ((few, 1_000), (many, 20_000)):
+        asyncio.run(fill_many(url, count, seed=500))
+        if url.startswith("postgresql"):
+            execute(url, "ANALYZE")  # as its autovacuum does within a minute
+    for path in ("/", "/groups", "/groups?status=completed&order=uid"):
+        assert 0 < work_of(many, path) <= 1.5 * work_of(few, path), path
 
 
 def test_groups_are_chosen_by_task_status_and_query(page: Client) -> None:
