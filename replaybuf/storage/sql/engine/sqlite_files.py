@@ -12,7 +12,6 @@ import os
 import re
 import sqlite3
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -61,10 +60,10 @@ class OpenFiles:
         """
         if self._connections:
             self.check()
-        if self._path is None or not os.path.exists(f"{self._path}-shm") or os.path.exists(f"{self._path}-wal"):
+        if self._path is None or not _exists(f"{self._path}-shm") or _exists(f"{self._path}-wal"):
             return
         time.sleep(_LOOK_AGAIN_SECONDS)  # another process may be deleting both right now
-        if os.path.exists(f"{self._path}-shm") and not os.path.exists(f"{self._path}-wal"):
+        if _exists(f"{self._path}-shm") and not _exists(f"{self._path}-wal"):
             name = Path(self._path).name
             raise StorageError(
                 f"{self._path}: its write-ahead log ({name}-wal) was deleted while the database was in use, and with "
@@ -174,6 +173,10 @@ def _identity(path: str) -> _Identity:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def _exists(path: str) -> bool:
+    return _identity(path) is not None
 
 
 def quote_path(path: Path) -> str:
@@ -287,18 +290,8 @@ def refuse_foreign_file(path: str, where: str) -> None:
 
 
 def _content(path: str, how: str) -> tuple[list[str], int]:
-    """Return the names in the schema of a database, and its application_id.
-
-    SQLite leaves the index of a log (-shm) that it makes to read it: beside links that are removed again, where it can.
-    """
-    with contextlib.ExitStack() as stack:
-        if how == "mode=ro" and not os.path.exists(f"{path}-shm"):
-            with contextlib.suppress(OSError):
-                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".", dir=os.path.dirname(path)))
-                for suffix in ("-wal", ""):
-                    os.link(f"{path}{suffix}", f"{folder}/db{suffix}")
-                path = f"{folder}/db"
-        raw = stack.enter_context(closing(sqlite3.connect(f"file:{quote_path(Path(path))}?{how}", uri=True)))
+    """Return the names in the schema of a database, and its application_id."""
+    with closing(sqlite3.connect(f"file:{quote_path(Path(path))}?{how}", uri=True)) as raw:
         names = [name for (name,) in raw.execute("SELECT name FROM sqlite_master ORDER BY name")]
         [(marked,)] = raw.execute("PRAGMA application_id")
     return names, marked
