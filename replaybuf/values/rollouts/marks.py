@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from replaybuf.common.checks import MAX_STEP
+from replaybuf.common.checks import MAX_STEP, shown
 from replaybuf.errors import RolloutError
 from replaybuf.values.rollouts.group_fields import GroupFields, fields_of, step_ranges
 from replaybuf.values.rollouts.rewards import reward_value
@@ -72,7 +72,7 @@ class Marks:
         oldest, newest = [step for step, _ in ranges], [step for _, step in ranges]
         for step in chain(oldest, newest):
             if step is not None and abs(step) >= MAX_STEP:
-                raise RolloutError(f"response_model_steps holds {step:.4g}, which is no training step")
+                raise RolloutError(f"response_model_steps holds {shown(step)}, which is no training step")
         key = kind.reward_key
         rewards = [reward_value(one.reward, key) for one in group]
         marks = cls(oldest, newest, rewards, due=_due(rollouts, kind, status))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
-from replaybuf.common.checks import MAX_STEP
+from replaybuf.common.checks import MAX_STEP, shown
 from replaybuf.errors import ReplayBufError, RolloutError
 from replaybuf.values.rollouts.group_fields import (
     GroupFields,
@@ -234,7 +234,7 @@ def _apply_rules(
             one.seq_staleness = staleness
     staleness = max(each)
     if abs(staleness) >= MAX_STEP:
-        raise RolloutError(f"seq_staleness is {staleness:.4g}, which is no number of training steps")
+        raise RolloutError(f"seq_staleness is {shown(staleness)}, which is no number of training steps")
     if status not in EXPIRING_STATUSES:
         return Normalised(status, staleness, train_step, fields=group)
     if rule.token_stale_threshold is not None and (index := unmatched(group)) is not None:
