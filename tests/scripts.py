@@ -111,18 +111,25 @@ else:
 class Program:
     """`python -W error COMMAND`, of a file or `-m` and a module, in a fork of `tests.zygote`.
 
+    With `modules`, the fork is of a zygote that has imported them, and warnings are ignored.
     It has the calls of a `Popen` whose stderr goes where stdout goes: to a file, or into a pipe of text.
     """
 
     def __init__(
-        self, *command: str, cwd: Path, env: Mapping[str, str] = os.environ, stdout: IO[bytes] | None = None
+        self,
+        *command: str,
+        cwd: Path,
+        env: Mapping[str, str] = os.environ,
+        stdout: IO[bytes] | None = None,
+        modules: tuple[str, ...] = (),
     ) -> None:
         self._command = command
         reading, writing = os.pipe()
         self.stdout = os.fdopen(reading)  # empty, if the output goes to a file
         out = writing if stdout is None else stdout.fileno()
         with open(os.devnull) as nothing:
-            self.pid, self._ended = _fork(_PROGRAM, command, dict(env), str(cwd), (nothing.fileno(), out, out))
+            files = (nothing.fileno(), out, out)
+            self.pid, self._ended = _fork(_PROGRAM, command, dict(env), str(cwd), files, modules)
         os.close(writing)
         if stdout is not None:
             self.stdout.close()
@@ -199,25 +206,32 @@ class _End:
 
 
 def _fork(
-    text: str, arguments: Sequence[object], environment: dict[str, str], folder: str, files: Sequence[int]
+    text: str,
+    arguments: Sequence[object],
+    environment: dict[str, str],
+    folder: str,
+    files: Sequence[int],
+    modules: tuple[str, ...] = (),
 ) -> tuple[int, _End]:
     """Run a text in a fork of the zygote, with these files as its standard input, output and error."""
     request = {"text": text, "arguments": [*map(str, arguments)], "environment": environment, "folder": folder}
     told, ending = os.pipe()
     with _one_at_a_time:
-        socket.send_fds(_zygote(), [json.dumps(request).encode()], [*files, ending])
+        socket.send_fds(_zygote(*modules), [json.dumps(request).encode()], [*files, ending])
     os.close(ending)
     end = _End(told)
     return end.pid, end
 
 
 @functools.cache
-def _zygote() -> socket.socket:
+def _zygote(*modules: str) -> socket.socket:
     ours, its = socket.socketpair(type=socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     with its:
-        command = [sys.executable, "-W", "error", "-m", "tests.zygote", str(its.fileno())]
-        process: Any = subprocess.Popen(command, cwd=_ROOT, pass_fds=[its.fileno()])
+        warnings = "ignore" if modules else "error"
+        command = [sys.executable, "-W", warnings, "-m", "tests.zygote", str(its.fileno()), *modules]
+        environment = {"OMP_NUM_THREADS": "1", **os.environ} if modules else None  # torch reads it when it is imported
+        process: Any = subprocess.Popen(command, cwd=_ROOT, pass_fds=[its.fileno()], env=environment)
     atexit.register(lambda: (ours.close(), process.wait(10)))
     return ours
 

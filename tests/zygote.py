@@ -1,6 +1,7 @@
 """A process that has imported what scripts need, and has opened nothing: every script runs in a fork of it.
 
-`python -m tests.zygote FD` waits for scripts at this socket. A fork is as good as a new process, and a second quicker.
+`python -m tests.zygote FD MODULE...` imports also these modules, and waits for scripts at this socket. A fork is as
+good as a new process, and a second quicker.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import signal
 import socket
 import sys
 import types
+from collections.abc import Sequence
 from typing import Any
 
 STDIN, STDOUT, STDERR = range(3)
 
 
-def _preload() -> None:
+def _preload(modules: Sequence[str]) -> None:
     import httpx  # noqa: F401
 
     import replaybuf.cli
@@ -32,6 +34,8 @@ def _preload() -> None:
     for package in (replaybuf.cli, replaybuf.web):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
+    for name in modules:
+        importlib.import_module(name)
     for url in ("memory://", "postgresql://nobody@nowhere/none"):
         ReplayBufferConfig(url=url).build()
     gc.collect()
@@ -91,7 +95,7 @@ def _reap(running: dict[int, int]) -> None:
 
 
 if __name__ == "__main__":
-    _preload()
+    _preload(sys.argv[2:])
     with socket.socket(fileno=int(sys.argv[1])) as control:
         script = _wait_for_script(control)
     if script is not None:

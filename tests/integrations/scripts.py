@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from tests.scripts import Program
+
 ROOT = Path(__file__).resolve().parents[2]
 MATH = ROOT / "tests/data/math.verl.jsonl"
 #: Arguments of Python that start a script as two ranks.
@@ -38,24 +40,15 @@ def output_of(code: str) -> str:
     return "".join(re.findall(r"(?m)^# (.*\n)", code.partition("\n# Prints:\n")[2]))
 
 
-def start(script: str, folder: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-    """Start a script in a folder; what it prints goes to `script.log` there."""
-    with (folder / f"{script}.log").open("a") as log:
-        return subprocess.Popen(
-            [sys.executable, "-u", script],
-            cwd=folder,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-                **(env or {}),
-            },
-        )
+def start(script: str, folder: Path, modules: tuple[str, ...]) -> Program:
+    """Start a script in a folder, where these modules are imported; what it prints goes to `script.log` there."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    with (folder / f"{script}.log").open("ab") as log:
+        return Program(script, cwd=folder, env=environment, stdout=log, modules=modules)
 
 
-def until(true: Callable[[], object], what: str, *processes: subprocess.Popen[str], seconds: float = 240) -> None:
+def until(true: Callable[[], object], what: str, *processes: Program, seconds: float = 240) -> None:
     """Wait until something is true of the files of processes that go on meanwhile."""
     deadline = time.monotonic() + seconds
     while not true():
@@ -75,7 +68,8 @@ def printed_by(arguments: Sequence[str], folder: Path, env: Mapping[str, str] | 
     return done.stdout
 
 
-def run(folder: str, script: str, target: Path) -> None:
+def run(folder: str, script: str, target: Path, modules: tuple[str, ...]) -> None:
     """Run a script of docs/examples, and compare what it prints with the comment at its end."""
     write(folder, target)
-    assert printed_by([script], target) == output_of(files_of(folder)[script])
+    with Program(script, cwd=target, modules=modules) as program:
+        assert program.communicate()[0] == output_of(files_of(folder)[script])

@@ -5,22 +5,26 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.integrations.scripts import files_of, lines_of, start, until, write
+from tests.scripts import Program
 
 pytestmark = pytest.mark.frameworks
+
+#: What the scripts import, which takes seconds.
+MODULES = ("transformers.models.qwen2.modeling_qwen2", "trl.trainer.grpo_trainer", "trl.experimental.async_grpo")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     pytest.importorskip("trl")
     write("trl", tmp_path)
-    subprocess.run([sys.executable, "tiny_model.py"], cwd=tmp_path, check=True)
+    with Program("tiny_model.py", cwd=tmp_path, modules=MODULES) as program:
+        printed, _ = program.communicate()
+    assert program.returncode == 0, printed
     return tmp_path
 
 
@@ -71,13 +75,14 @@ def test_a_trainer_that_is_killed_goes_on_and_every_prompt_is_trained_once(
     folder: Path, script: str, last: int
 ) -> None:
     (folder / "on_a_cpu.py").write_text(ON_A_CPU)
-    log, generator, trainer = folder / f"{script}.log", start("generate.py", folder), start(script, folder)
+    log = folder / f"{script}.log"
+    generator, trainer = (start(name, folder, MODULES) for name in ("generate.py", script))
     try:
         until(lambda: "step 6 trains" in log.read_text(), "the trainer was in step 6", trainer, generator)
         trainer.kill()
         assert trainer.wait() == -signal.SIGKILL
         killed = log.read_text()
-        trainer = start(script, folder)
+        trainer = start(script, folder, MODULES)
         assert trainer.wait(timeout=240) == 0, log.read_text()
         assert generator.poll() is None
     finally:
