@@ -82,7 +82,7 @@ async def test_every_call_is_a_span_with_what_it_did(buffer: ReplayBuffer[Any], 
     await buffer.checkpoint(9)
     await buffer.restore(9)
     with pytest.raises(NotReadyError):
-        await buffer.take_batch({"code": 1}, timeout=0.05)
+        await buffer.take_batch({"code": 1}, timeout=0.5)
 
     found = list(spans(exporter))
     assert [name for name, _, _ in found] == [
