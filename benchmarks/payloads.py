@@ -1,21 +1,76 @@
-"""Payloads in a folder: a lease of groups with a large field that isn't read, beside one that reads it."""
+"""Large payloads: a lease of groups in a folder with a large field that isn't read, beside one that reads it; and the
+longest gap of the caller's event loop while 64 groups of 100 KB are put or taken.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import numpy as np
 
+from benchmarks import groups
 from benchmarks.databases import TASK, new_database, new_folder, open_buffer, put_all
-from benchmarks.table import Row, Settings, cost, in_turn, number
+from benchmarks.table import Row, Settings, cost, in_turn, number, spread
 from replaybuf import RolloutState, Status
 from replaybuf.storage.sql.tasks.handles import load_all
 
 
 async def run(settings: Settings) -> AsyncIterator[Row]:
-    """Yield a row for each database."""
+    """Yield the rows of each database."""
     for kind in settings.databases:
         yield await _deferred(settings, kind)
+        for fields, make in (("lists", groups.lists), ("arrays", groups.arrays)):
+            yield await _gaps(settings, kind, fields, make)
+
+
+#: The most milliseconds for which a take of lists may keep the event loop from running.
+MOST_GAP = 20
+
+
+async def _gaps(settings: Settings, kind: str, fields: str, make: Callable[[int], list[RolloutState]]) -> Row:
+    """Return the longest gap of the event loop in a take of 64 groups of 100 KB, and in their puts."""
+    taken, put = [], []
+    async with new_database(kind) as url, open_buffer(url) as buffer:
+        for turn in range(settings.rounds + 1):
+            made = [make(100) for _ in range(64)]
+            gaps = [await longest_gap(lambda made=made: put_all(buffer, made))]  # type: ignore[misc]
+            del made
+            gaps.append(await longest_gap(lambda: buffer.take_batch({TASK: 64}, timeout=60)))
+            if turn:
+                put.append(gaps[0])
+                taken.append(gaps[1])
+    figure = statistics.median(taken)
+    return Row(
+        "payloads",
+        f"{kind}: longest gap of the event loop in a take of 64 x 100 KB of {fields}",
+        spread(taken),
+        f"in puts {spread(put)}",
+        aim=f"<= {MOST_GAP} ms",
+        met=figure <= MOST_GAP / 1000,
+    )
+
+
+async def longest_gap(work: Callable[[], Awaitable[object]]) -> float:
+    """Return the longest time in seconds, beyond one millisecond, for which the event loop didn't run in a call."""
+    gaps = [0.0]
+
+    async def beat() -> None:
+        last = time.perf_counter()
+        while True:
+            await asyncio.sleep(0.001)
+            now = time.perf_counter()
+            gaps.append(now - last - 0.001)
+            last = now
+
+    beating = asyncio.create_task(beat())
+    result = await work()
+    await asyncio.sleep(0.02)
+    beating.cancel()
+    del result
+    return max(gaps)
 
 
 async def _deferred(settings: Settings, kind: str) -> Row:
