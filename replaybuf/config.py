@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self
 
@@ -219,8 +218,12 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     @classmethod
     def _names_a_database(cls, url: str) -> str:
         """Refuse a wrong url where the config is made. (Its driver may be installed only where the buffer is built.)"""
-        with suppress(MissingDriverError):
+        try:
             SQLStorage.check_url(url)
+        except MissingDriverError:
+            pass
+        except ReplayBufError as error:
+            raise refusal(cls, {"": str(error)}) from None  # another model would show the url, with its password
         return url
 
     @field_validator("policy", "remover")

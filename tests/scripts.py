@@ -181,7 +181,9 @@ class _End:
         self._told = os.fdopen(told, "rb", buffering=0)
         self._text = b""
         while b"\n" not in self._text:
-            self._text += self._told.read(100)
+            if not (told := self._told.read(100)):
+                raise RuntimeError("the process that forks has ended; its own output says why")
+            self._text += told
         pid, _, self._text = self._text.partition(b"\n")
         self.pid = int(pid)
         self.code: int | None = None

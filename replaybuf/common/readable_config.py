@@ -20,6 +20,8 @@ from replaybuf.common.passwords import name_of
 from replaybuf.common.redact import redact, redact_words
 from replaybuf.errors import ConfigError
 
+#: The similarity at which a variable of the environment is a misspelt field: a launcher has variables of its own.
+_SIMILAR = 0.8
 #: What follows the prefix in the variables of configs with a longer one.
 _LONGER = ("chunks_", "produce_")
 
@@ -52,7 +54,11 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
     @classmethod
     def _no_unknown_fields(cls, values: Any) -> Any:
         """Refuse unknown fields in our words, also within another model."""
-        if isinstance(values, Mapping) and (unknown := [str(one) for one in values if one not in cls.model_fields]):
+        if not isinstance(values, Mapping | cls):
+            raise refusal(cls, {"": f"expected a mapping of fields, got {type(values).__name__}"})
+        if cls.model_config.get("extra") != "forbid" or isinstance(values, cls):  # a subclass may take other fields
+            return values
+        if unknown := [str(one) for one in values if one not in cls.model_fields]:
             raise refusal(cls, {name: f"{name} is no field" + _hint(name, cls.model_fields) for name in unknown})
         return values
 
@@ -129,7 +135,7 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
             name = key.removeprefix(cls.env_prefix).lower()
             if name.startswith(_LONGER) or name == key.lower() or name in names:
                 continue
-            if near := nearest(name, names):
+            if near := nearest(name, names, _SIMILAR):
                 raise ConfigError(f"the environment variable {key} is unknown; did you mean {names[near]}?")
         values: dict[str, str | None] = {name: environ[key] for name, key in names.items() if key in environ}
         for name, text in values.items():
@@ -194,6 +200,6 @@ def _takes_booleans(annotation: Any) -> bool:
     return not {*(get_args(annotation) or (annotation,))} <= {int, float, NoneType}
 
 
-def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the most similar of some names, or None."""
-    return next(iter(difflib.get_close_matches(name, list(names), n=1)), None)
+def nearest(name: str, names: Iterable[str], similar: float = 0.6) -> str | None:
+    """Return the most similar of some names, None if none has this ratio of similarity."""
+    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=similar)), None)

@@ -72,4 +72,6 @@ def run(folder: str, script: str, target: Path, modules: tuple[str, ...]) -> Non
     """Run a script of docs/examples, and compare what it prints with the comment at its end."""
     write(folder, target)
     with Program(script, cwd=target, modules=modules) as program:
-        assert program.communicate()[0] == output_of(files_of(folder)[script])
+        printed, _ = program.communicate(timeout=300)
+        assert printed == output_of(files_of(folder)[script])
+        assert program.returncode == 0

@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
     pytest.importorskip("trl")
     write("trl", tmp_path)
     with Program("tiny_model.py", cwd=tmp_path, modules=MODULES) as program:
-        printed, _ = program.communicate()
+        printed, _ = program.communicate(timeout=300)
     assert program.returncode == 0, printed
     return tmp_path
 

@@ -77,6 +77,17 @@ def test_only_inserts_of_parameters_in_order_write_several_rows(sql: str) -> Non
     assert of_rows(sql, 4) is None
 
 
+@pytest.mark.parametrize(("size", "statements"), [(10, 1), (1_100_000, 16)])
+def test_large_rows_are_written_one_by_one(size: int, statements: int) -> None:
+    """SQLite's driver copies the values of a statement, and keeps them until it runs again."""
+    with closing(connect(Access(make_url("sqlite://")))) as raw:
+        raw.execute("CREATE TABLE t (a INTEGER PRIMARY KEY, b, c)")
+        seen: list[str] = []
+        raw.set_trace_callback(seen.append)
+        SqliteTransaction(raw).run_many(INSERT, [(n, bytes(size)) for n in range(16)])
+        assert len(seen) == statements
+
+
 async def test_the_thread_does_not_keep_the_process_alive(connection: SqliteConnection) -> None:
     assert await connection.in_thread(lambda: threading.current_thread().daemon)
 

@@ -217,8 +217,8 @@ def digest(buffer: Buffer, seed: int = 0) -> int:
 def fed(state: Hash, buffer: Buffer) -> Hash:
     """Return the state of a hash after these bytes, which it gets in pieces for which xxhash keeps the GIL.
 
-    For 100,000 bytes and more xxhash releases it, and has it back before a thread that waits for it wakes: the event
-    loop of a process that decodes stood still for 100 ms.
+    For 100,000 bytes and more xxhash releases it, and has it back before a thread that waits for it wakes: in takes of
+    large groups the caller's event loop would stand still for up to 100 ms.
     """
     view = memoryview(buffer)
     for at in range(0, len(view), _PIECE):

@@ -64,6 +64,9 @@ SQLITE = SqliteDialect()
 #: How many rows are inserted by one statement. Python's `sqlite3` releases the GIL for each step of a statement, and
 #: beside a busy event loop it may have to wait for it again each time: up to 5 ms, the switch interval.
 _TOGETHER = (16, 4)
+#: The bytes of their values at most: `sqlite3` copies these, and keeps the copies until the statement is run again.
+_MOST_BOUND = 4 << 20
+_SIZED = (bytes, str)
 _VALUES = re.compile(r"(?s)(INSERT .*\) VALUES )(\([^()]*\))(.*)")
 
 
@@ -104,7 +107,10 @@ class SqliteTransaction(Transaction):
         for count in _TOGETHER:
             insertion = of_rows(sql, count) if len(rows) >= at + count else None
             while insertion is not None and len(rows) >= at + count:
-                self._raw.execute(insertion, [*chain.from_iterable(rows[at : at + count])])
+                values = [*chain.from_iterable(rows[at : at + count])]
+                if sum([len(one) for one in values if type(one) in _SIZED]) > _MOST_BOUND:
+                    break
+                self._raw.execute(insertion, values)
                 at += count
         if at < len(rows):
             self._raw.executemany(sql, rows[at:])

@@ -117,13 +117,15 @@ def lock_tasks(tx: Transaction, tasks: Iterable[str]) -> None:
     tx.lock_names(NamedLock.TASK, names)
 
 
-def merge_shards(tx: Transaction) -> None:
-    """Merge the shards of closed connections, on PostgreSQL.
+def merge_shards(tx: Transaction) -> bool:
+    """Merge the shards of closed connections, on PostgreSQL; return False if another process does.
 
     Shards of open ones are left alone: their puts and takes would wait for the row lock until this is committed.
     """
-    if tx.try_lock(Lock.SHARDS):
+    mine = tx.try_lock(Lock.SHARDS)
+    if mine:
         tx.run(_MERGE)
+    return mine
 
 
 #: Those of closed connections, on PostgreSQL.

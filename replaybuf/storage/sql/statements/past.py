@@ -71,7 +71,8 @@ SELECT {_COLUMNS}, CASE WHEN since < CAST(:newest AS bigint) THEN CAST(:newest A
 }
 _OF_GROUPS = "FROM rb_group WHERE uid {in:uids}"
 _LESS_BYTES = """INSERT INTO rb_tally AS own (lane, name, amount, shard)
-SELECT lane, 'bytes', -CAST(sum(bytes) AS bigint), {{shard}} {} GROUP BY lane
+SELECT lane, 'bytes', -CAST(sum(CASE WHEN bytes BETWEEN 0 AND 1000000000000 THEN bytes ELSE 0 END) AS bigint), {{shard}}
+{} GROUP BY lane
 ON CONFLICT (lane, name, shard) DO UPDATE SET amount = own.amount + excluded.amount"""
 _MOVE = {
     drawn: f"""WITH gone AS (DELETE {_OF_GROUPS} RETURNING *), past AS ({moved} FROM gone)

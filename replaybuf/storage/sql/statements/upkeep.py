@@ -81,8 +81,8 @@ def is_anything_left(tx: Transaction) -> bool:
 
 def clear_what_is_left(tx: Transaction) -> None:
     """Merge the shards of closed connections to PostgreSQL, and delete old commit stamps."""
-    merge_shards(tx)
-    tx.change(f"DELETE {_OLD_STAMPS}", **_old_stamps())
+    if merge_shards(tx):
+        tx.change(f"DELETE {_OLD_STAMPS}", **_old_stamps())
 
 
 def _old_stamps() -> dict[str, Any]:
