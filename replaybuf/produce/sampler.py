@@ -34,7 +34,6 @@ from replaybuf.common.checks import (
     shown,
     whole,
 )
-from replaybuf.common.units import counted
 from replaybuf.errors import InputError, NotReadyError, ReplayBufError, RolloutError
 from replaybuf.produce.datasets import PromptDataset
 from replaybuf.produce.difficulty import Changed, Order, OrderedPrompts, Statistics
@@ -161,11 +160,9 @@ class Sampler:
                 return []
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                holders = (await self.buffer.storage.circumstances()).holders(self.task_name, self._again)
-                own = f"; finish those of {self.buffer.worker}, which waits" if self.buffer.worker in holders else ""
                 raise NotReadyError(
                     f"after {patience:g} s: task {self.task_name}: {self.why_none}, and "
-                    f"{counts.in_flight} are in flight with {counted(holders) or 'workers'}{own}"
+                    f"{counts.in_flight} are in flight with workers"
                 )
             await self.buffer.waits.changed(seen, min(remaining, _LONGEST_WAIT))
 

