@@ -75,7 +75,7 @@ class Subcommands(TyperGroup):
                 if near
                 else f"There are {', '.join(names)}: {ctx.command_path} {names[0]} URL"
             )
-            error.message = f"{error.message.rstrip('.')}. {hint}"
+            error.message = f"{error.message.partition('. ')[0].rstrip('.')}. {hint}"  # newer typers have a hint, too
             raise
 
 

@@ -125,12 +125,15 @@ def _steps(
     def read(tx: Transaction) -> tuple[Steps, str]:
         found = read_steps(tx, buffer, before=before, limit=limit, task=task, worker=worker)
         which = "for a step" if before is None else f"for a step before {before}"
-        known = found.rows or found.earlier is not None
+        which += "" if found.earlier is None else f" from {found.earlier} on"
+        known = found.rows or (task is None and worker is None and found.earlier is not None)
         return found, "" if known else no_groups(tx, found.buffer, which, task, worker, before=before)
 
     found, none = reader.read(read)
     if none and output.for_people:
         output.note(none)
+        if found.earlier is not None:
+            output.note(f"more steps: --before {found.earlier}, or --limit all")
         return
     if output.for_people:
         for one in found.workers.worse:

@@ -354,9 +354,12 @@ def _consumers(need: Need, otherwise: str) -> tuple[str, str]:
             return f"{text}: {why.text}", why.advice
         return text, "Let it ask for less"
     takers, last = [one for one in about.workers if one.taken], about.last_take
+    takers = [one for one in takers if not one.groups] or takers  # producers draw what they generate again
     alive = [one.name for one in takers if one.is_alive(about.now)]
-    if takers and not alive:
-        return f"no consumer is left: {_ends_of(takers, about)}", otherwise
+    names = {one.name for one in about.workers if one.is_alive(about.now)}
+    gone = [one for one in takers if one.name not in names]
+    if gone and not alive:
+        return f"no consumer is left: {_ends_of(gone, about)}", otherwise
     who = f"{people(alive, 'is alive', 'are alive')}, and " if alive else ""
     drew = "nobody has drawn any yet" if last is None else f"the last draw was at {clock(last.time, about.now)}"
     return f"{who}{drew}", otherwise

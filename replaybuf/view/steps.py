@@ -59,7 +59,7 @@ def read_steps(
     """Return up to `limit` steps of a buffer before `before`, newest first, or what one task or worker has of them.
 
     What stands out is looked for in the newest of them, with up to `judged` groups; of one task or worker, there are no
-    more than these.
+    more than these, unless all are asked for.
     """
     name, of_all = choose(tx, buffer), task is None and worker is None
     most = limit + 1 if limit is not None and of_all else None  # a change is from the step before
@@ -68,7 +68,7 @@ def read_steps(
     looked_at, groups = set[int](), 0
     for one in rows:
         groups += one.groups
-        if groups > judged and looked_at:
+        if groups > judged and looked_at and (of_all or limit is not None):
             break
         looked_at.add(one.step)
     workers, drawn = read_workers(tx, name, before=before, task=task, also=looked_at)

@@ -9,6 +9,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -16,8 +17,9 @@ import numpy as np
 import pytest
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
-from replaybuf.cli import output
+from replaybuf.cli import output, trace
 from replaybuf.common.worker_name import working_as
+from replaybuf.view.steps import read_steps
 from tests.cli.conftest import BACKENDS, run, run_json
 from tests.cli.example import BAD, FELL, FIRST, GROUPS, LAST, WORKERS, rollout, train
 from tests.cli.test_docs import BLOCK, output_of, same
@@ -103,6 +105,18 @@ def test_what_a_group_goes_without_is_in_the_life_of_both(url: str) -> None:
     [rest] = [row["uid"] for row in run_json("ls", url, "--status", "failed")]
     for one in (uid, rest):
         assert f"1 failed of group {uid}, now group {rest}" in run("trace", url, "uid", one).stdout
+
+
+def test_all_steps_of_a_worker_are_all_however_many_groups_there_are(
+    bad_at_code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = partial(read_steps, judged=5)
+    monkeypatch.setattr(trace, "read_steps", few)
+    steps = run_json("trace", bad_at_code, "--worker", "gen-3", "--limit", "all")
+    assert [one["step"] for one in steps] == [*range(20, 0, -1)]
+    none = run("trace", bad_at_code, "--worker", "gen-9").stderr
+    assert "no group of worker gen-9 was drawn for a step from 20 on; there are those of gen-0" in none
+    assert "more steps: --before 20, or --limit all" in none
 
 
 def test_a_task_and_a_worker_choose_steps_and_groups(bad_at_code: str) -> None:
