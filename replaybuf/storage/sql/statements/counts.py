@@ -224,7 +224,7 @@ def apply(
         change(tx, uids, _changed(task, step, lanes) | values, added, pinned_at)
         if step.enters_races:
             entering.setdefault((task, step.after.status), []).extend(uids)
-    leave(tx, gone, drawn=drawn)
+    counts.update(leave(tx, gone, drawn=drawn))
     for name, uids in entering.items():
         enter_race(tx, homes[name], uids)
     add_counts(tx, counts)

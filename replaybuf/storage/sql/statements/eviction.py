@@ -143,7 +143,7 @@ def evict(tx: Transaction, tasks: Iterable[str], counts: Counts, leaving: Leavin
         for status, n in Counter(home.status for home, _ in chosen).items():
             add_step(counts, homes, task, removed(Place(status), Tally.EVICTED), n)
     note(tx, gone, leaving)
-    leave(tx, gone)
+    counts.update(leave(tx, gone))
 
 
 #: The lanes of tasks that count towards the capacity, and the number of groups in each.

@@ -8,8 +8,10 @@ groups moves them, with its id; one that leaves them copies them (`batches`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import STALENESS_NOW, group
@@ -43,17 +45,19 @@ SELECT {_COLUMNS}, CAST(:newest AS bigint), {{now}} FROM rb_group
 WHERE uid {{in:uids}} AND since < CAST(:newest AS bigint) {{lock}}"""  # noqa: S608
 
 
-def leave(tx: Transaction, uids: Sequence[int], *, drawn: bool = False) -> None:
-    """Remove groups, which become past, and their bytes from the tallies.
+def leave(tx: Transaction, uids: Sequence[int], *, drawn: bool = False) -> Counter[tuple[int, Tally]]:
+    """Remove groups, which become past; those that are `drawn` are of the transaction's last batch.
 
-    Those that are `drawn` are of the transaction's last batch.
+    Returns the changes of the tallies of bytes that aren't written yet.
     """
+    gone: Counter[tuple[int, Tally]] = Counter()
     if uids and tx.dialect.is_remote:
         (tx.send if len(uids) <= _SENT else tx.change)(_MOVE[drawn], uids=uids, newest=newest(tx))
     elif uids:
-        tx.change(f"{_GONE[drawn]} {_OF_GROUPS}", uids=uids, newest=newest(tx))
-        tx.change(_LESS_BYTES.format(_OF_GROUPS), uids=uids)
-        tx.change(f"DELETE {_OF_GROUPS}", uids=uids)
+        tx.change(f"{_GONE[drawn]} FROM rb_group WHERE uid {{in:uids}}", uids=uids, newest=newest(tx))
+        for lane, size in tx.tuples("DELETE FROM rb_group WHERE uid {in:uids} RETURNING lane, bytes", uids=uids):
+            gone[(lane, Tally.BYTES)] -= size if type(size) is int else 0
+    return gone
 
 
 def record(tx: Transaction, uids: Sequence[int]) -> None:
@@ -69,14 +73,11 @@ _GONE = {
 SELECT {_COLUMNS}, CASE WHEN since < CAST(:newest AS bigint) THEN CAST(:newest AS bigint) END, {{now}}, {by}"""
     for drawn, by in _DRAWN.items()
 }
-_OF_GROUPS = "FROM rb_group WHERE uid {in:uids}"
-_LESS_BYTES = """INSERT INTO rb_tally AS own (lane, name, amount, shard)
-SELECT lane, 'bytes', -CAST(sum(CASE WHEN bytes BETWEEN 0 AND 1000000000000 THEN bytes ELSE 0 END) AS bigint), {{shard}}
-{} GROUP BY lane
-ON CONFLICT (lane, name, shard) DO UPDATE SET amount = own.amount + excluded.amount"""
 _MOVE = {
-    drawn: f"""WITH gone AS (DELETE {_OF_GROUPS} RETURNING *), past AS ({moved} FROM gone)
-{_LESS_BYTES.format("FROM gone")}"""
+    drawn: f"""WITH gone AS (DELETE FROM rb_group WHERE uid {{in:uids}} RETURNING *), past AS ({moved} FROM gone)
+INSERT INTO rb_tally AS own (lane, name, amount, shard)
+SELECT lane, 'bytes', -sum(bytes), {{shard}} FROM gone GROUP BY lane
+ON CONFLICT (lane, name, shard) DO UPDATE SET amount = own.amount + excluded.amount"""  # noqa: S608
     for drawn, moved in _GONE.items()
 }
 _RECORD = f"""INSERT INTO rb_past ({_COLUMNS}, draw, staleness)
