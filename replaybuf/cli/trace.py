@@ -132,8 +132,7 @@ def _steps(
     found, none = reader.read(read)
     if none and output.for_people:
         output.note(none)
-        if found.earlier is not None:
-            output.note(f"more steps: --before {found.earlier}, or --limit all")
+        _note_earlier(output, found)
         return
     if output.for_people:
         for one in found.workers.worse:
@@ -145,11 +144,15 @@ def _steps(
     output.rows(found.rows if output.for_people else [asdict(one) for one in found.rows], STEPS, found.now)
     if unusable := [one.step for one in found.rows if one.reward is None]:
         output.note(f"no usable reward (a finite number) in any group of step {units.some(unusable)}")
-    if found.earlier is not None:
-        output.note(f"more steps: --before {found.earlier}, or --limit all")
+    _note_earlier(output, found)
     if found.known.without_step:
         draws = f"{units.number(found.known.without_step)} of {units.number(found.known.batches)} draws"
         output.note(f"{draws} name no train step")
+
+
+def _note_earlier(output: Output, found: Steps) -> None:
+    if found.earlier is not None:
+        output.note(f"more steps: --before {found.earlier}, or --limit all")
 
 
 # One step

@@ -354,7 +354,7 @@ def _consumers(need: Need, otherwise: str) -> tuple[str, str]:
             return f"{text}: {why.text}", why.advice
         return text, "Let it ask for less"
     takers, last = [one for one in about.workers if one.taken], about.last_take
-    takers = [one for one in takers if not one.groups] or takers  # producers draw what they generate again
+    takers = [one for one in takers if not one.groups] or takers  # a sampler draws expired groups, too
     alive = [one.name for one in takers if one.is_alive(about.now)]
     names = {one.name for one in about.workers if one.is_alive(about.now)}
     gone = [one for one in takers if one.name not in names]

@@ -99,8 +99,8 @@ def read_values(values: Any, field: FieldType, place: str) -> tuple[Value, ...]:
     Raises QueryError unless they are a list whose values fit the field.
     """
     listed = _listed(values, place)
-    ids = {*map(type, listed)} == {int} and int in _ACCEPTED[field.kind]
-    if ids and min(listed) in _INT64 and max(listed) in _INT64:  # 40 times as fast: lists of uids are long
+    integers = {*map(type, listed)} == {int} and int in _ACCEPTED[field.kind]
+    if integers and min(listed) in _INT64 and max(listed) in _INT64:  # lists of uids are long
         return tuple(dict.fromkeys(listed))
     return tuple(dict.fromkeys(read_value(value, field, f"{place}[{i}]") for i, value in enumerate(listed)))
 

@@ -183,12 +183,12 @@ def head_size(payload: Buffer) -> int | None:
 def is_apart(payload: Any) -> bool:
     """Return whether this is the head of a payload whose blocks are stored separately."""
     try:
-        if payload[:8] != _BEGINNING or (there := len(payload)) < BODY_AT:
+        if payload[:8] != _BEGINNING:
             return False
-    except TypeError:  # a number, in a damaged file
+        blocks, size = _BLOCKS_AND_SIZE.unpack_from(payload)
+    except (TypeError, struct.error):  # a number, or too short, in a damaged file
         return False
-    blocks, size = _BLOCKS_AND_SIZE.unpack_from(payload)
-    return bool(blocks > 0 and there != size)
+    return blocks > 0 and BODY_AT <= len(payload) != size  # type: ignore[no-any-return]
 
 
 def has_size(payload: Buffer, size: int) -> bool:

@@ -311,7 +311,7 @@ async def _keeping_files(engine: Database, scope: Scope) -> AsyncIterator[None]:
 
 
 async def _read_whole(payloads: Sequence[bytes], places: Places) -> list[bytes]:
-    """Return whole payloads; of a payload whose file is damaged only the head, which is in the database.
+    """Return payloads with their arrays; a payload whose file is damaged is only its head, as stored in the database.
 
     Raises PayloadStoreError where a place can't be reached.
     """
