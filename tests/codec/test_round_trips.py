@@ -97,12 +97,15 @@ def test_a_codec_can_be_shared_among_threads() -> None:
 
 
 def test_the_format_is_what_the_docstrings_say() -> None:
-    packed = msgpack.packb(["a", columns.SHARED, 1])
+    packed = msgpack.packb({"a": 1})
     assert DICTS.encode([{"a": 1}]) == sealed(packed)
     many, few = np.arange(512, dtype="<i2"), np.arange(300, dtype="<i4")
-    packed = msgpack.packb(["a", columns.SHARED, [msgpack.ExtType(ext.ARRAY, bytes(8))]])
+    packed = msgpack.packb({"a": [msgpack.ExtType(ext.ARRAY, bytes(8))]})
     assert DICTS.encode([{"a": [few[:3]]}]) == sealed(packed, table=["<i4", few[:3].tobytes(), [3]])
     assert DICTS.encode([{"a": [many]}]) == sealed(packed, table=["<i2", [0], [512]], blocks=[many.tobytes()])
+    numbers = ["i", [256], 7]
+    packed = msgpack.packb([*("a", columns.NUMBERS, numbers), *("b", columns.SHARED, 1)])
+    assert DICTS.encode([{"a": [7] * 256, "b": 1}]) == sealed(packed)
     group = [{"a": few[:40], "b": 1, "c": "x", "d": {"e": 1.5}}, {"a": few[40:], "b": 2, "c": "x", "d": {"e": 2.5}}]
     packed = msgpack.packb(
         [

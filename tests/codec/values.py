@@ -122,14 +122,15 @@ def sealed(
         behind += bytes(-len(behind) % 64) + block
     says = {"blocks": len(blocks), "msgpack": len(packed), "head": head, "size": head + len(behind)} | numbers
     return with_checksum(
-        struct.pack("<4sBBHIIIIQ", b"RPLB", version, flags, 0, count, *says.values()),
-        numbers_of_blocks + packed + bytes(head - at),
+        struct.pack("<4sBBH", b"RPLB", version, flags, 0),
+        struct.pack("<IIIIQ", count, *says.values()) + numbers_of_blocks + packed + bytes(head - at),
         behind,
     )
 
 
-def with_checksum(header: bytes, body: bytes, behind: bytes = b"") -> bytes:
-    return header + struct.pack("<Q", xxhash.xxh3_64_intdigest(body, xxhash.xxh3_64_intdigest(header))) + body + behind
+def with_checksum(first: bytes, rest: bytes, behind: bytes = b"") -> bytes:
+    """A payload of the first eight bytes, the checksum, the rest of its head, and what is behind it."""
+    return first + struct.pack("<Q", xxhash.xxh3_64_intdigest(rest, first[5])) + rest + behind
 
 
 def hostile_field(value: Any, *blocks: bytes, table: Any = ()) -> bytes:

@@ -112,7 +112,7 @@ _QUERY = [
 ]  # fmt: skip
 
 _CODEC = [
-    ("checksum-not-checked", "values/codec/payload_format.py", "if found != CHECKSUM.unpack_from(view, HEADER.size)[0]:", "if False:", "a damaged payload is noticed"),
+    ("checksum-not-checked", "values/codec/payload_format.py", "if digest(memoryview(payload)[_CHECKED_AT:end], head.flags) != head.checksum:", "if False:", "a damaged payload is noticed"),
     ("small-arrays-keep-payloads", "values/codec/blocks.py", "if self._lends and size * dtype.itemsize * _MOST_KEPT >= self._kept and", "if self._lends and", "a small array doesn't keep a large payload"),
     ("arrays-share-what-others-have", "values/codec/blocks.py", "if self._lends and inside not in", "if inside not in", "a payload that others have isn't written to"),
     ("number-nearly-repeated", "values/codec/blocks.py", "if any(array.tobytes() != number * len(array) for array in arrays):", "if False:", "arrays that repeat a number at their ends only keep their bits"),

@@ -51,6 +51,8 @@ _EAGER: Final = frozenset({types.CONVERTED, types.IMAGE})
 
 
 _TABLE_SIZE: Final = struct.Struct("<I")
+#: The first bytes of maps in msgpack.
+_MAPS: Final = frozenset((*range(0x80, 0x90), 0xDE, 0xDF))
 
 
 @dataclass(slots=True)
@@ -259,8 +261,8 @@ class Unpacking:
         flat: Any = None
         if not isinstance(self._blocks, PartReader):
             flat = msgpack.unpackb(packed, object_hook=self._decode_map, ext_hook=self._extension, **_UNPACKING)
-            if rows == 1 and not self._open_tags and not self._partial and (one := fields_of_one(flat)) is not None:
-                return [one]
+            if type(flat) is dict and rows == 1 and not (self._open_tags or self._partial):
+                return [fields_of_one(flat)]
         columns = ColumnReader(self._blocks.column, MOST_VALUES * head.head)
         columns.spend(rows)
         if isinstance(self._blocks, PartReader):
@@ -285,6 +287,12 @@ class Unpacking:
         )
         unpacker.feed(packed)
         found: Columns = {}
+        if rows == 1 and packed[0] in _MAPS:
+            for _ in range(unpacker.read_map_header()):
+                name = unpacker.unpack()
+                blocks.deferring = name in deferred
+                found[name] = [unpacker.unpack()]
+            return found
         for _ in range((unpacker.read_array_header() + 2) // 3):
             name = unpacker.unpack()
             blocks.deferring = name in deferred

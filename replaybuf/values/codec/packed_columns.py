@@ -1,8 +1,9 @@
 """Columns: a group as one list of the values of each field, instead of a map for each rollout.
 
-The msgpack of a payload is a list of name, kind and content of each column. What the rollouts share is there once, and
-arrays of a field are one block. Dicts with the same keys in all rollouts are columns again. What was one object in
-several rollouts comes back as one object, and what was two equal ones as two.
+The msgpack of a payload is a list of name, kind and content of each column, or, of one rollout without long lists of
+numbers, a map of its fields. What the rollouts share is there once, and arrays of a field are one block. Dicts with the
+same keys in all rollouts are columns again. What was one object in several rollouts comes back as one object, and what
+was two equal ones as two.
 
 | kind | content |
 |---|---|
@@ -17,7 +18,7 @@ several rollouts comes back as one object, and what was two equal ones as two.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -54,8 +55,10 @@ class ColumnWriter:
         #: The number of values of all columns.
         self.values = 0
 
-    def rollouts(self, rows: Sequence[dict[str, Any]], omitted: frozenset[str]) -> list[Any]:
+    def rollouts(self, rows: Sequence[dict[str, Any]], omitted: frozenset[str]) -> dict[str, Any] | list[Any]:
         """Return the columns of rollouts, without fields `omitted` that are None in all of them.
+
+        Those of one rollout are a dict, unless it has long lists of numbers.
 
         Raises RolloutError for None among the values of a numeric field.
         """
@@ -77,23 +80,22 @@ class ColumnWriter:
                     refuse_none(name, values)
         return columns
 
-    def _of_one(self, fields: dict[str, Any], omitted: frozenset[str]) -> list[Any]:
-        columns: list[Any] = []
-        references = self._blocks.put_together(fields.values())
-        for name, value in fields.items():
-            if value is None and name in omitted:
-                continue
-            kind, content, found = SHARED, value, type(value)
-            if found is np.ndarray and id(value) in references:
-                columns += (name, kind, references[id(value)])
-                continue
-            if found is list and len(value) >= FEWEST:
-                kind, content = self._lists([value])
-            columns += (name, kind, content)
-            if name in self._numeric and kind != NUMBERS:
-                refuse_none(name, [value])
-        self.values += len(columns) // 3
-        return columns
+    def _of_one(self, fields: dict[str, Any], omitted: frozenset[str]) -> dict[str, Any] | list[Any]:
+        given = {name: value for name, value in fields.items() if value is not None or name not in omitted}
+        self.values += len(given)
+        kinds, columns, numbers = {*map(type, given.values())}, dict[str, Any](), dict[str, Any]()
+        if list in kinds:
+            columns = {name: [value] for name, value in given.items() if type(value) is list and len(value) >= FEWEST}
+            numbers = {name: found for name, value in columns.items() if (found := self._lists(value))[0] == NUMBERS}
+        for name in self._numeric:
+            if name not in numbers and given.get(name) is not None:
+                refuse_none(name, (given[name],))
+        if np.ndarray in kinds:
+            references = self._blocks.put_together(given.values())
+            given = {name: references.get(id(value), value) for name, value in given.items()}
+        if not numbers:
+            return given
+        return [*chain.from_iterable((name, *numbers.get(name, (SHARED, value))) for name, value in given.items())]
 
     def _column(self, values: Sequence[Any], depth: int) -> tuple[int, Any]:
         """Return the kind and the content of a column."""
@@ -156,7 +158,7 @@ _LONG: Final = 32
 _NUMBERS: Final = frozenset({int, float})
 
 
-def _leave_alone(values: Sequence[Any]) -> None:
+def _leave_alone(values: Iterable[Any]) -> None:
     """Untrack the values of fields that are long lists of numbers from the garbage collector.
 
     It would traverse all tokens in memory again and again: in takes of 128 groups with 100 KB of lists that is 42 ms
@@ -168,16 +170,10 @@ def _leave_alone(values: Sequence[Any]) -> None:
             _untrack(items)
 
 
-def fields_of_one(flat: Any) -> dict[Any, Any] | None:
-    """Return the fields of the only rollout from its columns, if they are as `ColumnWriter` makes them; else None."""
-    if type(flat) is not list or flat[1::3].count(SHARED) * 3 != len(flat):
-        return None
-    values = flat[2::3]
-    _leave_alone(values)
-    fields = dict(zip(flat[::3], values, strict=True))
-    if len(fields) != len(values):
-        raise ValueError("it has a field twice")
-    return fields
+def fields_of_one(flat: dict[Any, Any]) -> dict[Any, Any]:
+    """Return the fields of the only rollout of a payload, as `ColumnWriter` packed them."""
+    _leave_alone(flat.values())
+    return flat
 
 
 class ColumnReader:

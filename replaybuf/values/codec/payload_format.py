@@ -2,18 +2,18 @@
 
 A payload is a *head*, and the *blocks*: the bytes of its arrays.
 
-    magic "RPLB", version, flags (1: zstd), two zero bytes, rollouts, blocks, msgpack, head (u32 each), size (u64)
-    checksum of the rest of the head (u64)
+    magic "RPLB", version, flags (1: zstd), two zero bytes, checksum of the rest of the head (u64)
+    rollouts, blocks, msgpack, head (u32 each), size (u64)
     size of each block (u64 each), checksum of each block (u64 each), msgpack, padding up to a multiple of 64 bytes
     blocks, each at a multiple of 64 bytes from the end of the head
 
 All numbers are little-endian. `msgpack` and `head` are sizes in bytes, `size` is that of the whole payload. Checksums
-are the XXH3 (64 bits); the one in the header is seeded with the XXH3 of the bytes before it. The head and the blocks
-can be stored in two places, and a block can be read and verified alone.
+are the XXH3 (64 bits); the one in the header is seeded with the flags. The head and the blocks can be stored in two
+places, and a block can be read and verified alone.
 
 The msgpack is one list of columns (`codec.packed_columns`); in a payload with blocks also the table of their arrays
-(`codec.blocks`), and its size (u32). A compressed payload is a header, with the sizes before the
-compression, and the zstd frame of all that follows; its checksum is that of the frame.
+(`codec.blocks`), and its size (u32). A compressed payload is a header, with the sizes before the compression, and the
+zstd frame of all that follows; its checksum is that of these sizes and the frame.
 
 This module needs neither numpy nor msgpack, whose imports take longer than a check of a database.
 """
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from types import TracebackType
 from typing import Any, Final, Literal, TypeVar
@@ -37,13 +37,15 @@ Hash = TypeVar("Hash", xxh3_64, xxh3_128)
 MAGIC: Final = b"RPLB"
 VERSION: Final = 1
 ZSTD: Final = 1
-HEADER: Final = struct.Struct("<4sBBHIIIIQ")
-CHECKSUM: Final = struct.Struct("<Q")
-#: The offset of the first byte after the header and its checksum.
-BODY_AT: Final = HEADER.size + CHECKSUM.size
+_FIRST: Final = struct.Struct("<4sBBHQ")
+_NUMBERS: Final = struct.Struct("<IIIIQ")
+_HEADER: Final = struct.Struct("<4sBBHQIIIIQ")
+#: The offset of the first byte after the header, and that of the first one of which the checksum is.
+BODY_AT: Final = _HEADER.size
+_CHECKED_AT: Final = _FIRST.size
 #: How a payload begins that isn't compressed; and two numbers of the header, for draws, which ask for these alone.
-_BEGINNING: Final = HEADER.pack(MAGIC, VERSION, 0, 0, 0, 0, 0, 0, 0)[:8]
-_BLOCKS_AND_SIZE: Final = struct.Struct("<12xI8xQ")
+_BEGINNING: Final = _FIRST.pack(MAGIC, VERSION, 0, 0, 0)[:8]
+_BLOCKS_AND_SIZE: Final = struct.Struct("<20xI8xQ")
 #: The alignment of blocks, in bytes.
 ALIGNMENT: Final = 64
 #: The most values of columns for each byte of a head: a few bytes can't claim any number of rollouts.
@@ -59,6 +61,7 @@ class Head:
     """
 
     flags: int
+    checksum: int
     rollouts: int
     blocks: int
     msgpack: int
@@ -73,7 +76,7 @@ class Head:
         """Return the numbers in the header of a payload or a head. Raises DecodeError."""
         if len(payload) < BODY_AT:
             raise DecodeError(f"the payload is damaged: it has {len(payload)} bytes, fewer than a header takes")
-        magic, version, flags, zero, *numbers = HEADER.unpack_from(payload)
+        magic, version, flags, zero, *numbers = _HEADER.unpack_from(payload)
         if magic != MAGIC:
             raise DecodeError(f"not a replaybuf payload: it begins with {magic!r}")
         if version > VERSION:
@@ -108,11 +111,10 @@ class Head:
             raise DecodeError("the payload is damaged: its lengths don't add up")
         return found
 
-    def packed(self) -> bytes:
-        """Return the header as stored, without its checksum."""
-        return HEADER.pack(
-            MAGIC, VERSION, self.flags, 0, self.rollouts, self.blocks, self.msgpack, self.head, self.size
-        )
+    @property
+    def numbers(self) -> bytes:
+        """The numbers of the header, of which the checksum is, as stored."""
+        return _NUMBERS.pack(self.rollouts, self.blocks, self.msgpack, self.head, self.size)
 
     @property
     def msgpack_at(self) -> int:
@@ -141,10 +143,7 @@ def verify_head(head: Head, payload: Buffer) -> None:
     end = len(payload) if head.flags & ZSTD else head.head
     if not BODY_AT <= end <= len(payload):
         raise DecodeError("the payload is damaged: its lengths don't add up")
-    view = memoryview(payload)
-    body, seed = view[BODY_AT:end], xxh3_64_intdigest(view[: HEADER.size])  # as `head_digest`, with fewer calls
-    found = xxh3_64_intdigest(body, seed) if end <= _PIECE else digest(body, seed)
-    if found != CHECKSUM.unpack_from(view, HEADER.size)[0]:
+    if digest(memoryview(payload)[_CHECKED_AT:end], head.flags) != head.checksum:
         raise DecodeError("the payload is damaged: its checksum doesn't match")
 
 
@@ -231,9 +230,9 @@ def fed(state: Hash, buffer: Buffer) -> Hash:
     return state
 
 
-def head_digest(header: Buffer, body: Buffer) -> int:
-    """Return the XXH3 of the bytes after a header, seeded with the hash of the header itself."""
-    return digest(body, xxh3_64_intdigest(header))
+def _with_checksum(checked: bytes, flags: int = 0, *, sealed: bool = True) -> bytes:
+    """Return the first bytes of a payload, given those of which its checksum is; unless `sealed` without this."""
+    return _FIRST.pack(MAGIC, VERSION, flags, 0, digest(checked, flags) if sealed else 0) + checked
 
 
 Compression = Literal["none", "zstd"]
@@ -294,7 +293,7 @@ class SplitPayload:
         sizes = self.blocks or Head.opened(payload).sizes
         digests = [digest(view[at : at + size]) for at, size in zip(starts_of(sizes, end), sizes, strict=True)]
         struct.pack_into(f"<{len(sizes)}Q", view, BODY_AT + 8 * len(sizes), *digests)
-        CHECKSUM.pack_into(view, HEADER.size, head_digest(view[: HEADER.size], view[BODY_AT:end]))
+        _FIRST.pack_into(view, 0, MAGIC, VERSION, 0, 0, digest(view[_CHECKED_AT:end]))
         return payload
 
 
@@ -319,17 +318,15 @@ def written(
     end = max(at + length, values // MOST_VALUES + 1)
     end += -end % ALIGNMENT
     if not blocks:
-        header = HEADER.pack(MAGIC, VERSION, 0, 0, rollouts, 0, length, end, end)
-        body = b"".join((*packed, bytes(end - at - length)))
-        return SplitPayload(b"".join((header, CHECKSUM.pack(head_digest(header, body)), body)))
+        numbers = _NUMBERS.pack(rollouts, 0, length, end, end)
+        return SplitPayload(_with_checksum(b"".join((numbers, *packed, bytes(end - at - length)))))
     tail = [part for block, n in zip(blocks, sizes, strict=True) for part in (*block, _PADDING[-n % ALIGNMENT])][:-1]
     size = starts_of(sizes)[-1] + sizes[-1]
-    header = HEADER.pack(MAGIC, VERSION, 0, 0, rollouts, len(blocks), length, end, end + size)
+    numbers = _NUMBERS.pack(rollouts, len(blocks), length, end, end + size)
     digests = [*map(_digest_of, blocks)] if sealed else [0] * len(sizes)
     table = struct.pack(f"<{2 * len(sizes)}Q", *sizes, *digests)
-    body = b"".join((table, *packed, bytes(end - at - length)))
-    checksum = head_digest(header, body) if sealed else 0
-    return SplitPayload(b"".join((header, CHECKSUM.pack(checksum), body)), tail, size, sizes)
+    checked = b"".join((numbers, table, *packed, bytes(end - at - length)))
+    return SplitPayload(_with_checksum(checked, sealed=sealed), tail, size, sizes)
 
 
 def _digest_of(block: Sequence[Any]) -> int:
@@ -344,8 +341,7 @@ def compressed(payload: SplitPayload) -> SplitPayload:
     stored: bytes = zstandard_module().ZstdCompressor().compress(memoryview(whole)[BODY_AT:])
     if BODY_AT + len(stored) >= len(whole) or len(whole) > _allowed_size(len(stored)):
         return payload
-    header = replace(Head.read(whole), flags=ZSTD).packed()
-    return SplitPayload(b"".join((header, CHECKSUM.pack(head_digest(header, stored)), stored)))
+    return SplitPayload(_with_checksum(Head.read(whole).numbers + stored, ZSTD))
 
 
 def decompressed(payload: Buffer) -> memoryview:
@@ -361,7 +357,7 @@ def decompressed(payload: Buffer) -> memoryview:
     if zstandard.frame_content_size(stored) != size:  # trusted by the decompressor
         raise ValueError("its sizes before compression don't agree")
     body = zstandard.ZstdDecompressor().decompress(stored, max_output_size=size)
-    return memoryview(b"".join((replace(head, flags=0).packed(), bytes(CHECKSUM.size), body)))
+    return memoryview(_with_checksum(head.numbers + body, sealed=False))
 
 
 def _allowed_size(size: int) -> int:
