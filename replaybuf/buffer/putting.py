@@ -179,7 +179,8 @@ class Putting:
         if not rollouts:
             return None, False
         created_at = time.time()
-        part, unfit = prompt or said.part(task_name, len(items)), list[Any]()
+        part = prompt or said.part(task_name, len(items))
+        unfit: Sequence[Any] = ()
         if part is not None:
             part.train_step, part.rule = said.train_step, said.rule  # which holds for the whole group
             normal = _as_part(await self._normalised(rollouts, said._replace(rule=NO_RULE)))
@@ -279,20 +280,19 @@ class Putting:
         Each round fetches the objects of a group by one call of Ray, in another thread. When that is cancelled, nothing
         is stored. With `free_object_refs` the ObjectRefs in stored rollouts are then replaced by None.
         """
-        codec, fetched = self.storage.codec, dict[Any, Any]()
+        codec, fetched = self.storage.codec, None
         while True:
             try:
                 result = await store()
+                break
             except UnfetchedError as unfetched:
                 missing, unfetched.refs = unfetched.refs, ()
-            else:
-                break
-            fetched |= await asyncio.to_thread(codec.fetch, tuple(dict.fromkeys(missing)))
+            fetched = (fetched or {}) | await asyncio.to_thread(codec.fetch, tuple(dict.fromkeys(missing)))
             for new in groups:
                 new.fetched = fetched
             del missing  # the frame may live as long as an error's traceback
-        for new in groups:
-            if self._free and new.fetched:
+        for new in groups if fetched else ():
+            if self._free:
                 codec.release(new.rollouts)
             new.fetched = None
         return result

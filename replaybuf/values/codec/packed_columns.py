@@ -83,13 +83,14 @@ class ColumnWriter:
     def _of_one(self, fields: dict[str, Any], omitted: frozenset[str]) -> dict[str, Any] | list[Any]:
         given = {name: value for name, value in fields.items() if value is not None or name not in omitted}
         self.values += len(given)
-        kinds, columns, numbers = {*map(type, given.values())}, dict[str, Any](), dict[str, Any]()
+        kinds, numbers = {*map(type, given.values())}, {}
         if list in kinds:
-            columns = {name: [value] for name, value in given.items() if type(value) is list and len(value) >= FEWEST}
-            numbers = {name: found for name, value in columns.items() if (found := self._lists(value))[0] == NUMBERS}
+            for name, value in given.items():
+                if type(value) is list and len(value) >= FEWEST and (found := self._lists([value]))[0] == NUMBERS:
+                    numbers[name] = found
         for name in self._numeric:
-            if name not in numbers and given.get(name) is not None:
-                refuse_none(name, (given[name],))
+            if (value := given.get(name)) is not None and name not in numbers:
+                refuse_none(name, (value,))
         if np.ndarray in kinds:
             references = self._blocks.put_together(given.values())
             given = {name: references.get(id(value), value) for name, value in given.items()}
@@ -234,6 +235,9 @@ class ColumnReader:
         """Return the rollouts, or their values of a field, as dicts."""
         if not columns:
             return [{} for _ in range(rows)]
+        if len(columns) == 1:
+            [(name, values)] = columns.items()
+            return [{name: value} for value in values]
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 

@@ -107,7 +107,7 @@ class Codec:
         naming the path (`rollouts[1].extra_fields['a'][3]`), for a value that can't be stored. Of segments (`parents`),
         arrays and long lists of numbers are stored as the beginning of their parent's, and what they add.
         """
-        return self.encode_split(rollouts, fetched, sealed=False, parents=parents).joined()
+        return bytes(self.encode_split(rollouts, fetched, sealed=False, parents=parents).joined())
 
     def encode_split(
         self,

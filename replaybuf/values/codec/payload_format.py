@@ -50,6 +50,8 @@ _BLOCKS_AND_SIZE: Final = struct.Struct("<20xI8xQ")
 ALIGNMENT: Final = 64
 #: The most values of columns for each byte of a head: a few bytes can't claim any number of rollouts.
 MOST_VALUES: Final = 8
+#: Fewer bytes are copied in less time than numpy takes to share them.
+_COPIED: Final = 1 << 15
 #: The bytes that are hashed at a time.
 _PIECE: Final = 1 << 16
 
@@ -79,11 +81,11 @@ class Head:
         magic, version, flags, zero, *numbers = _HEADER.unpack_from(payload)
         if magic != MAGIC:
             raise DecodeError(f"not a replaybuf payload: it begins with {magic!r}")
-        if version > VERSION:
-            raise DecodeError(
-                f"the payload has format {version}, this replaybuf reads up to {VERSION}: upgrade replaybuf"
-            )
         if version != VERSION or flags & ~ZSTD or zero:
+            if version > VERSION:
+                raise DecodeError(
+                    f"the payload has format {version}, this replaybuf reads up to {VERSION}: upgrade replaybuf"
+                )
             raise DecodeError(f"the payload is damaged: no such header (version {version}, flags {flags}, {zero})")
         return cls(flags, *numbers)
 
@@ -254,13 +256,10 @@ class _Memory:
 
 
 def as_writable(raw: bytes) -> memoryview:
-    """Return writable memory that shares that of otherwise unreferenced bytes, which saves a copy.
-
-    Bytes of length 0 and 1 are copied, because Python shares them in the whole process.
-    """
+    """Return writable memory of otherwise unreferenced bytes; large ones share theirs, which saves a copy."""
     import numpy as np
 
-    if len(raw) < 2:
+    if len(raw) < _COPIED:
         return memoryview(bytearray(raw))
     address = np.frombuffer(raw, np.uint8).__array_interface__["data"][0]
     return np.asarray(_Memory(raw, address)).data
@@ -284,12 +283,12 @@ class SplitPayload:
         """The size of the whole payload."""
         return len(self.head) + self.size
 
-    def joined(self) -> bytes:
+    def joined(self) -> bytes | bytearray:
         """Return the whole payload, with checksums of the copied bytes, even if the arrays are changed meanwhile."""
         if not self.tail:
             return self.head
-        payload = b"".join((self.head, *self.tail))
-        view, end = as_writable(payload), len(self.head)
+        payload = bytearray().join((self.head, *self.tail))
+        view, end = memoryview(payload), len(self.head)
         sizes = self.blocks or Head.opened(payload).sizes
         digests = [digest(view[at : at + size]) for at, size in zip(starts_of(sizes, end), sizes, strict=True)]
         struct.pack_into(f"<{len(sizes)}Q", view, BODY_AT + 8 * len(sizes), *digests)
@@ -381,7 +380,7 @@ class Texts:
 
     __slots__ = ("_end", "_last", "_payload", "_start")
 
-    def __init__(self, payload: bytes) -> None:
+    def __init__(self, payload: bytes | bytearray) -> None:
         self._payload = payload
         self._start = self._end = self._last = -1  # before the first search: most groups have only short texts
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from replaybuf.common.checks import MAX_STEP, shown
@@ -70,7 +69,7 @@ class Marks:
         except (TypeError, ValueError, OverflowError) as error:
             raise RolloutError(f"response_model_steps must be training steps, one for each token: {error}") from error
         oldest, newest = [step for step, _ in ranges], [step for _, step in ranges]
-        for step in chain(oldest, newest):
+        for step in (*oldest, *newest):
             if step is not None and abs(step) >= MAX_STEP:
                 raise RolloutError(f"response_model_steps holds {shown(step)}, which is no training step")
         key = kind.reward_key

@@ -6,7 +6,7 @@ import asyncio
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 from replaybuf.common.checks import MAX_STEP, shown
@@ -81,12 +81,12 @@ async def normalise(
         ),
     )
     group = fields_of(rollouts, rollout_type)
-    work = partial(_normalise, rollouts, group, rollout_type, model_step, train_step, rule, said)
-    if sum(len(one.response_ids) for one in group if isinstance(one.response_ids, (list, tuple))) < _MANY_TOKENS:
-        return work()
+    work = rollouts, group, rollout_type, model_step, train_step, rule, said
+    if sum([len(one.response_ids) for one in group if isinstance(one.response_ids, (list, tuple))]) < _MANY_TOKENS:
+        return _normalise(*work)
     loop = asyncio.get_running_loop()
     async with _computing.get(loop) or _computing.setdefault(loop, asyncio.Lock()):
-        return await asyncio.to_thread(work)
+        return await asyncio.to_thread(_normalise, *work)
 
 
 async def normalise_fit(
@@ -168,13 +168,13 @@ def _check_tokens(group: GroupFields) -> dict[str, str]:
     """Return a doubt if fields of the same tokens differ in length."""
     doubts: dict[str, str] = {}
     for index, one in enumerate(group):
-        columns = one.response_ids, one.logprobs, one.response_mask, one.response_model_steps
+        tokens, logprobs, mask, steps = one.response_ids, one.logprobs, one.response_mask, one.response_model_steps
         try:
-            if len({*map(len, columns)}) == 1:
+            if len(tokens) == len(logprobs) == len(mask) == len(steps):
                 continue  # as nearly all are
         except (TypeError, OverflowError):  # some are missing, or have no length
             pass
-        found = [*map(_length, columns)]
+        found = [*map(_length, (tokens, logprobs, mask, steps))]
         others = one.input_ids is not None or one.labels is not None  # which may be of other tokens
         if found[0] and len({0, *found}) > 2 and not others:
             listed = ", ".join(f"{length} {name}" for length, name in zip(found, BY_TOKEN, strict=True) if length)

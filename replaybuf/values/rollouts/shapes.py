@@ -193,7 +193,7 @@ class Shape(ABC):
 
     def problem(self, fields: Mapping[str, Any]) -> str:
         """Describe unknown and missing fields; "" if there are none."""
-        if self.required <= fields.keys() <= self.names:
+        if self.required.issubset(fields) and self.names.issuperset(fields):
             return ""
         unknown = [name for name in fields if not (name in self.names or (self.extra and isinstance(name, str)))]
         missing = sorted(self.required - fields.keys())
@@ -281,31 +281,30 @@ class _ModelShape(Shape):
         names, extra = {*fields}, None
         if self.extra:
             extra = {name: fields.pop(name) for name in names - self.names}
-        [instance] = self._instances((self._defaults.fill(fields),), names, extra)
-        return instance
+        return self._instance(self._defaults.fill(fields), names, extra)
 
     def build_all(self, columns: Mapping[str, Sequence[Any]]) -> list[Any]:
         if self.extra or not self._defaults.made.issubset(columns):
             return super().build_all(columns)
-        template, filled = self._defaults.template, []
-        for row in zip(*columns.values(), strict=True):
-            values = template.copy()  # twice as fast as a dict of the row, filled in
-            values.update(zip(columns, row, strict=True))
-            filled.append(values)
-        return self._instances(filled, {*columns})
+        template, names = self._defaults.template, {*columns}
+        filled = [template.copy() for _ in next(iter(columns.values()))]
+        for name, column in columns.items():  # half the time of a dict for each row
+            for values, value in zip(filled, column, strict=True):
+                values[name] = value
+        return [self._instance(values, names.copy(), None) for values in filled]
 
-    def _instances(self, filled: Iterable[Fields], names: Names, extra: Fields | None = None) -> list[Any]:
-        """Return an instance for each dict of all fields; `names` are those that were set."""
-        instances, cls, new, put = [], self.cls, self.cls.__new__, object.__setattr__
-        for values in filled:
-            instance = new(cls)
-            put(instance, "__dict__", values)
-            put(instance, "__pydantic_fields_set__", names.copy())
-            put(instance, "__pydantic_extra__", extra)
-            private = {name: make() for name, make in self._private} if self._has_private else None
-            put(instance, "__pydantic_private__", private)
-            instances.append(instance)
-        return instances
+    def _instance(self, values: Fields, names: Names, extra: Fields | None) -> Any:
+        """Return an instance with all fields, of which `names` were set."""
+        instance, put = self.cls.__new__(self.cls), object.__setattr__
+        put(instance, "__dict__", values)
+        put(instance, "__pydantic_fields_set__", names)
+        put(instance, "__pydantic_extra__", extra)
+        put(
+            instance,
+            "__pydantic_private__",
+            {name: make() for name, make in self._private} if self._has_private else None,
+        )
+        return instance
 
 
 class _DataclassShape(Shape):

@@ -66,7 +66,7 @@ class EncodedGroup:
     """
 
     group: NewGroup
-    payload: bytes
+    payload: bytes | bytearray
     extent: Extent | None
     oldest_step: int | None
     mixed: bool
@@ -116,7 +116,7 @@ def encode_group(codec: Codec, group: NewGroup, apart: Apart | None = None) -> E
 def describe(
     group: NewGroup,
     rollouts: Sequence[Any],
-    payload: bytes,
+    payload: bytes | bytearray,
     kind: RolloutType,
     extent: Extent | None = None,
 ) -> EncodedGroup:
@@ -136,7 +136,7 @@ def describe(
         marks=dump_json(marks.to_json()),
         outline=dump_json(records),
         prompt=prompt,
-        tokens=sum(record["response_tokens"] for record in records),
+        tokens=sum([record["response_tokens"] for record in records]),
     )
     values = (payload, encoded.outline, encoded.marks, prompt, *(group.tags or {}).values())
     check_row(f"task {group.task_name}: the group of {len(group.rollouts)} rollouts", values)

@@ -111,7 +111,7 @@ def claim(
     uids = store(tx, groups, evicting=False)
     rows = rows_of(tx, uids)
     for row, encoded in zip(rows, groups, strict=True):
-        row.payload = encoded.payload
+        row.payload = bytes(encoded.payload)
     token, until = begin_lease(tx, seconds)
     hold(tx, rows, token, until, groups[0].group.worker if groups else None)
     return rows, token, until
