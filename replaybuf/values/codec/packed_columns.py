@@ -68,7 +68,7 @@ class ColumnWriter:
             return self._of_one(rows[0], omitted)
         names, keys = tuple(rows[0]), [*map(tuple, rows)]
         if keys.count(names) == len(rows):
-            transposed: Any = zip(names, zip(*[row.values() for row in rows], strict=True), strict=True)
+            transposed: Any = zip(names, zip(*[row.values() for row in rows]))
         else:
             union = dict.fromkeys(chain.from_iterable(keys))
             transposed = [(name, [row.get(name, MISSING) for row in rows]) for name in union]
@@ -119,7 +119,7 @@ class ColumnWriter:
             return (LIST, [*values]) if different == rows else (INDEXED, _indexed(values, ids))
         if kind is dict and depth < _DEEPEST and (names := _shared_names(values)):
             columns: list[Any] = []
-            for name, members in zip(names, zip(*[value.values() for value in values], strict=True), strict=True):
+            for name, members in zip(names, zip(*[value.values() for value in values])):
                 columns += (name, *self._column(members, depth + 1))
             return DICT, columns
         return self._lists(values) if kind is list else (LIST, [*values])
@@ -238,7 +238,7 @@ class ColumnReader:
         if len(columns) == 1:
             [(name, values)] = columns.items()
             return [{name: value} for value in values]
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        return [dict(zip(columns, row)) for row in zip(*columns.values())]
 
 
 def _of_indices(indices: Any, *values: Any) -> list[Any]:

@@ -129,7 +129,7 @@ class Head:
             raise DecodeError(
                 f"the payload is damaged: its blocks have {len(blocks)} bytes where {self.size - self.head} belong"
             )
-        for at, size, expected in zip(self.starts, self.sizes, self.digests, strict=True):
+        for at, size, expected in zip(self.starts, self.sizes, self.digests):
             block = blocks[at : at + size]  # most are short, and a call costs as much as their hash
             if (xxh3_64_intdigest(block) if size <= _PIECE else digest(block)) != expected:
                 raise DecodeError("the payload is damaged: the checksum of a block doesn't match")
@@ -290,7 +290,7 @@ class SplitPayload:
         payload = bytearray().join((self.head, *self.tail))
         view, end = memoryview(payload), len(self.head)
         sizes = self.blocks or Head.opened(payload).sizes
-        digests = [digest(view[at : at + size]) for at, size in zip(starts_of(sizes, end), sizes, strict=True)]
+        digests = [digest(view[at : at + size]) for at, size in zip(starts_of(sizes, end), sizes)]
         struct.pack_into(f"<{len(sizes)}Q", view, BODY_AT + 8 * len(sizes), *digests)
         _FIRST.pack_into(view, 0, MAGIC, VERSION, 0, 0, digest(view[_CHECKED_AT:end]))
         return payload
@@ -319,7 +319,7 @@ def written(
     if not blocks:
         numbers = _NUMBERS.pack(rollouts, 0, length, end, end)
         return SplitPayload(_with_checksum(b"".join((numbers, *packed, bytes(end - at - length)))))
-    tail = [part for block, n in zip(blocks, sizes, strict=True) for part in (*block, _PADDING[-n % ALIGNMENT])][:-1]
+    tail = [part for block, n in zip(blocks, sizes) for part in (*block, _PADDING[-n % ALIGNMENT])][:-1]
     size = starts_of(sizes)[-1] + sizes[-1]
     numbers = _NUMBERS.pack(rollouts, len(blocks), length, end, end + size)
     digests = [*map(_digest_of, blocks)] if sealed else [0] * len(sizes)

@@ -230,7 +230,7 @@ def _apply_rules(
         each = [int(one.seq_staleness or 0) for one in group]
     else:
         each = [staleness_of(oldest, train_step) for oldest, _ in step_ranges(group)]
-        for one, staleness in zip(group, kind.set_all(rollouts, "seq_staleness", each), strict=True):
+        for one, staleness in zip(group, kind.set_all(rollouts, "seq_staleness", each)):
             one.seq_staleness = staleness
     staleness = max(each)
     if abs(staleness) >= MAX_STEP:

@@ -34,7 +34,7 @@ def outline(
     they are known.
     """
     group = group or fields_of(rollouts, kind)
-    records = [_record(rollout, one, kind) for rollout, one in zip(rollouts, group, strict=True)]
+    records = [_record(rollout, one, kind) for rollout, one in zip(rollouts, group)]
     if not records:
         return records, None
     message = kind.get(rollouts[0], "message")
@@ -67,7 +67,7 @@ def _add_places(records: list[dict[str, Any]], group: GroupFields, message: Any,
         records[0]["messages"] = _messages(message, find)
     if isinstance(prompt, str) and len(prompt) > PREVIEW_CHARS and (place := find(prompt)):
         records[0]["prompt_at"] = place
-    for one, record in zip(group, records, strict=True):
+    for one, record in zip(group, records):
         shown = record["response"]
         if shown and len(shown) > PREVIEW_CHARS and (place := find(one.response)):
             record["response_at"] = place

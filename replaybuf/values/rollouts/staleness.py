@@ -116,7 +116,7 @@ def _mask_one(rollout: Any, through: int, kind: RolloutType) -> None:
 
 def set_staleness(rollouts: Sequence[Any], values: Sequence[int], kind: RolloutType) -> None:
     """Set each rollout's `seq_staleness`, if it has that field and the value differs."""
-    for rollout, staleness in zip(rollouts, values, strict=True):
+    for rollout, staleness in zip(rollouts, values):
         if kind.get(rollout, "seq_staleness") != staleness:
             kind.set(rollout, "seq_staleness", staleness)
 
@@ -228,7 +228,7 @@ def date_responses(rollouts: Sequence[Any], group: GroupFields, model_step: int,
     if late:
         given = [group[index].response_model_steps for index in late]
         now = kind.set_all([rollouts[index] for index in late], "response_model_steps", given)
-        for index, steps in zip(late, now, strict=True):
+        for index, steps in zip(late, now):
             one = group[index]
             one.dated = one.dated and steps is one.response_model_steps
             one.response_model_steps = steps
