@@ -227,6 +227,8 @@ def test_instances_get_defaults_and_lists_of_their_own() -> None:
     states = STATES.decode(STATES.encode([RolloutState(message=[]), RolloutState(message=[])]))
     assert states[0].extra_fields is not states[1].extra_fields
     assert states[0].model_fields_set == {"message", "seq_staleness", "status", "extra_fields"}
+    states[0].reward = 1.0
+    assert "reward" not in states[1].model_fields_set
 
 
 # Segments: what begins as an earlier one does

@@ -33,6 +33,14 @@ async def test_model_steps_of_arrays_are_arrays() -> None:
     assert [(one.dtype, one.tolist()) for one in steps] == [(np.int16, [3, 7, 7]), (np.int32, [7, 7])]
 
 
+@pytest.mark.parametrize("length", [2, 5000])
+async def test_model_steps_that_a_put_fills_in_are_each_rollouts_own(length: int) -> None:
+    rollouts = [rollout(number, response_ids=np.arange(length)) for number in range(2)]
+    await normalise(rollouts, CODEC.rollout_type, 7, None, ExpiryRule())
+    rollouts[0].response_model_steps[0] = 3
+    assert rollouts[1].response_model_steps.tolist() == [7] * length
+
+
 async def test_staleness_is_that_of_the_oldest_token() -> None:
     """`T - min(response_model_steps) - 1` of a rollout, below 0 if the model is ahead; the largest of a group."""
     rollouts = [rollout(1, response_model_steps=[5, 2]), rollout(2, response_model_steps=[11]), rollout(3)]

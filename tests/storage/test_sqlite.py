@@ -6,6 +6,8 @@ import asyncio
 import gc
 import os
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -319,3 +321,30 @@ async def test_no_copy_begins_while_an_engine_closes(tmp_path: Path, monkeypatch
         closing_began = True
         await asyncio.wait_for(asyncio.gather(engine.dispose(), writing), 60)
     assert copies.count(True) <= 1
+
+
+PUTS_AND_TAKES = """
+import asyncio, os, sys
+from replaybuf import ReplayBufferConfig, RolloutState, Status
+
+def group():
+    return [RolloutState(message=[], response_ids=[*range(200)], reward=1.0, status=Status.COMPLETED)]
+
+async def main():
+    async with ReplayBufferConfig(url=sys.argv[1]).build() as buffer:
+        before = os.stat(os.environ["SQLITE_TMPDIR"]).st_mtime_ns
+        for _ in range(3):
+            await asyncio.gather(*(buffer.put(group(), "math") for _ in range(128)))
+            await buffer.take_batch({"math": 64}, timeout=60)
+        print(os.stat(os.environ["SQLITE_TMPDIR"]).st_mtime_ns - before)
+
+asyncio.run(main())
+"""
+
+
+def test_puts_and_takes_make_no_temporary_files(tmp_path: Path) -> None:
+    (temporary := tmp_path / "temporary").mkdir()
+    command = [sys.executable, "-c", PUTS_AND_TAKES, f"sqlite:///{tmp_path}/run.db"]
+    environment = {**os.environ, "SQLITE_TMPDIR": str(temporary)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (ended.stdout, ended.stderr) == ("0\n", "")

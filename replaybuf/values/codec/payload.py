@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -107,21 +108,21 @@ class Codec:
         naming the path (`rollouts[1].extra_fields['a'][3]`), for a value that can't be stored. Of segments (`parents`),
         arrays and long lists of numbers are stored as the beginning of their parent's, and what they add.
         """
-        return bytes(self.encode_split(rollouts, fetched, sealed=False, parents=parents).joined())
+        return bytes(self.encode_split(rollouts, fetched, sealed_from=math.inf, parents=parents).joined())
 
     def encode_split(
         self,
         rollouts: Sequence[Any],
         fetched: Fetched | None = None,
         *,
-        sealed: bool = True,
+        sealed_from: float = 0,
         numeric: frozenset[str] = frozenset(),
         parents: Parents = None,
     ) -> SplitPayload:
         """Return the payload of a group as `encode` does, in two parts. The tail shares the memory of the rollouts.
 
-        Without `sealed`, the checksums of a payload with a tail are computed only by `joined`. RolloutError is raised
-        for None among the values of a field in `numeric`, too.
+        The checksums of a tail with fewer bytes than `sealed_from` are computed only by `joined`. RolloutError is
+        raised for None among the values of a field in `numeric`, too.
         """
         fields = self.rollout_type.rows(rollouts)
         refs = RefValues(fetched or {})
@@ -132,11 +133,10 @@ class Codec:
                 raise UnfetchedError(missing)
             refs = RefValues(refs.values | self.fetch(missing))
             packed = self._pack(fields, refs, numeric, parents)
-        blocks = packed.blocks
-        plainly = self.compression == "none"
-        payload = form.written(
-            len(fields), packed.msgpack, blocks.blocks, blocks.sizes, packed.values, sealed=sealed and plainly
-        )
+        blocks, plainly = packed.blocks, self.compression == "none"
+        sealed_from = sealed_from if plainly else math.inf
+        values = len(fields), packed.msgpack, blocks.blocks, blocks.sizes, packed.values
+        payload = form.written(*values, sealed_from=sealed_from)
         return payload if plainly else form.compressed(payload)
 
     def decode(self, payload: Buffer, *, owned: bool = False, tail: Buffer | None = None) -> list[Any]:

@@ -303,12 +303,12 @@ def written(
     sizes: Sequence[int],
     values: int,
     *,
-    sealed: bool,
+    sealed_from: float = 0,
 ) -> SplitPayload:
     """Return a payload with this msgpack, in parts, and these blocks, each as the buffers that it consists of.
 
-    `values` is the number of values of its columns. Unless `sealed`, only `joined` computes the checksums of a payload
-    with blocks. Raises ValueError if the msgpack is too large.
+    `values` is the number of values of its columns. Of blocks with fewer bytes than `sealed_from` the checksums are
+    computed only by `joined`. Raises ValueError if the msgpack is too large.
     """
     length = sum(map(len, packed))
     if length > _MOST_MSGPACK:
@@ -322,6 +322,7 @@ def written(
     tail = [part for block, n in zip(blocks, sizes) for part in (*block, _PADDING[-n % ALIGNMENT])][:-1]
     size = starts_of(sizes)[-1] + sizes[-1]
     numbers = _NUMBERS.pack(rollouts, len(blocks), length, end, end + size)
+    sealed = size >= sealed_from
     digests = [*map(_digest_of, blocks)] if sealed else [0] * len(sizes)
     table = struct.pack(f"<{2 * len(sizes)}Q", *sizes, *digests)
     checked = b"".join((numbers, table, *packed, bytes(end - at - length)))

@@ -9,6 +9,7 @@ per element. The unnests are in the SELECT list and not in FROM, where PostgreSQ
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -100,14 +101,16 @@ def encode_group(codec: Codec, group: NewGroup, apart: Apart | None = None) -> E
     if group.rest is not None:
         encoded = encode_group(codec, replace(group, rest=None), apart)
         return replace(encoded, group=group, rest=encode_group(codec, group.rest))
+    least = math.inf if apart is None else max(1, apart.threshold)
     if group.payload is not None:
         split = codec.split(group.payload)
     else:
         numeric = codec.rollout_type.by_token if group.status in EXPIRING_STATUSES else frozenset()
         parents = None if group.segments is None else group.segments.parents
-        fetched, sealed = group.fetched or {}, apart is not None
-        split = codec.encode_split(group.rollouts, fetched, sealed=sealed, numeric=numeric, parents=parents)
-    if apart is None or split.size < max(1, apart.threshold):
+        split = codec.encode_split(
+            group.rollouts, group.fetched or {}, sealed_from=least, numeric=numeric, parents=parents
+        )
+    if apart is None or split.size < least:
         return describe(group, group.rollouts, split.joined(), codec.rollout_type)
     extent = apart.add(split)
     return describe(group, group.rollouts, split.head + extent.packed(), codec.rollout_type, extent=extent)
