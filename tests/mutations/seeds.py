@@ -72,6 +72,7 @@ _RACES = [
 ]  # fmt: skip
 
 _ROLLOUTS = [
+    ("steps-shared", "values/rollouts/staleness.py", "return _common(step)[:times].copy()", "return _common(step)[:times]", "model steps that a put fills in are each rollout's own"),
     ("expires-too-late", _STALENESS, "staleness >= self.stale_threshold", "staleness > self.stale_threshold", "what is as stale as the threshold has expired"),
     ("tokens-expire-too-late", _STALENESS, "train_step - newest_step - 1 >= self.token_stale_threshold", "train_step - newest_step - 1 > self.token_stale_threshold", "so has a token"),
     ("staleness-off-by-one", _STALENESS, "return 0 if oldest_step is None else train_step - oldest_step - 1", "return 0 if oldest_step is None else train_step - oldest_step", "staleness is the steps between"),
@@ -128,7 +129,6 @@ _CODEC = [
     ("numbers-none", "values/codec/packed_columns.py", "and kind != NUMBERS and kind != ARRAYS:", "and kind == NUMBERS:", "None among the values of tokens is refused"),
     ("numbers-none-alone", "values/codec/packed_columns.py", "if (value := given.get(name)) is not None and name not in numbers:", "if False:", "None among the values of tokens of a lone rollout is refused"),
     ("blocks-not-sealed", "values/codec/payload_format.py", "sealed = size >= sealed_from", "sealed = False", "payloads apart have their checksums"),
-    ("steps-shared", "values/rollouts/staleness.py", "return _common(step)[:times].copy()", "return _common(step)[:times]", "model steps that a put fills in are each rollout's own"),
     ("names-shared", "values/rollouts/shapes.py", "self._instance(values, names.copy(), None)", "self._instance(values, names, None)", "each rollout has its own set fields"),
     ("flags-not-checked", "values/codec/payload_format.py", "digest(memoryview(payload)[_CHECKED_AT:end], head.flags)", "digest(memoryview(payload)[_CHECKED_AT:end], 0)", "the checksum covers the flags"),
     ("fold-lost", "values/codec/value_types.py", "replace(fold=fold, tzinfo=tz)", "replace(tzinfo=tz)", "a time that is there twice comes back as it was"),
