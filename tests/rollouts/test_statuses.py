@@ -72,6 +72,8 @@ def test_a_status_is_known_by_value_or_name_in_any_case(value: Any, status: Stat
 def test_unknown_statuses_are_input_errors_that_say_which_there_are() -> None:
     with pytest.raises(InputError, match="unknown status 'done'; there are init, completed"):
         Statuses().check("done")
+    with pytest.raises(InputError, match="unknown status 'complete'; did you mean completed?"):
+        Statuses().check("complete")
 
 
 def test_the_config_says_what_statuses_mean() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from enum import Enum, StrEnum
 from typing import Any, Final, TypeAlias
 
@@ -94,7 +95,9 @@ class Statuses:
         """Return the Status of a value, as `get` does. Raises InputError."""
         status = self.get(value)
         if status is None:
-            raise InputError(f"unknown status {shown(value)}; {_there_are()}, and those of the config's statuses=")
+            near = get_close_matches(str(_folded(value))[:50], [*Status], n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise InputError(f"unknown status {shown(value)}; {hint}{_there_are()}, and those of the config's statuses=")
         return status
 
     def like(self, status: Status, now: Any, choices: Iterable[Any]) -> Any:
