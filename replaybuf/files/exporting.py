@@ -202,7 +202,7 @@ def _rows(codec: Codec, items: Sequence[StorageItem], chosen: ExportQuery) -> li
             if codec is not AS_DICTS:
                 payload = codec.encode(rollouts, parents=None if item.segments is None else item.segments.parents)
                 rollouts = AS_DICTS.decode(payload)
-            made += rows_of(item, rollouts, payload if chosen.exact else None)
+            made += rows_of(item, rollouts, bytes(payload) if chosen.exact and payload is not None else None)
         except RecursionError as error:
             raise FileError(f"group {item.uid} can't be written: its values are nested too deeply") from error
         except ReplayBufError as error:

@@ -115,7 +115,7 @@ class NewGroup:
     part: Part | None = None
     parts: tuple[int, ...] = ()
     rest: NewGroup | None = None
-    payload: bytes | None = None
+    payload: bytes | bytearray | None = None
     times_sampled: int = 0
     deliveries: int = 0
     error: str | None = None

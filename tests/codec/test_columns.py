@@ -24,7 +24,7 @@ LARGE = np.arange(GROUPED)
 
 
 def back(group: list[Any], codec: Codec = DICTS) -> list[Any]:
-    for found in (codec.decode(codec.encode(group)), codec.decode(bytes(bytearray(codec.encode(group))), owned=True)):
+    for found in (codec.decode(codec.encode(group)), codec.decode(bytearray(codec.encode(group)), owned=True)):
         assert same(found, group)
     return found
 
@@ -199,7 +199,7 @@ def test_arrays_of_any_kinds_in_one_field_come_back_apart(arrays: list[Any]) -> 
 
 def test_no_array_keeps_much_more_than_itself() -> None:
     group = [{"a": np.arange(number + 1), "b": np.zeros(number % 5 * 100), "n": number} for number in range(200)]
-    found = DICTS.decode(bytes(bytearray(DICTS.encode(group))), owned=True)
+    found = DICTS.decode(bytearray(DICTS.encode(group)), owned=True)
     for array in (one[name] for one in found for name in "ab"):
         kept = array
         while getattr(kept, "base", None) is not None:
@@ -268,7 +268,7 @@ def test_segments_come_back_in_memory_of_their_own(kind: str, tree: list[tuple[i
     parents = [None if parent is None or parent >= place else parent for place, (_, parent) in enumerate(tree)]
     for codec in (DICTS, ZSTD):
         payload = codec.encode(group, parents=parents)
-        for found in (codec.decode(payload), codec.decode(bytes(bytearray(payload)), owned=True)):
+        for found in (codec.decode(payload), codec.decode(bytearray(payload), owned=True)):
             assert same(
                 found, [{**one, "a": np.ascontiguousarray(one["a"])} for one in group] if kind == "strided" else group
             )

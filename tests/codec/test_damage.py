@@ -54,6 +54,12 @@ def decodes_or_decode_error(payload: bytes) -> None:
     for owned in (False, True):
         with contextlib.suppress(DecodeError):
             DICTS.decode(payload, owned=owned)
+    with contextlib.suppress(DecodeError):
+        DICTS.decode_head(payload)
+    with contextlib.suppress(DecodeError):
+        DICTS.wanted(payload, {"field"})
+    with contextlib.suppress(DecodeError):
+        DICTS.decode_deferred(payload, {"field"}, {}, lambda array: array)
 
 
 def test_every_flipped_bit_of_a_compressed_payload_is_noticed() -> None:
@@ -102,7 +108,7 @@ def test_changed_payloads_with_a_right_checksum_raise_nothing_else(examples: int
             body[data.draw(st.integers(4, min(len(body), 1500) - 1))] = data.draw(st.integers(0, 255))
         if data.draw(st.booleans()):
             del body[data.draw(st.integers(40, len(body))) :]
-        head = int.from_bytes(body[20:24], "little") if payload[5] == 0 else len(body)
+        head = int.from_bytes(body[28:32], "little") if payload[5] == 0 else len(body)
         tracemalloc.start()
         try:
             decodes_or_decode_error(with_checksum(bytes(body[:8]), bytes(body[16:head]), bytes(body[head:])))
@@ -146,6 +152,7 @@ wire = st.recursive(
 @settings(deadline=None, max_examples=80)
 def test_any_msgpack_with_a_right_checksum_raises_nothing_else(value: Any) -> None:
     decodes_or_decode_error(hostile_field(value))
+    decodes_or_decode_error(sealed(msgpack.packb(["field", columns.SHARED, value])))
     decodes_or_decode_error(sealed(msgpack.packb(value), 2))
 
 
@@ -270,7 +277,19 @@ HOSTILE: list[bytes] = [
     sealed(b"\x91" * 100_000),
     sealed(msgpack.packb([]) + b"behind the last column"),
     sealed(b"", 2**32 - 1),
+    sealed(b"", 1),
+    sealed(msgpack.packb({"a": 1}), 0),
+    sealed(msgpack.packb({"a": 1}), 2),
+    sealed(b"\x82\xa1a\x01\xa1a\x02"),
+    sealed(b"\xde\x00\x02\xa1a\x01\xa1a\x02"),
+    sealed(msgpack.packb({"a": msgpack.ExtType(ext.STATUS, b""), "b": 1})),
+    sealed(msgpack.packb({"a": 1}) + b"\xc0"),
+    sealed(b"\xdf\xff\xff\xff\xff"),
 ]
+
+
+#: Of these, the ones whose fault is in the fields themselves, which all readers notice.
+HOSTILE_MAPS = HOSTILE[-8:]
 
 
 @pytest.mark.parametrize("owned", [False, True])
@@ -284,6 +303,14 @@ def test_hostile_payloads_are_refused_before_they_take_memory(owned: bool) -> No
             assert tracemalloc.get_traced_memory()[1] < 1_000_000, number
     finally:
         tracemalloc.stop()
+
+
+def test_a_deferred_read_refuses_a_damaged_map_as_a_whole_one_does() -> None:
+    for payload in HOSTILE_MAPS:
+        with pytest.raises(DecodeError):
+            DICTS.decode_deferred(payload, {"a"}, {}, lambda array: array)
+        with pytest.raises(DecodeError):
+            DICTS.decode_head(payload)
 
 
 def test_decoding_imports_nothing() -> None:

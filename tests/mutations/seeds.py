@@ -72,7 +72,6 @@ _RACES = [
 ]  # fmt: skip
 
 _ROLLOUTS = [
-    ("steps-shared", "values/rollouts/staleness.py", "return _common(step)[:times].copy()", "return _common(step)[:times]", "model steps that a put fills in are each rollout's own"),
     ("expires-too-late", _STALENESS, "staleness >= self.stale_threshold", "staleness > self.stale_threshold", "what is as stale as the threshold has expired"),
     ("tokens-expire-too-late", _STALENESS, "train_step - newest_step - 1 >= self.token_stale_threshold", "train_step - newest_step - 1 > self.token_stale_threshold", "so has a token"),
     ("staleness-off-by-one", _STALENESS, "return 0 if oldest_step is None else train_step - oldest_step - 1", "return 0 if oldest_step is None else train_step - oldest_step", "staleness is the steps between"),
@@ -127,7 +126,11 @@ _CODEC = [
     ("numbers-of-a-byte", "values/codec/number_lists.py", "<= array.max() < 256 for", "for", "larger numbers than a byte's come back"),
     ("numbers-not-spent", "values/codec/number_lists.py", "    spend(total)\n", "", "a few bytes can't claim any number of numbers"),
     ("numbers-none", "values/codec/packed_columns.py", "and kind != NUMBERS and kind != ARRAYS:", "and kind == NUMBERS:", "None among the values of tokens is refused"),
-    ("numbers-none-alone", "values/codec/packed_columns.py", "if (value := given.get(name)) is not None and name not in numbers:", "if False:", "None among the values of tokens of a lone rollout is refused"),
+    ("incompressible-not-sealed", "values/codec/payload_format.py", "        tail = memoryview(whole)[len(payload.head) :]\n", "        return payload\n", "payloads that compression doesn't make smaller have their checksums"),
+    ("field-twice-in-a-map", "values/codec/msgpack_values.py", "if len(flat) != _pairs_in(packed):", "if False:", "a lone rollout has no field twice"),
+    ("field-twice-deferred", "values/codec/msgpack_values.py", "if len(found) != count or ", "if ", "deferred reads notice a field that is there twice"),
+    ("users-code-changes-payloads", "values/codec/payload.py", "head.blocks > 0 and not self.runs_code", "head.blocks > 0", "users' code that runs in a read changes no payload"),
+    ("numbers-none-alone", "values/codec/packed_columns.py", "if name in self._numeric and name not in numbers:", "if False:", "None among the values of tokens of a lone rollout is refused"),
     ("blocks-not-sealed", "values/codec/payload_format.py", "sealed = size >= sealed_from", "sealed = False", "payloads apart have their checksums"),
     ("names-shared", "values/rollouts/shapes.py", "self._instance(values, names.copy(), None)", "self._instance(values, names, None)", "each rollout has its own set fields"),
     ("flags-not-checked", "values/codec/payload_format.py", "digest(memoryview(payload)[_CHECKED_AT:end], head.flags)", "digest(memoryview(payload)[_CHECKED_AT:end], 0)", "the checksum covers the flags"),

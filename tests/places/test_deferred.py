@@ -82,6 +82,15 @@ async def test_compressed_payloads(in_folder: Kept) -> None:
         assert same(pickle.loads(pickle.dumps(found.extra_fields["pixels"])).load(), np.zeros(90_000))
 
 
+async def test_payloads_that_compression_does_not_make_smaller_are_apart(in_folder: Kept) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, 200_000, np.uint8)
+    async with in_folder.opened(compression="zstd", rollout_type=dict) as buffer:
+        await buffer.put([{"pixels": noise}], TASK)
+        assert len(in_folder.files()) == 1
+        [[found]] = await buffer.get(1, TASK)
+        assert same(found["pixels"], noise)
+
+
 class Image:
     """A class with a converter, which does something with its array."""
 

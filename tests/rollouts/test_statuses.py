@@ -72,8 +72,12 @@ def test_a_status_is_known_by_value_or_name_in_any_case(value: Any, status: Stat
 def test_unknown_statuses_are_input_errors_that_say_which_there_are() -> None:
     with pytest.raises(InputError, match="unknown status 'done'; there are init, completed"):
         Statuses().check("done")
-    with pytest.raises(InputError, match="unknown status 'complete'; did you mean completed?"):
+    with pytest.raises(InputError, match=r"unknown status 'complete'; did you mean completed\? there are init,"):
         Statuses().check("complete")
+    with pytest.raises(InputError, match=r"did you mean finished\?"):
+        Statuses({"finished": "completed"}).check("Finishd")
+    with pytest.raises(InputError, match="; there are init"):
+        Statuses().check(object())
 
 
 def test_the_config_says_what_statuses_mean() -> None:

@@ -64,6 +64,17 @@ def test_many_rows_are_written_as_one_by_one(sql: str, count: int) -> None:
     assert len(written[0]) == count
 
 
+@pytest.mark.parametrize("kind", [bytes, bytearray])
+def test_a_statement_has_at_most_four_megabytes_of_rows(kind: type[bytes | bytearray]) -> None:
+    """`sqlite3` keeps copies of the values until the statement is run again."""
+    with closing(connect(Access(make_url("sqlite://")))) as raw:
+        raw.execute("CREATE TABLE t (a, b, c)")
+        statements: list[str] = []
+        raw.set_trace_callback(lambda sql: statements.append(sql[:20]))
+        SqliteTransaction(raw).run_many(INSERT, [(n, kind(900_000)) for n in range(16)])
+        assert len(statements) == 4
+
+
 @pytest.mark.parametrize(
     "sql",
     [

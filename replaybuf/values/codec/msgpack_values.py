@@ -25,7 +25,7 @@ from replaybuf.errors import RolloutError
 from replaybuf.values.codec import value_types as types
 from replaybuf.values.codec.blocks import BlockReader, BlockWriter, DeferredArray, PartReader
 from replaybuf.values.codec.library_values import RefValues
-from replaybuf.values.codec.packed_columns import ColumnReader, ColumnWriter, Parents, fields_of_one
+from replaybuf.values.codec.packed_columns import SHARED, ColumnReader, ColumnWriter, Parents, leave_alone
 from replaybuf.values.codec.payload_format import MOST_VALUES, Buffer, Head
 from replaybuf.values.codec.user_classes import Converters, Instances, name_of
 from replaybuf.values.codec.value_types import DECODERS, ENCODERS, MISSING, Decoder, Encoder, TypeHandler
@@ -262,7 +262,10 @@ class Unpacking:
         if not isinstance(self._blocks, PartReader):
             flat = msgpack.unpackb(packed, object_hook=self._decode_map, ext_hook=self._extension, **_UNPACKING)
             if type(flat) is dict and rows == 1 and not (self._open_tags or self._partial):
-                return [fields_of_one(flat)]
+                if len(flat) != _pairs_in(packed):
+                    raise ValueError("it has a field twice")
+                leave_alone(flat.values())
+                return [flat]
         columns = ColumnReader(self._blocks.column, MOST_VALUES * head.head)
         columns.spend(rows)
         if isinstance(self._blocks, PartReader):
@@ -287,16 +290,15 @@ class Unpacking:
         )
         unpacker.feed(packed)
         found: Columns = {}
-        if rows == 1 and packed[0] in _MAPS:
-            for _ in range(unpacker.read_map_header()):
-                name = unpacker.unpack()
-                blocks.deferring = name in deferred
-                found[name] = [unpacker.unpack()]
-            return found
-        for _ in range((unpacker.read_array_header() + 2) // 3):
+        is_map = rows == 1 and packed[0] in _MAPS
+        count = unpacker.read_map_header() if is_map else (unpacker.read_array_header() + 2) // 3
+        for _ in range(count):
             name = unpacker.unpack()
             blocks.deferring = name in deferred
-            found |= columns.columns([name, unpacker.unpack(), unpacker.unpack()], rows)
+            kind = SHARED if is_map else unpacker.unpack()
+            found |= columns.columns([name, kind, unpacker.unpack()], rows)
+        if len(found) != count or unpacker.tell() != len(packed) or (is_map and self._partial):
+            raise ValueError("its fields are incomplete, or there twice")
         return found
 
     def _extension(self, code: int, content: bytes) -> Any:
@@ -348,6 +350,12 @@ class Unpacking:
             self._eager -= 1
             blocks.deferring = not self._eager
         return found
+
+
+def _pairs_in(packed: memoryview) -> int:
+    """Return the number of pairs of keys and values of a map, by its msgpack."""
+    first = packed[0]
+    return first & 0x0F if first < 0xDE else int.from_bytes(packed[1 : 3 if first == 0xDE else 5], "big")
 
 
 def needed_blocks(tags: TypeTags, head: Head, payload: Buffer, deferred: Collection[str]) -> list[tuple[int, int]]:

@@ -100,7 +100,9 @@ class Codec:
         self._packing = Packing(handlers, self._converters, instances)
         self._tags = type_tags((self._converters, instances, *handlers))
 
-    def encode(self, rollouts: Sequence[Any], fetched: Fetched | None = None, parents: Parents = None) -> bytes:
+    def encode(
+        self, rollouts: Sequence[Any], fetched: Fetched | None = None, parents: Parents = None
+    ) -> bytes | bytearray:
         """Return the payload of a group; it shares no memory with the rollouts, which aren't changed.
 
         `fetched` has the values of the Ray ObjectRefs in the group; UnfetchedError lists the missing ones. With None
@@ -108,7 +110,7 @@ class Codec:
         naming the path (`rollouts[1].extra_fields['a'][3]`), for a value that can't be stored. Of segments (`parents`),
         arrays and long lists of numbers are stored as the beginning of their parent's, and what they add.
         """
-        return bytes(self.encode_split(rollouts, fetched, sealed_from=math.inf, parents=parents).joined())
+        return self.encode_split(rollouts, fetched, sealed_from=math.inf, parents=parents).joined()
 
     def encode_split(
         self,
@@ -157,7 +159,7 @@ class Codec:
             if tail is not None:
                 blocks = memoryview(tail)
                 lends = lends and not blocks.readonly and type(tail) is not memoryview
-            elif lends and plain is payload and type(payload) is bytes:
+            elif lends and plain is payload and isinstance(payload, (bytes, bytearray)):
                 blocks = form.as_writable(payload)[head.head :]
             else:
                 blocks, lends = memoryview(plain)[head.head :], False
@@ -189,13 +191,13 @@ class Codec:
             reader = PartReader(found, None, instead, instead)  # for arrays that a value is made of, too
             return self._unpack(found, plain, reader, tags=lenient(self._tags))
 
-    def split(self, payload: bytes) -> SplitPayload:
+    def split(self, payload: bytes | bytearray) -> SplitPayload:
         """Return a whole payload in two parts; the tail shares its memory."""
         head = Head.read(payload)
         if head.flags or not head.blocks:
-            return SplitPayload(payload)
+            return SplitPayload(bytes(payload))
         tail = memoryview(payload)[head.head :]
-        return SplitPayload(payload[: head.head], (tail,), len(tail))
+        return SplitPayload(bytes(payload[: head.head]), (tail,), len(tail))
 
     def wanted(self, head: Buffer, deferred: Collection[str]) -> list[tuple[int, int]]:
         """Return the offset in the tail and the size of each block with arrays outside these fields.

@@ -11,7 +11,8 @@ All numbers are little-endian. `msgpack` and `head` are sizes in bytes, `size` i
 are the XXH3 (64 bits); the one in the header is seeded with the flags. The head and the blocks can be stored in two
 places, and a block can be read and verified alone.
 
-The msgpack is one list of columns (`codec.packed_columns`); in a payload with blocks also the table of their arrays
+The msgpack is a list of columns, or a map of the fields of a lone rollout (`codec.packed_columns`); in a payload with
+blocks also the table of their arrays
 (`codec.blocks`), and its size (u32). A compressed payload is a header, with the sizes before the compression, and the
 zstd frame of all that follows; its checksum is that of these sizes and the frame.
 
@@ -232,9 +233,9 @@ def fed(state: Hash, buffer: Buffer) -> Hash:
     return state
 
 
-def _with_checksum(checked: bytes, flags: int = 0, *, sealed: bool = True) -> bytes:
-    """Return the first bytes of a payload, given those of which its checksum is; unless `sealed` without this."""
-    return _FIRST.pack(MAGIC, VERSION, flags, 0, digest(checked, flags) if sealed else 0) + checked
+def _first(checksum: int, flags: int = 0) -> bytes:
+    """Return the first bytes of a payload: those before what the checksum covers."""
+    return _FIRST.pack(MAGIC, VERSION, flags, 0, checksum)
 
 
 Compression = Literal["none", "zstd"]
@@ -255,10 +256,12 @@ class _Memory:
         self.__array_interface__ = {"shape": (len(raw),), "typestr": "|u1", "data": (address, False), "version": 3}
 
 
-def as_writable(raw: bytes) -> memoryview:
+def as_writable(raw: bytes | bytearray) -> memoryview:
     """Return writable memory of otherwise unreferenced bytes; large ones share theirs, which saves a copy."""
     import numpy as np
 
+    if isinstance(raw, bytearray):
+        return memoryview(raw)
     if len(raw) < _COPIED:
         return memoryview(bytearray(raw))
     address = np.frombuffer(raw, np.uint8).__array_interface__["data"][0]
@@ -292,7 +295,7 @@ class SplitPayload:
         sizes = self.blocks or Head.opened(payload).sizes
         digests = [digest(view[at : at + size]) for at, size in zip(starts_of(sizes, end), sizes)]
         struct.pack_into(f"<{len(sizes)}Q", view, BODY_AT + 8 * len(sizes), *digests)
-        _FIRST.pack_into(view, 0, MAGIC, VERSION, 0, 0, digest(view[_CHECKED_AT:end]))
+        view[:_CHECKED_AT] = _first(digest(view[_CHECKED_AT:end]))
         return payload
 
 
@@ -318,7 +321,8 @@ def written(
     end += -end % ALIGNMENT
     if not blocks:
         numbers = _NUMBERS.pack(rollouts, 0, length, end, end)
-        return SplitPayload(_with_checksum(b"".join((numbers, *packed, bytes(end - at - length)))))
+        checked = b"".join((numbers, *packed, bytes(end - at - length)))
+        return SplitPayload(_first(digest(checked)) + checked)
     tail = [part for block, n in zip(blocks, sizes) for part in (*block, _PADDING[-n % ALIGNMENT])][:-1]
     size = starts_of(sizes)[-1] + sizes[-1]
     numbers = _NUMBERS.pack(rollouts, len(blocks), length, end, end + size)
@@ -326,7 +330,7 @@ def written(
     digests = [*map(_digest_of, blocks)] if sealed else [0] * len(sizes)
     table = struct.pack(f"<{2 * len(sizes)}Q", *sizes, *digests)
     checked = b"".join((numbers, table, *packed, bytes(end - at - length)))
-    return SplitPayload(_with_checksum(checked, sealed=sealed), tail, size, sizes)
+    return SplitPayload(_first(digest(checked) if sealed else 0) + checked, tail, size, sizes)
 
 
 def _digest_of(block: Sequence[Any]) -> int:
@@ -336,12 +340,14 @@ def _digest_of(block: Sequence[Any]) -> int:
 
 
 def compressed(payload: SplitPayload) -> SplitPayload:
-    """Return a payload compressed and without blocks of its own, or unchanged if that would not be smaller."""
+    """Return a payload compressed and without blocks of its own, or only with its checksums if that isn't smaller."""
     whole = payload.joined()
     stored: bytes = zstandard_module().ZstdCompressor().compress(memoryview(whole)[BODY_AT:])
     if BODY_AT + len(stored) >= len(whole) or len(whole) > _allowed_size(len(stored)):
-        return payload
-    return SplitPayload(_with_checksum(Head.read(whole).numbers + stored, ZSTD))
+        tail = memoryview(whole)[len(payload.head) :]
+        return SplitPayload(bytes(whole[: len(payload.head)]), (tail,) if tail else (), len(tail), payload.blocks)
+    checked = Head.read(whole).numbers + stored
+    return SplitPayload(_first(digest(checked, ZSTD), ZSTD) + checked)
 
 
 def decompressed(payload: Buffer) -> memoryview:
@@ -357,7 +363,7 @@ def decompressed(payload: Buffer) -> memoryview:
     if zstandard.frame_content_size(stored) != size:  # trusted by the decompressor
         raise ValueError("its sizes before compression don't agree")
     body = zstandard.ZstdDecompressor().decompress(stored, max_output_size=size)
-    return memoryview(_with_checksum(head.numbers + body, sealed=False))
+    return memoryview(b"".join((_first(0), head.numbers, body)))
 
 
 def _allowed_size(size: int) -> int:

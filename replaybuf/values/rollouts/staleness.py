@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,9 +24,6 @@ from replaybuf.values.rollouts.rollout_type import RolloutType
 
 #: Only groups of these statuses expire; by default only they are refreshed.
 EXPIRING_STATUSES = (Status.COMPLETED, Status.ABORTED, Status.EXPIRED)
-
-#: Most responses have fewer tokens.
-_COMMON = 4096
 
 _RESET_TO_EMPTY = ("response_ids", "logprobs", "response_model_steps")
 _RESET_TO_NONE = ("routed_experts", "finish_reason", "response_mask", "reward", "error_msg")
@@ -116,7 +112,7 @@ def _mask_one(rollout: Any, through: int, kind: RolloutType) -> None:
 
 def set_staleness(rollouts: Sequence[Any], values: Sequence[int], kind: RolloutType) -> None:
     """Set each rollout's `seq_staleness`, if it has that field and the value differs."""
-    for rollout, staleness in zip(rollouts, values):
+    for rollout, staleness in zip(rollouts, values, strict=True):
         if kind.get(rollout, "seq_staleness") != staleness:
             kind.set(rollout, "seq_staleness", staleness)
 
@@ -254,12 +250,4 @@ def _repeated(step: int, times: int) -> npt.NDArray[np.int32]:
 
     `np.full` releases the GIL for more than 500 items, and reacquiring it takes longer than filling.
     """
-    if times <= _COMMON:
-        return _common(step)[:times].copy()
     return np.frombuffer(bytearray(step.to_bytes(4, sys.byteorder, signed=True)) * times, np.int32)
-
-
-@lru_cache(maxsize=4)
-def _common(step: int) -> npt.NDArray[np.int32]:
-    """Return an array that repeats one step, from which most responses' are copied in half the time."""
-    return np.frombuffer(step.to_bytes(4, sys.byteorder, signed=True) * _COMMON, np.int32)

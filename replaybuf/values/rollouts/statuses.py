@@ -95,10 +95,16 @@ class Statuses:
         """Return the Status of a value, as `get` does. Raises InputError."""
         status = self.get(value)
         if status is None:
-            near = get_close_matches(str(_folded(value))[:50], [*Status], n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise InputError(f"unknown status {shown(value)}; {hint}{_there_are()}, and those of the config's statuses=")
+            hint = f"{self._meant(value)}{_there_are()}, and those of the config's statuses="
+            raise InputError(f"unknown status {shown(value)}; {hint}")
         return status
+
+    def _meant(self, value: Any) -> str:
+        """Return a question about the status that was probably meant; "" if none is near."""
+        text = value.name if isinstance(value, Enum) else value
+        names = [name for name in self._table if isinstance(name, str) and name != Status.FILLING]
+        near = get_close_matches(_folded(text[:50]), names, n=1) if isinstance(text, str) else []
+        return f"did you mean {near[0]}? " if near else ""
 
     def like(self, status: Status, now: Any, choices: Iterable[Any]) -> Any:
         """Return the equivalent of `status` for a rollout whose status is `now`.

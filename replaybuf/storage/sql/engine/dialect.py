@@ -10,7 +10,8 @@ each database has its own SQL (`Dialect.macros`):
     {moment:at}               the moment `at` of the present, NULL for None: on a server its own time, as clocks differ
     {clock:now}               the time `now` of the lease clock, by which leases end: on a server its own time
     {lock}, {lock:g}, {skip}  at the end of a query: locks its rows; those of the table `g`; those not locked by others
-    {now}                     the time in seconds since the epoch
+    {insert}                  INSERT of many rows, which SQLite doesn't undo alone when it fails (all errors end the
+                              transaction): a large one would make a temporary file, as a call of a date function does
     {connections}             the number of connections to the database, by the server's count
     {shard}                   the shard of `rb_tally` that the transaction updates
     {draw}                    the id of the batch that the transaction wrote last

@@ -67,7 +67,7 @@ class PostgresDialect(Dialect):
         "lock_of": "FOR UPDATE OF {}",
         "lock": "FOR UPDATE",
         "skip": "FOR UPDATE SKIP LOCKED",
-        "now": NOW,
+        "insert": "INSERT",
         "connections": "(SELECT numbackends FROM pg_stat_database WHERE datname = current_database())",
         "shard": "pg_backend_pid()",
         "draw": "(SELECT currval(pg_get_serial_sequence('rb_batch', 'id')))",

@@ -108,7 +108,9 @@ class PostgresTransaction(Transaction):
             self._raw.has_written = True
         # Otherwise the server would close the connection, and retries would send the same again and again. (The size of
         # groups, which are sent as rows of executemany, is checked where they are encoded.)
-        if any(isinstance(value, (bytes, str)) and 4 * len(value) > dialect.MOST_ROW_BYTES for value in values):
+        if any(
+            isinstance(value, (bytes, bytearray, str)) and 4 * len(value) > dialect.MOST_ROW_BYTES for value in values
+        ):
             dialect.check_row("what was to be stored", values)
 
     def lock(self, key: Lock) -> None:

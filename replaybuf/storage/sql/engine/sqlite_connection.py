@@ -247,8 +247,6 @@ def _pragmas(access: Access) -> list[str]:
     return [
         f"cache_size = -{CACHE_KIB}",
         f"page_size = {PAGE_SIZE}",
-        # Statement journals and sorts would be files in /var/tmp: one for each draw, a fifth of its processor time.
-        "temp_store = MEMORY",
         "journal_mode = WAL",
         f"synchronous = {'FULL' if access.durability == 'full' else 'NORMAL'}",
         "wal_autocheckpoint = 0",  # see `engine.sqlite`

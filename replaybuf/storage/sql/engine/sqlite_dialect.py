@@ -34,7 +34,7 @@ class SqliteDialect(Dialect):
         "lock_of": "",
         "lock": "",
         "skip": "",
-        "now": "(julianday('now') - 2440587.5) * 86400.0",
+        "insert": "INSERT OR FAIL",
         "connections": "1",
         "shard": "0",
         "draw": "(SELECT max(id) FROM rb_batch)",
@@ -66,7 +66,7 @@ SQLITE = SqliteDialect()
 _TOGETHER = (16, 4)
 #: The bytes of their values at most: `sqlite3` copies these, and keeps the copies until the statement is run again.
 _MOST_BOUND = 4 << 20
-_SIZED = (bytes, str)
+_SIZED = (bytes, bytearray, str)
 _VALUES = re.compile(r"(?s)(INSERT .*\) VALUES )(\([^()]*\))(.*)")
 
 

@@ -8,6 +8,7 @@ groups moves them, with its id; one that leaves them copies them (`batches`).
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -36,12 +37,12 @@ _SENT = 1000
 def keep(tx: Transaction, uids: Iterable[int]) -> None:
     """Keep these groups as they are for the checkpoints that have them; call it before they are changed."""
     if (at := newest(tx)) and (uids := list(uids)):
-        tx.change(_COPY, newest=at, uids=uids)
+        tx.change(_COPY, newest=at, uids=uids, now=time.time())
         tx.change("UPDATE rb_group SET since = :newest WHERE uid {in:uids} AND since < :newest", newest=at, uids=uids)
 
 
-_COPY = f"""INSERT INTO rb_past ({_COLUMNS}, until, removed_at)
-SELECT {_COLUMNS}, CAST(:newest AS bigint), {{now}} FROM rb_group
+_COPY = f"""{{insert}} INTO rb_past ({_COLUMNS}, until, removed_at)
+SELECT {_COLUMNS}, CAST(:newest AS bigint), {{moment:now}} FROM rb_group
 WHERE uid {{in:uids}} AND since < CAST(:newest AS bigint) {{lock}}"""  # noqa: S608
 
 
@@ -51,10 +52,11 @@ def leave(tx: Transaction, uids: Sequence[int], *, drawn: bool = False) -> Count
     Returns the changes of the tallies of bytes that aren't written yet.
     """
     gone: Counter[tuple[int, Tally]] = Counter()
+    values = {"uids": uids, "newest": newest(tx), "now": time.time()}
     if uids and tx.dialect.is_remote:
-        (tx.send if len(uids) <= _SENT else tx.change)(_MOVE[drawn], uids=uids, newest=newest(tx))
+        (tx.send if len(uids) <= _SENT else tx.change)(_MOVE[drawn], **values)
     elif uids:
-        tx.change(f"{_GONE[drawn]} FROM rb_group WHERE uid {{in:uids}}", uids=uids, newest=newest(tx))
+        tx.change(f"{_GONE[drawn]} FROM rb_group WHERE uid {{in:uids}}", **values)
         for lane, size in tx.tuples("DELETE FROM rb_group WHERE uid {in:uids} RETURNING lane, bytes", uids=uids):
             gone[(lane, Tally.BYTES)] -= size if type(size) is int else 0
     return gone
@@ -69,8 +71,8 @@ def record(tx: Transaction, uids: Sequence[int]) -> None:
 # By whether the groups are of the last batch.
 _DRAWN = {False: "0, NULL", True: f"{{draw}}, {STALENESS_NOW}"}
 _GONE = {
-    drawn: f"""INSERT INTO rb_past ({_COLUMNS}, until, removed_at, draw, staleness)
-SELECT {_COLUMNS}, CASE WHEN since < CAST(:newest AS bigint) THEN CAST(:newest AS bigint) END, {{now}}, {by}"""
+    drawn: f"""{{insert}} INTO rb_past ({_COLUMNS}, until, removed_at, draw, staleness)
+SELECT {_COLUMNS}, CASE WHEN since < CAST(:newest AS bigint) THEN CAST(:newest AS bigint) END, {{moment:now}}, {by}"""
     for drawn, by in _DRAWN.items()
 }
 _MOVE = {
@@ -80,7 +82,7 @@ SELECT lane, 'bytes', -sum(bytes), {{shard}} FROM gone GROUP BY lane
 ON CONFLICT (lane, name, shard) DO UPDATE SET amount = own.amount + excluded.amount"""  # noqa: S608
     for drawn, moved in _GONE.items()
 }
-_RECORD = f"""INSERT INTO rb_past ({_COLUMNS}, draw, staleness)
+_RECORD = f"""{{insert}} INTO rb_past ({_COLUMNS}, draw, staleness)
 SELECT {_COLUMNS}, {_DRAWN[True]} FROM rb_group WHERE uid {{in:uids}}"""  # noqa: S608
 
 
