@@ -27,7 +27,7 @@ class Call:
     `kind` is put, take, lease, acknowledge, checkpoint or restore; `groups` are the numbers of the groups that it put,
     got or acknowledged, `asked` how many a take asked for, `seconds` how long a lease lasts, `step` that of a
     checkpoint. With `known` it returned; of any other it isn't known whether it has had its effect, or whether that was
-    undone until its end. `died`: its process was killed meanwhile.
+    undone until its end. `died`: its process was killed meanwhile, or before what a failed call has done was undone.
     """
 
     kind: str
@@ -97,8 +97,11 @@ def calls_in(ledgers: Iterable[Path]) -> list[Call]:
             number, values = json.loads(line)
             own.setdefault(number, {}).update(values)
         last = max((max(values["begin"], values.get("end", 0)) for values in own.values()), default=0)
+        killed = any("end" not in values for values in own.values())
+        returned = max((values["begin"] for values in own.values() if values.get("known")), default=0)
         for values in own.values():
-            died = "end" not in values
+            # Calls wait until what failed ones before them have done is undone: whoever is killed may not get there.
+            died = killed and not values.get("known") and values.get("end", FOR_EVER) > returned
             if not values.get("known"):
                 values["end"] = values.get("end", last) + UNDONE
             calls.append(Call(**values, died=died))

@@ -5,6 +5,7 @@ python -m pytest tests/histories -m long    # 20 histories of ten seconds on eac
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -109,3 +110,14 @@ def test_a_history_that_an_order_explains_passes(name: str) -> None:
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_history_that_no_order_explains_is_named(name: str) -> None:
     assert violations(PLANTED[name])
+
+
+@pytest.mark.parametrize("returned", [False, True])
+def test_a_failed_take_is_excused_if_its_process_died_before_it_was_undone(tmp_path: Path, returned: bool) -> None:
+    """A call that began after it, and returned, has waited for that."""
+    calls = [[1, {"kind": "take", "begin": 10, "asked": 6}], [1, {"end": 20}], [2, {"kind": "put", "begin": 30}]]
+    calls += [[2, {"end": 40, "known": True}]] if returned else []
+    calls.append([3, {"kind": "put", "begin": 50}])
+    (tmp_path / "ledger").write_text("".join(f"call {json.dumps(call)}\n" for call in calls))
+    take, _, last = calls_in([tmp_path / "ledger"])
+    assert (take.died, last.died) == (not returned, True)
