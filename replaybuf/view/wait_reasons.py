@@ -60,7 +60,7 @@ class Waits:
 
     @property
     def gave_up(self) -> bool:
-        """Whether the last wait ended by its timeout, no wait is under way, and no draw was committed afterwards."""
+        """Whether the last wait timed out, no other is running, and no draw was committed since."""
         gave_up, drawn = self.last_timeout, self.last_draw
         return bool(gave_up and not self.somebody_waits and (drawn is None or drawn["time"] < gave_up["time"]))
 

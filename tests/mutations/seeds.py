@@ -130,7 +130,7 @@ _CODEC = [
     ("field-twice-in-a-map", "values/codec/msgpack_values.py", "if len(flat) != _pairs_in(packed):", "if False:", "a lone rollout has no field twice"),
     ("field-twice-deferred", "values/codec/msgpack_values.py", "if len(found) != count or ", "if ", "deferred reads notice a field that is there twice"),
     ("users-code-changes-payloads", "values/codec/payload.py", "head.blocks > 0 and not self.runs_code", "head.blocks > 0", "users' code that runs in a read changes no payload"),
-    ("numbers-none-alone", "values/codec/packed_columns.py", "if name in self._numeric and name not in numbers:", "if False:", "None among the values of tokens of a lone rollout is refused"),
+    ("numbers-none-alone", "values/codec/packed_columns.py", "elif name in self._numeric:", "elif False:", "None among the values of tokens of a lone rollout is refused"),
     ("blocks-not-sealed", "values/codec/payload_format.py", "sealed = size >= sealed_from", "sealed = False", "payloads apart have their checksums"),
     ("names-shared", "values/rollouts/shapes.py", "self._instance(values, names.copy(), None)", "self._instance(values, names, None)", "each rollout has its own set fields"),
     ("flags-not-checked", "values/codec/payload_format.py", "digest(memoryview(payload)[_CHECKED_AT:end], head.flags)", "digest(memoryview(payload)[_CHECKED_AT:end], 0)", "the checksum covers the flags"),

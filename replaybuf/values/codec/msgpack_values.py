@@ -51,8 +51,6 @@ _EAGER: Final = frozenset({types.CONVERTED, types.IMAGE})
 
 
 _TABLE_SIZE: Final = struct.Struct("<I")
-#: The first bytes of maps in msgpack.
-_MAPS: Final = frozenset((*range(0x80, 0x90), 0xDE, 0xDF))
 
 
 @dataclass(slots=True)
@@ -290,7 +288,7 @@ class Unpacking:
         )
         unpacker.feed(packed)
         found: Columns = {}
-        is_map = rows == 1 and packed[0] in _MAPS
+        is_map = rows == 1 and _pairs_in(packed) is not None
         count = unpacker.read_map_header() if is_map else (unpacker.read_array_header() + 2) // 3
         for _ in range(count):
             name = unpacker.unpack()
@@ -352,10 +350,12 @@ class Unpacking:
         return found
 
 
-def _pairs_in(packed: memoryview) -> int:
-    """Return the number of pairs of keys and values of a map, by its msgpack."""
+def _pairs_in(packed: memoryview) -> int | None:
+    """Return how many pairs of keys and values a map has by the first bytes of its msgpack; None if it is no map."""
     first = packed[0]
-    return first & 0x0F if first < 0xDE else int.from_bytes(packed[1 : 3 if first == 0xDE else 5], "big")
+    if first in (0xDE, 0xDF):
+        return int.from_bytes(packed[1 : 3 if first == 0xDE else 5], "big")
+    return first & 0x0F if first & 0xF0 == 0x80 else None
 
 
 def needed_blocks(tags: TypeTags, head: Head, payload: Buffer, deferred: Collection[str]) -> list[tuple[int, int]]:

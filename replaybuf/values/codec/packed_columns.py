@@ -83,16 +83,13 @@ class ColumnWriter:
     def _of_one(self, fields: dict[str, Any], omitted: frozenset[str]) -> dict[str, Any] | list[Any]:
         given = {name: value for name, value in fields.items() if value is not None or name not in omitted}
         self.values += len(given)
-        kinds, numbers = {*map(type, given.values())}, {}
-        if list in kinds:
-            for name, value in given.items():
-                if type(value) is list and len(value) >= FEWEST and (found := self._lists([value]))[0] == NUMBERS:
-                    numbers[name] = found
+        numbers = {}
         for name, value in given.items():
-            if name in self._numeric and name not in numbers:
+            if type(value) is list and len(value) >= FEWEST and (found := self._lists([value]))[0] == NUMBERS:
+                numbers[name] = found
+            elif name in self._numeric:
                 refuse_none(name, (value,))
-        if np.ndarray in kinds:
-            references = self._blocks.put_together(given.values())
+        if references := self._blocks.put_together(given.values()):
             given = {name: references.get(id(value), value) for name, value in given.items()}
         if not numbers:
             return given

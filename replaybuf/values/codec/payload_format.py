@@ -12,9 +12,8 @@ are the XXH3 (64 bits); the one in the header is seeded with the flags. The head
 places, and a block can be read and verified alone.
 
 The msgpack is a list of columns, or a map of the fields of a lone rollout (`codec.packed_columns`); in a payload with
-blocks also the table of their arrays
-(`codec.blocks`), and its size (u32). A compressed payload is a header, with the sizes before the compression, and the
-zstd frame of all that follows; its checksum is that of these sizes and the frame.
+blocks also the table of their arrays (`codec.blocks`), and its size (u32). A compressed payload is a header, with the
+sizes before the compression, and the zstd frame of all that follows; its checksum is that of these sizes and the frame.
 
 This module needs neither numpy nor msgpack, whose imports take longer than a check of a database.
 """
@@ -40,7 +39,7 @@ VERSION: Final = 1
 ZSTD: Final = 1
 _FIRST: Final = struct.Struct("<4sBBHQ")
 _NUMBERS: Final = struct.Struct("<IIIIQ")
-_HEADER: Final = struct.Struct("<4sBBHQIIIIQ")
+_HEADER: Final = struct.Struct(_FIRST.format + _NUMBERS.format.removeprefix("<"))
 #: The offset of the first byte after the header, and that of the first one of which the checksum is.
 BODY_AT: Final = _HEADER.size
 _CHECKED_AT: Final = _FIRST.size
