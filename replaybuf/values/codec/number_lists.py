@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise, repeat
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -25,7 +25,8 @@ _MARSHALLED: Final = {
     int: (b"i", np.dtype([("kind", "S1"), ("number", "<i4")])),
     float: (b"g", np.dtype([("kind", "S1"), ("number", "<f8")])),
 }
-_ITEMS_AT: Final = 5
+#: What comes before its items.
+_HEADER: Final = 5
 _ONLY_INT: Final = frozenset({int})
 
 
@@ -34,30 +35,45 @@ def pack_numbers(lists: Sequence[list[Any]], origins: Sequence[int] | None = Non
     lengths = [*map(len, lists)]
     if sum(lengths) < FEWEST or not lists[0]:
         return None
-    first = lists[0][0]
-    if type(first) is int and -(2**31) <= first < 2**31 and all(map(_is_repeated, lists, repeat(first))):
-        return ["i", lengths, first]
-    arrays: list[AnyArray] = []
-    for numbers in lists:
-        if (array := _as_array(numbers, type(first))) is None:
-            return None
-        arrays.append(array)
+    kind = type(lists[0][0])
+    if (numbers := _as_array(lists, lengths, kind)) is None:
+        return None
+    if kind is int and numbers[0] == numbers[-1] and (numbers == numbers[0]).all():
+        return ["i", lengths, int(numbers[0])]
     shared: list[list[int]] = []
     if origins is not None:
-        size = arrays[0].itemsize
+        arrays = [numbers[start:end] for start, end in pairwise(accumulate(lengths, initial=0))]
         counts = [
-            bytes_alike(arrays[at], array) // size if at < place else 0
+            bytes_alike(arrays[at], array) // array.itemsize if at < place else 0
             for place, (at, array) in enumerate(zip(origins, arrays, strict=True))
         ]
         if sum(counts) >= FEWEST:
             arrays = [array[count:] for array, count in zip(arrays, counts, strict=True)]
-            shared = [[*origins], counts]
-    lengths = [*map(len, arrays)]  # another thread may have changed a list meanwhile
-    if type(first) is float:
-        return ["d", lengths, b"".join([array.tobytes() for array in arrays]), *shared]
-    if 0 <= first < 256 and all(0 <= array.min() <= array.max() < 256 for array in arrays if len(array)):
-        return ["B", lengths, b"".join([array.astype("B").tobytes() for array in arrays]), *shared]
-    return ["i", lengths, b"".join([array.tobytes() for array in arrays]), *shared]
+            numbers, lengths, shared = np.concatenate(arrays), [*map(len, arrays)], [[*origins], counts]
+    if kind is float:
+        return ["d", lengths, numbers.tobytes(), *shared]
+    if not len(numbers) or (0 <= numbers[0] < 256 and 0 <= numbers.min() <= numbers.max() < 256):
+        return ["B", lengths, numbers.astype("B").tobytes(), *shared]
+    return ["i", lengths, numbers.tobytes(), *shared]
+
+
+def _as_array(lists: Sequence[list[Any]], lengths: Sequence[int], kind: type) -> AnyArray | None:
+    """Return the numbers of all lists; None if any isn't of this kind, such as True among integers.
+
+    Nothing else of Python's looks at each item once, and tells them apart, at the speed of C.
+    """
+    if kind not in _MARSHALLED:
+        return None
+    mark, dtype = _MARSHALLED[kind]
+    try:
+        raw = marshal.dumps([*lists], 2)
+    except ValueError:  # of other items
+        return None
+    ends = [*accumulate((_HEADER + dtype.itemsize * length for length in lengths), initial=_HEADER)]
+    if len(raw) != ends[-1]:
+        return None
+    items = np.frombuffer(b"".join([raw[start + _HEADER : end] for start, end in pairwise(ends)]), dtype)
+    return items["number"].copy() if items["kind"].tobytes().count(mark) == len(items) else None
 
 
 def bytes_alike(one: AnyArray, other: AnyArray) -> int:
@@ -70,31 +86,6 @@ def bytes_alike(one: AnyArray, other: AnyArray) -> int:
     )
     different = first != second
     return 8 * int(different.argmax()) if different.any() else size
-
-
-def _is_repeated(numbers: list[Any], number: int) -> bool:
-    """Return whether this integer is all that a list holds; the comparison of the ends nearly always tells."""
-    if not numbers or numbers[0] != number or numbers[-1] != number:
-        return not numbers
-    return numbers.count(number) == len(numbers) and [*map(type, numbers)].count(int) == len(numbers)
-
-
-def _as_array(numbers: list[Any], kind: type) -> AnyArray | None:
-    """Return numbers of this kind as an array; None if any is of another, such as True among integers.
-
-    Nothing else of Python's looks at each item once, and tells them apart, at the speed of C.
-    """
-    if kind not in _MARSHALLED:
-        return None
-    mark, dtype = _MARSHALLED[kind]
-    try:
-        raw = marshal.dumps(numbers, 2)
-    except ValueError:  # of other items
-        return None
-    if len(raw) != _ITEMS_AT + dtype.itemsize * len(numbers):
-        return None
-    items = np.frombuffer(raw, dtype, offset=_ITEMS_AT)
-    return items["number"] if items["kind"].tobytes().count(mark) == len(numbers) else None
 
 
 def unpack_numbers(content: Any, spend: Callable[[int], None]) -> list[list[Any]]:
