@@ -14,9 +14,10 @@ import pytest
 from replaybuf import ReplayBuffer, RolloutState, Status
 from replaybuf.errors import ConflictError, FullError, InputError
 from replaybuf.rules.query import parse
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements import parts
 from replaybuf.storage.sql.statements.counts import set_aside
-from replaybuf.storage.sql.statements.lanes import need_lane
+from replaybuf.storage.sql.statements.lanes import need_lanes
 from replaybuf.storage.sql.statements.rows import part_of
 from replaybuf.storage.sql.tasks import filling
 from replaybuf.storage.sql.tasks.transactions import Encoding
@@ -362,7 +363,12 @@ async def test_large_groups_and_those_with_a_damaged_rollout_are_refused_or_set_
     with pytest.raises(InputError, match="can't fill up to 70000 rollouts"):
         await buffer.put(one(0), TASK, group="p1", size=70_000)
     uid = await buffer.put(one(0), TASK, **OPTIONS)
-    await buffer.storage._write(lambda tx: set_aside(tx, need_lane(tx, (TASK, Status.FILLING)), {uid or 0: "damaged"}))
+
+    def damage(tx: Transaction) -> None:
+        [home] = need_lanes(tx, [(TASK, Status.FILLING)]).values()
+        set_aside(tx, home, {uid or 0: "damaged"})
+
+    await buffer.storage._write(damage)
     assert await buffer.filling(TASK) == {}
     for number in range(3):
         await buffer.put(one(number), TASK, **OPTIONS)

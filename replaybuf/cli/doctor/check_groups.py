@@ -11,10 +11,11 @@ from replaybuf.common import units
 from replaybuf.common.units import some
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
+from replaybuf.storage.sql.schema.tables import lane
 from replaybuf.storage.sql.statements.buffer_facts import find_last_uid
 from replaybuf.storage.sql.statements.checkpoints import raise_uid
 from replaybuf.storage.sql.statements.counts import add_counts
-from replaybuf.storage.sql.statements.lanes import LaneRow, need_lane
+from replaybuf.storage.sql.statements.lanes import need_lanes
 from replaybuf.storage.sql.statements.ordering import enter_race
 from replaybuf.storage.sql.statements.rows import name_key, part_of
 from replaybuf.values.rollouts.statuses import Status
@@ -25,7 +26,8 @@ _WHY_LOST = "its task and status were lost"
 _LANELESS = "SELECT uid FROM rb_group g WHERE NOT EXISTS (SELECT 1 FROM rb_lane l WHERE l.id = g.lane) ORDER BY uid"
 _SET_ASIDE = """UPDATE rb_group SET lane = :lane, error = :error, lease = NULL, leased_until = NULL, holder = NULL,
 pinned_staleness = coalesce(pinned_staleness, 0) WHERE uid {in:uids}"""
-_MAKE_LANE = f"""INSERT INTO rb_lane ({", ".join(LaneRow._fields)}) VALUES (:{", :".join(LaneRow._fields)})"""  # noqa: S608
+_LANE = lane.columns.keys()
+_MAKE_LANE = f"INSERT INTO rb_lane ({', '.join(_LANE)}) VALUES (:{', :'.join(_LANE)})"  # noqa: S608
 
 
 @in_one_transaction
@@ -43,12 +45,12 @@ def _lost_lanes(tx: Transaction) -> list[dict[str, Any]]:
     there = tx.tuples("SELECT id, buffer, task_name, status, leased FROM rb_lane")
     taken: set[Any] = {row[0] for row in there} | {tuple(row[1:]) for row in there}
     kept = {
-        lane["id"]: lane
+        one["id"]: one
         for lanes in tx.values("SELECT CAST(lanes AS text) FROM rb_checkpoint ORDER BY id")
-        for lane in from_json(lanes)
+        for one in from_json(lanes)
     }
     names = ("buffer", "task_name", "status", "leased")
-    return [lane for lane in kept.values() if taken.isdisjoint({lane["id"], tuple(lane[name] for name in names)})]
+    return [one for one in kept.values() if taken.isdisjoint({one["id"], tuple(one[name] for name in names)})]
 
 
 def _mend_lanes(tx: Transaction) -> str:
@@ -58,12 +60,12 @@ def _mend_lanes(tx: Transaction) -> str:
     """
     done = []
     if lost := _lost_lanes(tx):
-        tx.each(_MAKE_LANE, [tuple(lane[name] for name in LaneRow._fields) for lane in lost])
+        tx.each(_MAKE_LANE, [tuple(one[name] for name in _LANE) for one in lost])
         done.append(f"made {units.number_of(len(lost), 'lane')} again, as checkpoints have them")
     if uids := tx.values(_LANELESS):
         own = tx.of(Scope(LOST))
         tx.change("DELETE FROM rb_tally WHERE lane NOT IN (SELECT id FROM rb_lane)")  # SQLite gives their ids again
-        home = need_lane(own, (LOST, Status.FAILED))
+        [home] = need_lanes(own, [(LOST, Status.FAILED)]).values()
         tx.change(_SET_ASIDE, lane=home.id, error=_WHY_LOST, uids=uids)
         enter_race(own, home, uids)
         nbytes = int(tx.value("SELECT sum(bytes) FROM rb_group WHERE uid {in:uids}", uids=uids))

@@ -23,7 +23,7 @@ from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements.counts import set_aside
 from replaybuf.storage.sql.statements.fence import join
 from replaybuf.storage.sql.statements.files import count_gone
-from replaybuf.storage.sql.statements.lanes import need_lane
+from replaybuf.storage.sql.statements.lanes import need_lanes
 from replaybuf.values.codec.payload_format import has_size, is_apart, verify
 from replaybuf.values.rollouts.statuses import Status
 
@@ -224,7 +224,8 @@ def _set_aside(tx: Transaction, reasons: Mapping[int, str]) -> str:
         else:
             own = tx.of(Scope(buffer))
             join(own)
-            set_aside(own, need_lane(own, (task_name, status)), {uid: reasons[uid] for uid in uids})
+            [home] = need_lanes(own, [(task_name, status)]).values()
+            set_aside(own, home, {uid: reasons[uid] for uid in uids})
             done.append(f"set {groups(len(uids))} of the task {task_name} aside as failed: {some(uids)}")
     return "; ".join(done) or "left leased groups to their consumers"
 

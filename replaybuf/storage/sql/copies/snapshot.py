@@ -211,7 +211,7 @@ def _next_size(groups: Sequence[Row]) -> int:
 
 def _read_lanes(tx: Transaction) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the lanes of a buffer, and their tallies."""
-    lanes = [row._asdict() for row in all_lanes(tx)]
+    lanes = all_lanes(tx)
     return lanes, read_lane_tallies(tx, [row["id"] for row in lanes])
 
 
@@ -235,7 +235,7 @@ def write_lanes(tx: Transaction, lanes: Sequence[dict[str, Any]]) -> dict[int, i
         return {}
     rows = [{name: value for name, value in row.items() if name != "id"} for row in lanes]
     _insert_rows(tx, lane, [row | {"buffer": tx.scope.buffer} for row in rows])
-    found = {(row.task_name, row.status, row.leased): row.id for row in all_lanes(tx)}
+    found = {(row["task_name"], row["status"], row["leased"]): row["id"] for row in all_lanes(tx)}
     return {row["id"]: found[(row["task_name"], row["status"], row["leased"])] for row in lanes}
 
 
@@ -247,7 +247,7 @@ def _insert_rows(tx: Transaction, table: Table, rows: list[dict[str, Any]]) -> N
 
 def _batch(tx: Transaction, after: int, size: int) -> tuple[list[Row], list[Row]]:
     """Return the next groups as rows of `rb_group` and `rb_payload`."""
-    lanes = [row.id for row in all_lanes(tx)]
+    lanes = [row["id"] for row in all_lanes(tx)]
     groups = _rows(tx, group, "g", _GROUPS, after=after, count=size, lanes=lanes)
     if not groups:
         return [], []

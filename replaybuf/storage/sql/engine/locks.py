@@ -12,8 +12,7 @@ SQLite has a single writer and needs none of them. The advisory locks are:
    buffers takes 4 to 6 for one buffer after the other, by name.
 5. Rows of groups, by uid; lanes, by id.
 6. KEY (by name): puts with a key, so that the second of two finds the first one's group; then that group's row.
-7. SHARDS: merging the count shards of closed connections, by one process at a time.
-8. MINUTE: recording a buffer's statistics, once a minute, by one process at a time.
+7. MINUTE: recording a buffer's statistics, once a minute, by one process at a time.
 
 Rows of 5 may be locked in another order (a draw takes them in its policy's order, and skips locked ones). PostgreSQL
 aborts one transaction of a deadlock, which is retried (`is_conflict`).
@@ -50,7 +49,6 @@ class Lock(IntEnum):
     WRITERS = 0x5EB0F
     SCHEMA = 0x5EB10
     SWEEP = 0x5EB11
-    SHARDS = 0x5EB07
     MINUTE = 0x5EB12
 
 

@@ -227,7 +227,7 @@ class Transaction(ABC):
 
 Row = Sequence[Any]
 
-_JSON = ("tags", "rewards", "wants", "limits", "uids", "data", "activity", "waits")
+_JSON = ("tags", "rewards", "wants", "limits", "uids", "data", "activity", "waits", "lanes", "tallies")
 _TIMES = (
     *("created_at", "leased_until", "archived_at", "oldest", "newest", "taken_at", "since", "until", "deadline"),
     *("seen_at", "last_seen", "started_at", "ended_at", "happened_at"),

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
-
-from pydantic_core import from_json
+from typing import Any
 
 from replaybuf.errors import SnapshotError
 from replaybuf.rules import transitions
@@ -19,7 +17,7 @@ from replaybuf.rules.transitions import Tally
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.buffer_facts import StoredCheckpoint, last_uid, list_checkpoints
-from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, change, pin, read_lane_tallies, totals
+from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, change, read_lane_tallies, totals
 from replaybuf.storage.sql.statements.eviction import replace_groups
 from replaybuf.storage.sql.statements.fence import begin_epoch, join, next_ticket, shift_to
 from replaybuf.storage.sql.statements.lanes import all_lanes, lanes_where, need_lanes, race_columns, race_of
@@ -41,7 +39,7 @@ def make_checkpoint(tx: Transaction, step: int, keep: int | None, now: float) ->
     All but the last `keep` checkpoints are dropped.
     """
     forget(tx, [row.id for row in _of_buffer(tx) if row.step == step])
-    lanes = [row._asdict() for row in all_lanes(tx)]
+    lanes = all_lanes(tx)
     tallies = read_lane_tallies(tx, [row["id"] for row in lanes])
     groups, size = totals(tallies)
     values = {
@@ -69,33 +67,18 @@ def read_checkpoints(tx: Transaction) -> list[Checkpoint]:
     return [Checkpoint(one.step, one.created_at, one.groups, one.bytes) for one in made]
 
 
-def find_checkpoint(tx: Transaction, step: int) -> Kept:
+def find_checkpoint(tx: Transaction, step: int) -> dict[str, Any]:
     """Return the row of the checkpoint of a step. Raises CheckpointError."""
-    names = ", ".join(Kept._fields).replace("lanes, tallies", "CAST(lanes AS text), CAST(tallies AS text)")
-    found = f"SELECT {names} FROM rb_checkpoint WHERE buffer = :buffer AND step = :step"  # noqa: S608
-    for *row, lanes, tallies in tx.tuples(found, buffer=tx.scope.buffer, step=step):
-        return Kept._make([*row, from_json(lanes), from_json(tallies)])
+    found = "SELECT * FROM rb_checkpoint WHERE buffer = :buffer AND step = :step"
+    for row in tx.rows(found, buffer=tx.scope.buffer, step=step):
+        return row
     raise missing_checkpoint(step, [made.step for made in read_checkpoints(tx)])
-
-
-class Kept(NamedTuple):
-    """A row of `rb_checkpoint`."""
-
-    id: int
-    step: int
-    created_at: float
-    groups: int
-    bytes: int
-    next_ticket: int
-    last_uid: int
-    lanes: list[dict[str, Any]]
-    tallies: list[dict[str, Any]]
 
 
 def drop_checkpoint(tx: Transaction, step: int) -> None:
     """Drop the checkpoint of a step. Raises CheckpointError."""
     kept = find_checkpoint(tx, step)
-    _drop(tx, [one for one in _of_buffer(tx) if one.id == kept.id])
+    _drop(tx, [one for one in _of_buffer(tx) if one.id == kept["id"]])
 
 
 def _drop(tx: Transaction, dropped: Sequence[StoredCheckpoint]) -> None:
@@ -184,44 +167,44 @@ def restore(tx: Transaction, step: int, now: float, *, keep_new: bool) -> Checkp
     """Restore the buffer to its checkpoint of a step, in a new epoch, which the transaction joins."""
     join(tx)
     kept = find_checkpoint(tx, step)
-    shift = tx.scope.ticket_shift if keep_new else shift_to(tx, kept.next_ticket)
-    put = changed_since(tx, kept.id, kept.last_uid, IS_NEW) if keep_new else []
+    number, groups, last = kept["id"], kept["groups"], kept["last_uid"]
+    shift = tx.scope.ticket_shift if keep_new else shift_to(tx, kept["next_ticket"])
+    put = changed_since(tx, number, last, IS_NEW) if keep_new else []
     new = _set_new_apart(tx, put) if put else []
     stay = set(put)
-    leave(tx, [uid for uid in changed_since(tx, kept.id, kept.last_uid) if uid not in stay])
-    bring_back(tx, kept.id)
+    leave(tx, [uid for uid in changed_since(tx, number, last) if uid not in stay])
+    bring_back(tx, number)
     if not keep_new:
-        forget_names(tx, kept.id)
+        forget_names(tx, number)
     # Later checkpoints may lack what has come back now.
     later = "UPDATE rb_checkpoint SET last_uid = 0 WHERE buffer = :buffer AND id > :id"
-    tx.change(later, buffer=tx.scope.buffer, id=kept.id)
+    tx.change(later, buffer=tx.scope.buffer, id=number)
     lanes = all_lanes(tx)
-    _set_lanes(tx, lanes, kept.lanes)
-    _set_tallies(tx, lanes, kept.tallies)
+    _set_lanes(tx, lanes, kept["lanes"])
+    _set_tallies(tx, lanes, kept["tallies"])
     if not keep_new:
-        _set_cursors(tx, kept.id)
+        _set_cursors(tx, number)
     begin_epoch(tx, step, now, shift)
     return_all(tx)
     if new:
         _let_in(tx, new)
     detail = "groups put since stayed" if keep_new else None
-    note(tx, EventKind.RESTORED, worker=tx.scope.worker, step=step, groups=kept.groups, detail=detail)
-    return Checkpoint(kept.step, kept.created_at, kept.groups, kept.bytes)
+    note(tx, EventKind.RESTORED, worker=tx.scope.worker, step=step, groups=groups, detail=detail)
+    return Checkpoint(step, float(kept["created_at"]), groups, kept["bytes"])
 
 
-def _set_lanes(tx: Transaction, lanes: Sequence[Any], kept: Sequence[Mapping[str, Any]]) -> None:
+def _set_lanes(tx: Transaction, lanes: Sequence[Mapping[str, Any]], kept: Sequence[Mapping[str, Any]]) -> None:
     """Restore train steps and races; newer lanes become like new ones."""
     then, race = {row["id"]: row for row in kept}, race_of(tx)
     for row in lanes:
-        own = None if row.leased else race
-        fresh = {"step": None, **race_columns(own)}
-        values = {name: then.get(row.id, fresh)[name] for name in fresh}
+        fresh = {"step": None, **race_columns(None if row["leased"] else race)}
+        values = {name: then.get(row["id"], fresh)[name] for name in fresh}
         changes = ", ".join(f"{name} = :{name}" for name in values)
-        tx.change(f"UPDATE rb_lane SET {changes} WHERE id = :id", id=row.id, **values)  # noqa: S608
+        tx.change(f"UPDATE rb_lane SET {changes} WHERE id = :id", id=row["id"], **values)  # noqa: S608
 
 
-def _set_tallies(tx: Transaction, lanes: Sequence[Any], kept: Sequence[Mapping[str, Any]]) -> None:
-    tx.change("DELETE FROM rb_tally WHERE lane {in:lanes}", lanes=[row.id for row in lanes])
+def _set_tallies(tx: Transaction, lanes: Sequence[Mapping[str, Any]], kept: Sequence[Mapping[str, Any]]) -> None:
+    tx.change("DELETE FROM rb_tally WHERE lane {in:lanes}", lanes=[row["id"] for row in lanes])
     add_counts(tx, {(row["lane"], Tally(row["name"])): row["amount"] for row in kept})
 
 
@@ -241,7 +224,7 @@ def _set_new_apart(tx: Transaction, uids: Sequence[int]) -> list[GroupRow]:
     found = read_rows(tx, "g.uid {in:uids} {lock:g}", uids=uids)
     fresh = {"times_sampled": 0, "deliveries": 0, "trained_step": None, "scoped_key": None}
     for home in lanes_where(tx, "true"):  # before `_set_lanes` changes the train step that the groups follow
-        pin(tx, home, [one.uid for one in found if one.lane == home.id])
+        change(tx, [one.uid for one in found if one.lane == home.id], {}, pinned_at=home.step or 0)
     change(tx, uids, fresh)
     return found
 

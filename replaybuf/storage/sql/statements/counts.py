@@ -18,7 +18,7 @@ from replaybuf.rules import transitions
 from replaybuf.rules.limits import Level
 from replaybuf.rules.transitions import LaneName, Tally, Transition, level_of
 from replaybuf.storage.reports import EventKind
-from replaybuf.storage.sql.engine.locks import Lock, NamedLock
+from replaybuf.storage.sql.engine.locks import NamedLock
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.buffer_facts import BY_NAME, SUMS, Tallied, tallied
 from replaybuf.storage.sql.statements.fence import FENCE, Row, compare
@@ -117,30 +117,21 @@ def lock_tasks(tx: Transaction, tasks: Iterable[str]) -> None:
     tx.lock_names(NamedLock.TASK, names)
 
 
-def merge_shards(tx: Transaction) -> bool:
-    """Merge the shards of closed connections, on PostgreSQL; return False if another process does.
-
-    Shards of open ones are left alone: their puts and takes would wait for the row lock until this is committed.
-    """
-    mine = tx.try_lock(Lock.SHARDS)
-    if mine:
-        tx.run(_MERGE)
-    return mine
-
-
-#: Those of closed connections, on PostgreSQL.
+#: The shards of closed connections, on PostgreSQL.
 GONE_SHARDS = """
     SELECT lane, name, shard FROM rb_tally
     WHERE shard <> 0 AND shard NOT IN (SELECT pid FROM pg_stat_activity)
 """
-_MERGE = f"""
+#: Merges them. Those of open connections are left alone: their puts and takes would wait for the row lock until this is
+#: committed. Two merges have different shards, and lock what these are added to in the same order.
+MERGE_SHARDS = f"""
 WITH gone AS (
     DELETE FROM rb_tally WHERE (lane, name, shard) IN (
 {GONE_SHARDS} LIMIT 10000 FOR UPDATE SKIP LOCKED
     ) RETURNING lane, name, amount
 )
 INSERT INTO rb_tally AS merged (lane, name, shard, amount)
-SELECT lane, name, 0, sum(amount) FROM gone GROUP BY lane, name
+SELECT lane, name, 0, sum(amount) FROM gone GROUP BY lane, name ORDER BY lane, name
 ON CONFLICT (lane, name, shard) DO UPDATE SET amount = merged.amount + excluded.amount
 """  # noqa: S608
 
@@ -280,11 +271,6 @@ def _changing(names: tuple[str, ...]) -> str:
 #: Pins the staleness of groups that leave a lane of the train step `pinned_at`.
 _PIN = """pinned_step = CASE WHEN pinned_staleness IS NULL THEN CAST(:pinned_at AS bigint) ELSE pinned_step END,
 pinned_staleness = coalesce(pinned_staleness, CAST(:pinned_at AS bigint) - oldest_step - 1)"""
-
-
-def pin(tx: Transaction, home: Lane, uids: Iterable[int]) -> None:
-    """Pin the staleness of these groups, which are about to leave this lane."""
-    tx.change(f"UPDATE rb_group SET {_PIN} WHERE uid {{in:uids}}", pinned_at=home.step or 0, uids=list(uids))  # noqa: S608
 
 
 def set_aside(tx: Transaction, home: Lane, reasons: Mapping[int, str], worker: str | None = None) -> None:

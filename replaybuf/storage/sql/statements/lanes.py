@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from replaybuf.rules.policies import Race
 from replaybuf.rules.transitions import LaneName
@@ -46,28 +46,10 @@ COLUMNS = "id, task_name, status, step, race, seed, clock, idle_clock"
 KnownLanes = dict[LaneName, Lane]
 
 
-class LaneRow(NamedTuple):
-    """A row of `rb_lane`."""
-
-    id: int
-    buffer: str
-    task_name: str
-    status: str
-    leased: bool
-    step: int | None
-    race: str | None
-    seed: str | None
-    clock: float | None
-    idle_clock: float | None
-
-
-def all_lanes(tx: Transaction) -> list[LaneRow]:
+def all_lanes(tx: Transaction) -> list[dict[str, Any]]:
     """Return the rows of all lanes of the buffer, including those of leased groups."""
-    rows = map(LaneRow._make, tx.tuples(_ALL, buffer=tx.scope.buffer))
-    return [row._replace(leased=bool(row.leased)) for row in rows]
-
-
-_ALL = f"SELECT {', '.join(LaneRow._fields)} FROM rb_lane WHERE buffer = :buffer ORDER BY id"  # noqa: S608
+    rows = tx.rows("SELECT * FROM rb_lane WHERE buffer = :buffer ORDER BY id", buffer=tx.scope.buffer)
+    return [row | {"leased": bool(row["leased"])} for row in rows]
 
 
 def lanes_where(tx: Transaction, condition: str, **values: Any) -> list[Lane]:
@@ -109,11 +91,6 @@ def need_lanes(tx: Transaction, names: Iterable[LaneName], *, leased: bool = Fal
 
 _CREATE = """INSERT INTO rb_lane (buffer, task_name, status, leased, race, seed, clock, idle_clock)
 VALUES (:buffer, :task, :status, :leased, :race, :seed, :clock, :idle_clock) ON CONFLICT DO NOTHING"""
-
-
-def need_lane(tx: Transaction, name: LaneName, *, leased: bool = False) -> Lane:
-    """Return one lane, created if it doesn't exist."""
-    return need_lanes(tx, [name], leased=leased)[name]
 
 
 def start_steps(tx: Transaction, steps: Mapping[int, int]) -> None:

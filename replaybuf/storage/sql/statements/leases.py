@@ -110,7 +110,7 @@ def unhold(tx: Transaction, lease: Leased, uids: Sequence[int]) -> None:
 def end_leases(tx: Transaction, *, wait: bool = False) -> int:
     """End overdue leases, and return the number of their groups.
 
-    With `wait`, leases being ended by a concurrent transaction have ended, too, at the end of the call.
+    With `wait`, those of leases being ended by a concurrent transaction, which have ended at the end of the call, too.
     """
     now, limits = tx.clock(), tx.scope.rules.limits
     uids = tx.values(OVERDUE if wait else f"{OVERDUE} {{skip}}", now=now, buffer=tx.scope.buffer)
@@ -119,7 +119,7 @@ def end_leases(tx: Transaction, *, wait: bool = False) -> int:
     rows = read_rows(tx, "g.uid {in:uids} AND g.leased_until <= :now {lock:g}", uids=uids, now=now)
     move(tx, rows, lambda row: transitions.lapsed(row, limits))
     _note_returned(tx, EventKind.LEASE_LAPSED, rows)
-    return len(rows)
+    return len(uids)
 
 
 def _note_returned(tx: Transaction, kind: EventKind, rows: Sequence[GroupRow], reason: str | None = None) -> None:
@@ -127,11 +127,6 @@ def _note_returned(tx: Transaction, kind: EventKind, rows: Sequence[GroupRow], r
     limits = tx.scope.rules.limits
     note_rows(tx, kind, rows, reason)
     note_rows(tx, EventKind.SET_ASIDE, [row for row in rows if transitions.is_last(row, limits)], reason)
-
-
-def any_overdue(tx: Transaction) -> bool:
-    """Return whether any lease of the buffer is overdue."""
-    return bool(tx.tuples(f"{OVERDUE} LIMIT 1", now=tx.clock(), buffer=tx.scope.buffer))
 
 
 # The lane is an EXISTS subquery: with a join, SQLite reads all groups of the buffer, lane by lane. Without the ORDER

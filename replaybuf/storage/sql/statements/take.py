@@ -22,7 +22,7 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.counts import lock_tasks, move, read_levels, set_aside, trained_at
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, find_lanes
-from replaybuf.storage.sql.statements.leases import any_overdue, end_leases
+from replaybuf.storage.sql.statements.leases import end_leases
 from replaybuf.storage.sql.statements.ordering import Source, advance, check_races, skip_arrived
 from replaybuf.storage.sql.statements.rows import GroupRow, read_heads
 from replaybuf.storage.values import Draw
@@ -38,9 +38,8 @@ def draw_groups(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> tu
     ended, since other callers may wait for their groups.
     """
     rows = _draw_once(tx, codec, draw, skip)
-    ended = len(rows) < sum(draw.sizes.values()) and any_overdue(tx)
+    ended = len(rows) < sum(draw.sizes.values()) and end_leases(tx, wait=True) > 0
     if ended:
-        end_leases(tx, wait=True)
         rows = _draw_once(tx, codec, draw, skip)
     if len(rows) < sum(draw.sizes.values()) and not draw.is_met_by(_numbers(draw, rows)):
         return None, ended

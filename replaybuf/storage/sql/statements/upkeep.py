@@ -11,7 +11,7 @@ from replaybuf.rules.transitions import Place, Tally, removed
 from replaybuf.storage.sql.engine.locks import PREFIX
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.buffer_facts import DROPPED
-from replaybuf.storage.sql.statements.counts import GONE_SHARDS, Step, apply, merge_shards, read_sizes
+from replaybuf.storage.sql.statements.counts import GONE_SHARDS, MERGE_SHARDS, Step, apply, read_sizes
 from replaybuf.storage.sql.statements.lanes import Lane, lanes_where
 from replaybuf.storage.sql.statements.leases import OVERDUE
 
@@ -81,8 +81,8 @@ def is_anything_left(tx: Transaction) -> bool:
 
 def clear_what_is_left(tx: Transaction) -> None:
     """Merge the shards of closed connections to PostgreSQL, and delete old commit stamps."""
-    if merge_shards(tx):
-        tx.change(f"DELETE {_OLD_STAMPS}", **_old_stamps())
+    tx.run(MERGE_SHARDS)
+    tx.change(f"DELETE {_OLD_STAMPS}", **_old_stamps())
 
 
 def _old_stamps() -> dict[str, Any]:
