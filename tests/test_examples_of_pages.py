@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from replaybuf.storage.places.owners import PAYLOAD_THRESHOLD
-from replaybuf.storage.sql.tasks.payload_files import FILE_BYTES, FILE_GROUPS
+from replaybuf.storage.places.store import FILE_BYTES, FILE_GROUPS
 from tests.pages import Page
 
 SAMPLING, PRODUCTION, CALLING = Page("sampling.md"), Page("production.md"), Page("calling.md")

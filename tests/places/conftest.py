@@ -11,10 +11,11 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from replaybuf.storage.places import store as place_store
 from replaybuf.storage.places.owners import claim, open_place
 from replaybuf.storage.places.store import ALIGNMENT, Extent, PlaceStore, file_name
-from replaybuf.storage.sql.tasks import payload_files, sweeper
 from replaybuf.storage.sql.tasks import payload_files as tasks
+from replaybuf.storage.sql.tasks import sweeper
 from tests.faults.conftest import _no_process_is_left, figures
 from tests.places.arrays import PLACES, Kept, kept_at
 from tests.places.relay import Relay, relayed
@@ -100,7 +101,7 @@ def soon_swept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweeper, "GRACE_SECONDS", 0.0)
     monkeypatch.setattr(sweeper.Sweeper.__init__, "__defaults__", (0.0,))
     monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.05)
-    monkeypatch.setattr(payload_files, "FILE_BYTES", 450_000)
+    monkeypatch.setattr(place_store, "FILE_BYTES", 450_000)
     monkeypatch.setattr(tasks, "_CHECK_SECONDS", 0.1)
 
 

@@ -18,11 +18,12 @@ import pytest
 from replaybuf import ReplayBuffer, RolloutState
 from replaybuf.errors import PayloadStoreError, StorageError
 from replaybuf.storage.places import folder, objects
+from replaybuf.storage.places import store as place_store
 from replaybuf.storage.places.store import FILES
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.sql.statements.past import sweep
-from replaybuf.storage.sql.tasks import payload_files, sweeper
 from replaybuf.storage.sql.tasks import payload_files as tasks
+from replaybuf.storage.sql.tasks import sweeper
 from replaybuf.storage.sql.tasks.handles import load_all
 from tests.faults.disks import own_mounts, small_disk
 from tests.faults.failpoints import FailPoints
@@ -39,7 +40,7 @@ SIZES = (30_000, 100_000, 250_000)
 
 def cut_retries() -> None:
     """Let files be small, and sweeps frequent."""
-    payload_files.FILE_BYTES = 450_000
+    place_store.FILE_BYTES = 450_000
     tasks._CHECK_SECONDS = 0.1
     sweeper.Sweeper.__init__.__defaults__ = (0.1,)  # type: ignore[misc]
     sweeper._IDLE_SECONDS = 0.05
@@ -194,16 +195,16 @@ def work(ledger: Ledger, url: str, place: str, stop: str, first: int, variables:
 def stall(ledger: Ledger, url: str, place: str, variables: Variables) -> None:
     """Put two groups, and stop after their arrays were written, until somebody lets this process go on."""
     os.environ.update(variables)
-    write = payload_files.FileBatch.flush
+    write = place_store.FileBatch.flush
     stops: list[Callable[[], None]] = []
 
-    def flush(batch: payload_files.FileBatch) -> None:
+    def flush(batch: place_store.FileBatch) -> None:
         write(batch)
         if stops:
             ledger.write("written", 0)
             stops.pop()()
 
-    payload_files.FileBatch.flush = flush  # type: ignore[method-assign]
+    place_store.FileBatch.flush = flush  # type: ignore[method-assign]
 
     async def run() -> None:
         async with apart(url, place, **PATIENT) as buffer:
@@ -248,7 +249,7 @@ def other_host(ledger: Ledger, url: str, place: str, own: str, sent: str) -> Non
 def fill_up(ledger: Ledger, url: str, place: str, what: str) -> None:
     """Put until the disk is full or can't be written to; read; go on with more room."""
     cut_retries()
-    payload_files.FILE_BYTES = 2_000_000
+    place_store.FILE_BYTES = 2_000_000
     asyncio.run(_fill_up(ledger, url, place, what, small_disk(ledger, place, 5_000_000)))
 
 

@@ -14,9 +14,9 @@ import pytest
 
 from replaybuf import ReplayBuffer
 from replaybuf.errors import PayloadStoreError
+from replaybuf.storage.places import store as place_store
 from replaybuf.storage.places.store import FILES
 from replaybuf.storage.sql.copies import snapshot
-from replaybuf.storage.sql.tasks import payload_files
 from tests.contract.harness import everything, plain
 from tests.places.arrays import apart, heavy, payload_rows
 from tests.stores import TASK, build, set_by, sweep_now
@@ -111,7 +111,7 @@ async def test_files_stay_while_they_are_copied(
 
     monkeypatch.setattr(snapshot, "_tails_of", slow)
     monkeypatch.setattr(snapshot, "_RENEW_SECONDS", 0.05)
-    monkeypatch.setattr(payload_files, "FILE_BYTES", 100_000)
+    monkeypatch.setattr(place_store, "FILE_BYTES", 100_000)
     async with filled(shared_url, tmp_path / "payloads") as buffer:
         before = await everything(buffer)
         saving = asyncio.create_task(buffer.save(tmp_path / "snapshot"))

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from replaybuf import FullError, ReplayBuffer, Status
+from replaybuf.storage.places import store as place_store
 from replaybuf.storage.places.store import FILES, file_name
 from replaybuf.storage.sql.statements import files as statements
-from replaybuf.storage.sql.tasks import payload_files
 from replaybuf.storage.sql.tasks import payload_files as tasks
 from replaybuf.storage.values import Cursor, NewGroup
 from tests.faults.processes import end, numbers, start, wait_for_lines
@@ -88,8 +88,8 @@ async def test_a_file_stays_until_its_last_group_has_gone(url: str, folder: Path
 async def test_a_file_has_some_groups_at_most(
     url: str, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, most: int
 ) -> None:
-    monkeypatch.setattr(payload_files, "FILE_BYTES", 1 << 30)
-    monkeypatch.setattr(payload_files, name, most)
+    monkeypatch.setattr(place_store, "FILE_BYTES", 1 << 30)
+    monkeypatch.setattr(place_store, name, most)
     async with apart(url, folder) as buffer:
         await buffer.put_many([heavy(number) for number in range(5)], TASK)
         assert sorted((await named(url)).values()) == [1, 2, 2]

@@ -144,7 +144,7 @@ async def test_a_database_that_another_host_does_not_have(in_file: Kept, tmp_pat
 
 async def test_a_handle_after_its_lease_never_gives_wrong_data(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as the file is there it gives what was put; once the row is swept it says that it is too late."""
-    monkeypatch.setattr("replaybuf.storage.sql.tasks.payload_files.FILE_BYTES", 300_000)
+    monkeypatch.setattr("replaybuf.storage.places.store.FILE_BYTES", 300_000)
     async with kept.opened() as buffer:
         await buffer.put([rollout(3)], TASK)
         lease, [found] = await lent(buffer)

@@ -11,16 +11,18 @@ All numbers are little-endian. Ownership of places is in `places.owners`.
 
 from __future__ import annotations
 
+import secrets
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from xxhash import xxh3_64_intdigest
 
 from replaybuf.errors import DecodeError, PayloadStoreError
+from replaybuf.values.codec.payload_format import SplitPayload
 
 _FIELDS = struct.Struct("<4sIQQQ")
 _CHECKSUM = struct.Struct("<I")
@@ -29,6 +31,10 @@ _MAGIC: Final = b"RPLX"
 EXTENT_BYTES: Final = _FIELDS.size + _CHECKSUM.size
 #: Tails begin at multiples of this many bytes in a file.
 ALIGNMENT: Final = 64
+#: The size and the number of groups from which a file has no more: it is deleted when its last group has gone.
+FILE_BYTES, FILE_GROUPS = 4 << 20, 64
+#: Buffers with a smaller average size are joined first: a system call is slower for many small buffers.
+_JOINED = 8 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,3 +220,38 @@ class PlaceStore(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Release everything."""
+
+
+@dataclass(slots=True)
+class FileBatch:
+    """Payloads to be written together, to a place with this number.
+
+    `threshold` is the tail size from which payloads are kept apart. With `sync`, files are durable once written.
+    """
+
+    threshold: int
+    _number: int
+    _store: PlaceStore
+    _sync: bool
+    _files: dict[int, list[Any]] = field(default_factory=dict)  # the buffers of each
+    _end: int = 0  # of the last file, and the number of its groups
+    _groups: int = 0
+
+    def add(self, split: SplitPayload) -> Extent:
+        """Return the extent of a payload's tail, which is written by `flush`."""
+        if not self._files or self._groups == FILE_GROUPS or (self._groups and self._end + split.size > FILE_BYTES):
+            self._files[secrets.randbits(63)] = []  # random: of two transactions, none names the same file
+            self._end = self._groups = 0
+        number, written = next(reversed(self._files.items()))
+        extent, padding = Extent(self._number, number, self._end, split.size), bytes(-split.size % ALIGNMENT)
+        buffers = [*split.tail, padding]
+        written += [b"".join(buffers)] if split.size < _JOINED * len(buffers) else buffers
+        self._end += split.size + len(padding)
+        self._groups += 1
+        return extent
+
+    def flush(self) -> None:
+        """Write the added tails. Raises PayloadStoreError or StorageError."""
+        files, self._files = self._files, {}
+        if files:
+            self._store.write([(file_name(number), buffers) for number, buffers in files.items()], sync=self._sync)

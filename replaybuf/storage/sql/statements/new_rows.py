@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, chain
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic_core import to_json
 from sqlalchemy import Column, Table
@@ -25,7 +25,7 @@ from sqlalchemy.dialects import postgresql
 from replaybuf.common.units import brief, listed
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import LaneName, Tally
-from replaybuf.storage.places.store import EXTENT_BYTES, Extent
+from replaybuf.storage.places.store import EXTENT_BYTES, Extent, FileBatch
 from replaybuf.storage.sql.engine.dialect import check_row
 from replaybuf.storage.sql.engine.postgres_dialect import NOW, array, texts
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -34,7 +34,7 @@ from replaybuf.storage.sql.statements.counts import Counts, add_step
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.values import NewGroup
 from replaybuf.values.codec.payload import Codec
-from replaybuf.values.codec.payload_format import SplitPayload, Texts
+from replaybuf.values.codec.payload_format import Texts
 from replaybuf.values.rollouts.group_fields import fields_of
 from replaybuf.values.rollouts.marks import Marks
 from replaybuf.values.rollouts.outline import outline
@@ -84,16 +84,7 @@ class EncodedGroup:
         return len(self.payload) if self.extent is None else len(self.payload) - EXTENT_BYTES + self.extent.size
 
 
-class Apart(Protocol):
-    """Collects the tails of payloads that go to files."""
-
-    threshold: int
-
-    def add(self, split: SplitPayload) -> Extent:
-        """Queue the tail of a payload; return its extent."""
-
-
-def encode_group(codec: Codec, group: NewGroup, apart: Apart | None = None) -> EncodedGroup:
+def encode_group(codec: Codec, group: NewGroup, apart: FileBatch | None = None) -> EncodedGroup:
     """Return the group with payload and metadata encoded. Raises RolloutError, and StorageError if it fits no row.
 
     With `apart`, the tail of a large payload is queued there.

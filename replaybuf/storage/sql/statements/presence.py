@@ -6,14 +6,16 @@ that they are about.
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import nsmallest
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
-from replaybuf.common.worker_name import machine
+from replaybuf.common.worker_name import host_name, machine
 from replaybuf.rules.transitions import Tally, expired_ever, of_tasks
 from replaybuf.storage.reports import ACTIVITIES, EventKind, Waiting, WorkerEvent
 from replaybuf.storage.sql.engine.locks import Lock
@@ -29,34 +31,30 @@ _MOST_DETAIL = 2000
 _RECENT_SECONDS = 60.0
 
 
-class About(TypedDict, total=False):
-    """The subject of an event: a number of groups of a task; `worker` caused it, or held the groups."""
-
-    task_name: str | None
-    worker: str | None
-    groups: int
-    detail: str | None
-
-
 def note(
     tx: Transaction,
     kind: EventKind,
     *,
+    task_name: str | None = None,
+    worker: str | None = None,
     step: int | None = None,
+    groups: int = 0,
     uids: Sequence[int] = (),
+    detail: str | None = None,
     time: float | None = None,
-    **about: Unpack[About],
 ) -> None:
-    """Write an event, with the lowest uids of its groups, in order, at the current or a given store's `time`."""
-    detail = about.get("detail")
+    """Write an event of a number of groups, with the lowest of their uids, at the current or a given store's `time`.
+
+    `worker` caused it, or held the groups.
+    """
     values = {
         "buffer": tx.scope.buffer,
         "happened_at": tx.clock() if time is None else time,
         "kind": str(kind),
-        "task_name": about.get("task_name"),
-        "worker": about.get("worker"),
+        "task_name": task_name,
+        "worker": worker,
         "step": step,
-        "groups": about.get("groups", 0),
+        "groups": groups,
         "uids": nsmallest(MOST_UIDS, uids) or None,
         "detail": None if detail is None else detail[:_MOST_DETAIL],
     }
@@ -68,20 +66,26 @@ VALUES (:buffer, :happened_at, :kind, :task_name, :worker, :step, :groups, {json
 
 
 def note_again(
-    tx: Transaction, kind: EventKind, *, adds: bool, time: float | None = None, **about: Unpack[About]
+    tx: Transaction,
+    kind: EventKind,
+    *,
+    adds: bool,
+    groups: int,
+    task_name: str | None = None,
+    worker: str | None = None,
+    detail: str | None = None,
+    time: float | None = None,
 ) -> None:
     """Write a repeatable event in place of the same one of the last minute, of its worker and task.
 
     If it `adds`, that one has the same detail, and its time and groups go on.
     """
     now = tx.clock() if time is None else time
-    values = {"kind": str(kind), "worker": about.get("worker"), "task": about.get("task_name")}
-    since, detail = now - _RECENT_SECONDS, about.get("detail") if adds else None
-    same = tx.tuples(_SAME, buffer=tx.scope.buffer, since=since, time=now, adds=adds, detail=detail, **values)
-    for groups, at in same:
+    values = {"kind": str(kind), "worker": worker, "task": task_name, "adds": adds, "detail": detail}
+    for earlier, at in tx.tuples(_SAME, buffer=tx.scope.buffer, since=now - _RECENT_SECONDS, time=now, **values):
         if adds:
-            about["groups"], now = about.get("groups", 0) + groups, at
-    note(tx, kind, time=now, **about)
+            groups, now = groups + earlier, at
+    note(tx, kind, time=now, task_name=task_name, worker=worker, groups=groups, detail=detail)
 
 
 _SAME = """DELETE FROM rb_event WHERE buffer = :buffer AND happened_at BETWEEN :since AND :time AND kind = :kind
@@ -142,55 +146,40 @@ class Activity:
         return counts | {"marks": marks, "draws": self.draws or self.taken > 0}
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A process that has the buffer open; `since` is its start in seconds since the epoch by its own clock."""
+def write_beat(
+    tx: Transaction,
+    since: float,
+    workers: Mapping[str, Activity],
+    waits: Sequence[Waiting],
+    events: Sequence[WorkerEvent],
+    *,
+    ended: bool,
+) -> None:
+    """Write a heartbeat of workers of this process, with all of its current waits, and the reported events.
 
-    host: str
-    pid: int
-    since: float
-
-
-@dataclass(frozen=True, slots=True)
-class Beat:
-    """A heartbeat of workers of a process.
-
-    `waits` are all current waits of the process, and `events` the reported ones. `ended`: this is the last heartbeat.
+    `since` is when the process began, in seconds since the epoch by its own clock. `ended`: it is the last heartbeat.
     """
-
-    workers: Mapping[str, Activity]
-    waits: Sequence[Waiting] = ()
-    events: Sequence[WorkerEvent] = ()
-    ended: bool = False
-
-
-def write_beat(tx: Transaction, process: Process, beat: Beat) -> None:
-    """Write a heartbeat."""
     now = tx.clock()
     ahead = now - time.time()
-    for name, did in sorted(beat.workers.items()):
+    for name, did in sorted(workers.items()):
         tx.change(
             _SEEN,
             buffer=tx.scope.buffer,
             id=did.id,
             name=name,
-            host=process.host,
-            pid=process.pid,
+            host=host_name(),
+            pid=os.getpid(),
             machine=machine(),
-            began=process.since + ahead,
+            began=since + ahead,
             now=now,
-            ended=now if beat.ended else None,
+            ended=now if ended else None,
             activity=did.noted(now) | {"limits": tx.scope.rules.limits.in_force},
-            waits=[_noted_wait(one, now, ahead) for one in beat.waits if one.worker == name],
+            waits=[_noted_wait(one, now, ahead) for one in waits if one.worker == name],
         )
-    for event in beat.events:
-        about: About = {"task_name": event.task_name, "worker": event.worker}
-        about |= {"groups": event.groups, "detail": event.detail}
-        at = event.time + ahead
-        if event.kind == EventKind.GAVE_UP:
-            note_again(tx, event.kind, adds=False, time=at, **about)
-        else:
-            note(tx, event.kind, time=at, **about)
+    for event in events:
+        write = partial(note_again, adds=False) if event.kind == EventKind.GAVE_UP else note
+        about: dict[str, Any] = {"task_name": event.task_name, "worker": event.worker, "detail": event.detail}
+        write(tx, event.kind, time=event.time + ahead, groups=event.groups, **about)
 
 
 _SEEN = """INSERT INTO rb_worker

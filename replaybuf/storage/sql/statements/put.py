@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from replaybuf.errors import FullError, ReplayBufError
 from replaybuf.rules import transitions
 from replaybuf.rules.limits import Limits
-from replaybuf.rules.transitions import LaneName, Place, Tally, Transition
+from replaybuf.rules.transitions import LaneName, Transition
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.locks import NamedLock
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -135,16 +135,17 @@ def _independent(groups: Sequence[EncodedGroup], limits: Limits) -> list[list[En
     """Return the groups in runs, within which none depends on another."""
     news = [one.group for one in groups]
     single = any(new.key for new in news) and (limits.slows_puts or any(new.replaces for new in news))
-    runs, names, ended = [list[EncodedGroup]()], set[str | int](), False
+    runs, names, ended = [list[EncodedGroup]()], set[str | int | tuple[str, str]](), False
     for one, new in zip(groups, news, strict=True):
         alone = single or new.stays_leased or new.dropped is not None or new.rest is not None
-        if runs[-1] and (alone or ended or (new.part is not None and new.part.name in names)):
+        name = new.part.name if new.part is not None else (new.task_name, new.key) if new.key is not None else None
+        if runs[-1] and (alone or ended or name in names):
             runs.append([])
             names.clear()
         ended = alone
         runs[-1].append(one)
-        if new.part is not None:
-            names.add(new.part.name)
+        if name is not None:
+            names.add(name)
     return runs
 
 
@@ -242,7 +243,7 @@ def store(
     counts = counts_of(groups, lanes)
     rows = [(uid, one, _key_of(tx, one.group)) for uid, one in zip(uids, groups, strict=True)]
     if any(key is not None for _, _, key in rows):
-        rows = _replace_same_keys(tx, rows, lanes, counts, leaving)
+        _replace_same_keys(tx, rows, leaving)
     drawn = _draw_keys(tx, lanes, rows)
     made = dict(zip(uids, made_from, strict=False))
     values = [
@@ -273,27 +274,12 @@ def _key_of(tx: Transaction, new: NewGroup) -> str | None:
     return part_key(buffer, new.part) if new.status == Status.FILLING else name_key(buffer, new.part.name)
 
 
-def _replace_same_keys(
-    tx: Transaction,
-    rows: list[tuple[int, EncodedGroup, str | None]],
-    lanes: Mapping[LaneName, Lane],
-    counts: Counts,
-    leaving: Leaving,
-) -> list[tuple[int, EncodedGroup, str | None]]:
-    """Delete the stored groups with the keys of these rows; return the rows, only the last one of each key."""
+def _replace_same_keys(tx: Transaction, rows: Sequence[tuple[int, EncodedGroup, str | None]], leaving: Leaving) -> None:
+    """Remove the stored groups with the keys of these rows, which all differ."""
     # Rollouts of groups that fill have free places.
-    last = {key: uid for uid, one, key in rows if key is not None and one.group.status != Status.FILLING}
-    tx.lock_names(NamedLock.KEY, last)
-    replace_groups(tx, WITH_KEYS, leaving, keys=sorted(last))
-    kept: list[tuple[int, EncodedGroup, str | None]] = []
-    for uid, encoded, key in rows:
-        if key is None or last.get(key, uid) == uid:
-            kept.append((uid, encoded, key))
-        else:
-            step = transitions.removed(Place(encoded.group.status), Tally.REPLACED)
-            add_step(counts, lanes, encoded.group.task_name, step)
-            counts[(lanes[(encoded.group.task_name, encoded.group.status)].id, Tally.BYTES)] -= encoded.nbytes
-    return kept
+    keys = sorted(key for _, one, key in rows if key is not None and one.group.status != Status.FILLING)
+    tx.lock_names(NamedLock.KEY, keys)
+    replace_groups(tx, WITH_KEYS, leaving, keys=keys)
 
 
 def _draw_keys(

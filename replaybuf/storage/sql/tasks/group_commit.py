@@ -15,13 +15,13 @@ from functools import partial
 from typing import Any
 
 from replaybuf.errors import ClosedError
+from replaybuf.storage.places.store import FileBatch
 from replaybuf.storage.sql.engine.driver_errors import is_refusal
 from replaybuf.storage.sql.engine.thread import ENDED_EARLY, Call, DatabaseThread
 from replaybuf.storage.sql.statements.lanes import KnownLanes
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_group
 from replaybuf.storage.sql.statements.put import Stored, put_behind_fence
 from replaybuf.storage.sql.tasks.heartbeats import Presence
-from replaybuf.storage.sql.tasks.payload_files import FileBatch
 from replaybuf.storage.sql.tasks.transactions import Encoding, Transactions
 from replaybuf.storage.values import NewGroup, StorageItem
 from replaybuf.values.codec.library_values import UnfetchedError

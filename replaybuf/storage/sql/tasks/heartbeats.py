@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
 import time
 from collections import deque
 from collections.abc import Iterable
 from functools import partial
 
-from replaybuf.common.worker_name import host_name
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.reports import Waiting, WorkerEvent
 from replaybuf.storage.sql.schema.tables import HISTORY_SECONDS
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup
-from replaybuf.storage.sql.statements.presence import Activity, Beat, Process, record_minute, write_beat
+from replaybuf.storage.sql.statements.presence import Activity, record_minute, write_beat
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import NewGroup
 from replaybuf.values.rollouts.rollout import Status
@@ -49,7 +47,7 @@ class Presence:
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
         self._engine = transactions.engine
-        self._process = Process(host_name(), os.getpid(), time.time())
+        self._since = time.time()
         self._workers: dict[str, Activity] = {}  # the most recent one last
         self._changed: set[str] = set()  # those with activity that isn't in the store
         self._waits: dict[int, Waiting] = {}
@@ -161,7 +159,7 @@ class Presence:
             for name in _drawing(waits, events):
                 self._workers[name].draws = True
             try:
-                write = partial(write_beat, process=self._process, beat=Beat(workers, waits, events, ended))
+                write = partial(write_beat, since=self._since, workers=workers, waits=waits, events=events, ended=ended)
                 await self._engine.write(write, self._transactions.scope, brief=True, patience=_PATIENCE)
             except BaseException:
                 self._changed |= changed

@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +19,7 @@ from replaybuf.common.file_systems import sync_folder
 from replaybuf.errors import PayloadStoreError, ReplayBufError
 from replaybuf.storage.decoding import Deferral, in_thread, places_of, tails_of
 from replaybuf.storage.places.owners import claim, local_url, open_place, recognise, register_url, unregister_url
-from replaybuf.storage.places.store import ALIGNMENT, MARKER, Extent, PlaceStore, file_name, file_number
+from replaybuf.storage.places.store import MARKER, Extent, FileBatch, PlaceStore, file_name, file_number
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.sqlite import sync_wal
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
@@ -31,12 +29,6 @@ from replaybuf.storage.sql.statements.new_rows import EncodedGroup
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.tasks.handles import database_url, handles_of
 from replaybuf.values.codec.payload import Codec
-from replaybuf.values.codec.payload_format import SplitPayload
-
-#: The size and the number of groups from which a file has no more: it is deleted when its last group has gone.
-FILE_BYTES, FILE_GROUPS = 4 << 20, 64
-#: Buffers with a smaller average size are joined first: a system call is slower for many small buffers.
-_JOINED = 8 << 10
 
 #: Files that are deleted at once.
 _DELETED = 256
@@ -220,41 +212,6 @@ class PayloadFiles:
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
         return await in_thread(function, self.reader.patience, self._place or "")
-
-
-@dataclass(slots=True)
-class FileBatch:
-    """Payloads to be written together, to a place with this number.
-
-    `threshold` is the tail size from which payloads are kept apart. With `sync`, files are durable once written.
-    """
-
-    threshold: int
-    _number: int
-    _store: PlaceStore
-    _sync: bool
-    _files: dict[int, list[Any]] = field(default_factory=dict)  # the buffers of each
-    _end: int = 0  # of the last file, and the number of its groups
-    _groups: int = 0
-
-    def add(self, split: SplitPayload) -> Extent:
-        """Return the extent of a payload's tail, which is written by `flush`."""
-        if not self._files or self._groups == FILE_GROUPS or (self._groups and self._end + split.size > FILE_BYTES):
-            self._files[secrets.randbits(63)] = []  # random: of two transactions, none names the same file
-            self._end = self._groups = 0
-        number, written = next(reversed(self._files.items()))
-        extent, padding = Extent(self._number, number, self._end, split.size), bytes(-split.size % ALIGNMENT)
-        buffers = [*split.tail, padding]
-        written += [b"".join(buffers)] if split.size < _JOINED * len(buffers) else buffers
-        self._end += split.size + len(padding)
-        self._groups += 1
-        return extent
-
-    def flush(self) -> None:
-        """Write the added tails. Raises PayloadStoreError or StorageError."""
-        files, self._files = self._files, {}
-        if files:
-            self._store.write([(file_name(number), buffers) for number, buffers in files.items()], sync=self._sync)
 
 
 class PlaceReader:
