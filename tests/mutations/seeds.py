@@ -146,7 +146,7 @@ _CODEC = [
 _SQL = [
     ("put-ignores-refusals", f"{_STATEMENTS}/put.py", "levels[new.task_name] = level.joined_by(new.status)", "pass", "puts that are committed together share the room"),
     ("put-follows-other-step", f"{_STATEMENTS}/new_rows.py", "and home.step == new.train_step\n", "\n", "a group put for another step keeps its staleness"),
-    ("put-first-key-stays", f"{_STATEMENTS}/put.py", "last = {key: uid for uid, one, key in rows if", "last = {key: uid for uid, one, key in reversed(rows) if", "of several with a key the last stays"),
+    ("put-first-key-stays", f"{_STATEMENTS}/put.py", "(new.task_name, new.key) if new.key is not None else None", "None", "of several with a key the last stays"),
     ("refresh-leaves-expired", f"{_STATEMENTS}/refresh.py", "if home.status == Status.EXPIRED and not rule.retryable:", "if False:", "a refresh drops what expired before and isn't retryable"),
     ("evicts-unfit", f"{_STATEMENTS}/eviction.py", "aside=sorted(map(str, ASIDE))", 'aside=["archived"]', "filtered and failed groups neither fill nor leave"),
     ("keeps-more-aside", f"{_STATEMENTS}/upkeep.py", "max(0, most - (groups or 0))", "max(0, most - (groups or 0) - 1)", "no more stay than the bound"),
@@ -329,7 +329,7 @@ _FILLING = [
     ("parts-may-be-gone", f"{_STATEMENTS}/eviction.py", "missing += [uid for uid in new.parts if uid not in found]", "pass", "a group is made of its stored rollouts once"),
     ("parts-stay", f"{_STATEMENTS}/eviction.py", "found |= {uid: there[uid] for uid in new.parts if uid in there and not there[uid].is_leased}", "pass", "a whole group replaces its rollouts"),
     ("rest-lost", f"{_STATEMENTS}/put.py", ", *store(tx, [rest])]", "]", "what a group goes without is kept"),
-    ("runs-of-one-name", f"{_STATEMENTS}/put.py", "new.part is not None and new.part.name in names", "False", "rollouts of a group are placed one after another"),
+    ("runs-of-one-name", f"{_STATEMENTS}/put.py", "ended or name in names", "ended", "rollouts of a group are placed one after another"),
     ("order-of-parts", _FILLING_TASK, "for place in sorted(rollouts)]", "for place in rollouts]", "a group has its rollouts by index"),
     ("rule-of-parts-lost", _FILLING_TASK, "None, part.train_step, part.rule)", "None, None, NO_RULE)", "the rule of the last put holds for the group"),
     ("too-few-are-drawable", _FILLING_TASK, "or len(fit) < part.least):", "):", "a group with too few completed rollouts fails"),

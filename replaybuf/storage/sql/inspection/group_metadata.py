@@ -27,13 +27,13 @@ def in_order(name: str) -> tuple[list[str | tuple[int, str]], str]:
 
 def buffers_of(tx: Transaction) -> list[str]:
     """Return the names of the buffers in the database, in order."""
-    return sorted((name for (name,) in tx.table("SELECT DISTINCT buffer FROM rb_lane")[1]), key=in_order)
+    return sorted(tx.values("SELECT DISTINCT buffer FROM rb_lane"), key=in_order)
 
 
 def tasks_of(tx: Transaction, buffer: str | None) -> list[str]:
     """Return the names of the tasks of one buffer or of all."""
-    _, rows = tx.table("SELECT DISTINCT buffer, task_name FROM rb_lane")
-    return sorted({task for owner, task in rows if buffer in (None, owner)})
+    named = "SELECT DISTINCT task_name FROM rb_lane WHERE buffer = coalesce(:buffer, buffer)"
+    return sorted(tx.values(named, buffer=buffer))
 
 
 def unknown_task(tx: Transaction, buffer: str | None, task: str | None) -> str:
@@ -45,8 +45,7 @@ def unknown_task(tx: Transaction, buffer: str | None, task: str | None) -> str:
 
 def opened_buffers(tx: Transaction) -> list[str]:
     """Return the names of the buffers in the database, including opened buffers without a put."""
-    opened = {name for (name,) in tx.table("SELECT DISTINCT buffer FROM rb_worker")[1]}
-    return sorted(opened.union(buffers_of(tx)), key=in_order)
+    return sorted({*tx.values("SELECT DISTINCT buffer FROM rb_worker"), *buffers_of(tx)}, key=in_order)
 
 
 def check_buffer(tx: Transaction, buffer: str | None) -> None:
@@ -146,8 +145,9 @@ def list_oldest(
     where = "".join(f" AND l.{name} = :{name}" for name in given)
     of_lanes = f"FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE 1 = 1{where}"
     at_most = "" if limit is None else f" LIMIT {int(limit)}"
-    _, uids = tx.table(f"SELECT g.uid {of_lanes} ORDER BY g.uid{at_most}", **given)  # column names only
-    rows = read_metadata(tx, [uid for (uid,) in uids])
+    rows = read_metadata(
+        tx, tx.values(f"SELECT g.uid {of_lanes} ORDER BY g.uid{at_most}", **given)
+    )  # column names only
     matching = len(rows)
     if count and len(rows) == limit:
         matching = tx.value(f"SELECT count(*) {of_lanes}", **given)

@@ -307,17 +307,17 @@ def _runs(tx: Transaction, buffer: str) -> dict[int, int | None]:
 
     Empty for a buffer that was never restored.
     """
-    restored: dict[int, int] = dict(tx.table(_RESTORED, buffer=buffer)[1])
+    restored: dict[int, int] = dict(map(tuple, tx.tuples(_RESTORED, buffer=buffer)))
     if not restored:
         return {}
-    drew = {epoch: step for epoch, step in tx.table(_FIRST_OF_EPOCH, buffer=buffer)[1] if step is not None}
+    drew = {epoch: step for epoch, step in tx.tuples(_FIRST_OF_EPOCH, buffer=buffer) if step is not None}
     begins = drew | {epoch: step + 1 for epoch, step in restored.items()}
     return {epoch: min((step for later, step in begins.items() if later > epoch), default=None) for epoch in drew}
 
 
 def _read(tx: Transaction, where: str, values: dict[str, Any], *, members: bool) -> list[Batch]:
     rows = list(tx.rows(_SELECT + where, **values))
-    held: dict[int, int] = dict(tx.table(_HELD)[1])
+    held: dict[int, int] = dict(map(tuple, tx.tuples(_HELD)))
     drawn: dict[int, list[Member]] = {}
     for one in tx.rows(_MEMBERS, draws=[row["id"] for row in rows]) if members else ():
         number, uid, task, worker, reward, staleness, oldest, created_at = one.values()

@@ -69,7 +69,7 @@ def run_statement(reader: Reader, statement: str, timeout: float) -> tuple[list[
 
 def read_columns(tx: Transaction) -> dict[tuple[str, str], bool]:
     """Return the columns of all tables and views, in order, and whether each may be NULL."""
-    return {(table, column): bool(null) for table, column, null in tx.table(_COLUMNS[tx.dialect.name])[1]}
+    return {(table, column): bool(null) for table, column, null in tx.tuples(_COLUMNS[tx.dialect.name])}
 
 
 def without_markup(text: str) -> str:

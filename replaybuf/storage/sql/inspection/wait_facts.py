@@ -99,11 +99,11 @@ def read_circumstances(tx: Transaction, buffer: str) -> Circumstances:
     return Circumstances(
         tx.clock(),
         read_tallies(tx, buffer),
-        held=[Held(task, Status(status), *more) for task, status, *more in tx.table(_HELD, buffer=buffer)[1]],
+        held=[Held(task, Status(status), *more) for task, status, *more in tx.tuples(_HELD, buffer=buffer)],
         workers=read_workers(tx, buffer),
         waits=current_waits(tx, buffer),
         trainer=read_trainer(tx, buffer),
-        steps=dict(tx.table(_STEPS, buffer=buffer)[1]),
+        steps=dict(map(tuple, tx.tuples(_STEPS, buffer=buffer))),
         earlier=earlier,
         earlier_at=earlier_at,
         last_put=_read_last_puts(tx, buffer, last_take),
@@ -167,7 +167,7 @@ def _read_earlier(tx: Transaction, buffer: str) -> tuple[float | None, dict[str,
 
 def _read_last_puts(tx: Transaction, buffer: str, drawn: Mapping[str, Any] | None) -> dict[LaneName, float]:
     """Return when the newest group of each task and status was put, of those present and those drawn last."""
-    rows = tx.table(_LAST_PUTS, buffer=buffer)[1]
+    rows = tx.tuples(_LAST_PUTS, buffer=buffer)
     names = {lane: (task, Status(status)) for lane, task, status, _ in rows}
     members = () if drawn is None else tx.tuples(_MEMBERS, draw=drawn["id"])
     last: dict[LaneName, float] = {}
@@ -198,7 +198,7 @@ WHERE e.buffer = :buffer AND e.kind = 'dataset_ended' AND coalesce(c.position, 0
 def _read_ended_datasets(tx: Transaction, buffer: str) -> dict[str, int]:
     """Return the number of prompts drawn of each task whose prompt ledgers have read their datasets to the end."""
     drawn = Counter[str]()
-    for task, _, prompts in tx.table(_ENDED_DATASETS, buffer=buffer)[1]:
+    for task, _, prompts in tx.tuples(_ENDED_DATASETS, buffer=buffer):
         drawn[task] += prompts
     return drawn
 
@@ -223,7 +223,7 @@ def _read_failures(tx: Transaction, buffer: str) -> tuple[dict[str, str], dict[s
     """
     errors: dict[str, str] = {}
     failed_by: dict[str, Counter[str]] = {}
-    for task, lane, uid in tx.table(_FAILED_LANES, buffer=buffer)[1]:
+    for task, lane, uid in tx.tuples(_FAILED_LANES, buffer=buffer):
         if uid is not None:
             failed_by[task] = Counter[str]()
             for sql, values in ((_SET_ASIDE, {"buffer": buffer, "task": task}), (_FAILED_BY, {"lane": lane})):
