@@ -201,7 +201,8 @@ ODD_ARRAYS: list[tuple[bytes, list[int], bytes]] = [
 #: Damaged, with right checksums.
 HOSTILE: list[bytes] = [
     *(make(*content) for make in (small_array, array_in_block) for content in ODD_ARRAYS),
-    hostile_field(msgpack.ExtType(ext.STATUS, b"eaten")),
+    hostile_field({MARK[ext.STATUS]: "eaten"}),
+    hostile_field(msgpack.ExtType(ext.STATUS, b"completed")),
     hostile_field(msgpack.ExtType(ext.ARRAY, b"")),
     hostile_field(reference()),
     hostile_field(reference(1), bytes(8), table=["<i8", [0], [1]]),
@@ -278,18 +279,21 @@ HOSTILE: list[bytes] = [
     sealed(msgpack.packb([]) + b"behind the last column"),
     sealed(b"", 2**32 - 1),
     sealed(b"", 1),
-    sealed(msgpack.packb({"a": 1}), 0),
+    column(columns.PARTIAL, [[0, 2], columns.LIST, [1, 2]]),
+    column(columns.PARTIAL, [[0], columns.LIST, [1, 2]]),
+    column(columns.PARTIAL, [["a"], columns.SHARED, 1]),
+    column(columns.PARTIAL, [[0], columns.SHARED]),
+    sealed(msgpack.packb({"a": 1})),
     sealed(msgpack.packb({"a": 1}), 2),
-    sealed(b"\x82\xa1a\x01\xa1a\x02"),
-    sealed(b"\xde\x00\x02\xa1a\x01\xa1a\x02"),
-    sealed(msgpack.packb({"a": msgpack.ExtType(ext.STATUS, b""), "b": 1})),
-    sealed(msgpack.packb({"a": 1}) + b"\xc0"),
+    sealed(msgpack.packb(["a", 0, 1, "a", 0, 2])),
+    sealed(msgpack.packb(["a", 0, 1, "b", 0])),
+    sealed(msgpack.packb(["a", 0, 1]) + b"\xc0"),
     sealed(b"\xdf\xff\xff\xff\xff"),
 ]
 
 
 #: Of these, the ones whose fault is in the fields themselves, which all readers notice.
-HOSTILE_MAPS = HOSTILE[-8:]
+HOSTILE_FIELDS = HOSTILE[-10:]
 
 
 @pytest.mark.parametrize("owned", [False, True])
@@ -305,8 +309,8 @@ def test_hostile_payloads_are_refused_before_they_take_memory(owned: bool) -> No
         tracemalloc.stop()
 
 
-def test_a_deferred_read_refuses_a_damaged_map_as_a_whole_one_does() -> None:
-    for payload in HOSTILE_MAPS:
+def test_a_deferred_read_refuses_damaged_fields_as_a_whole_one_does() -> None:
+    for payload in HOSTILE_FIELDS:
         with pytest.raises(DecodeError):
             DICTS.decode_deferred(payload, {"a"}, {}, lambda array: array)
         with pytest.raises(DecodeError):

@@ -97,10 +97,10 @@ def test_a_codec_can_be_shared_among_threads() -> None:
 
 
 def test_the_format_is_what_the_docstrings_say() -> None:
-    packed = msgpack.packb({"a": 1})
+    packed = msgpack.packb(["a", columns.SHARED, 1])
     assert DICTS.encode([{"a": 1}]) == sealed(packed)
     many, few = np.arange(512, dtype="<i2"), np.arange(300, dtype="<i4")
-    packed = msgpack.packb({"a": [msgpack.ExtType(ext.ARRAY, bytes(8))]})
+    packed = msgpack.packb(["a", columns.SHARED, [msgpack.ExtType(ext.ARRAY, bytes(8))]])
     assert DICTS.encode([{"a": [few[:3]]}]) == sealed(packed, table=["<i4", few[:3].tobytes(), [3]])
     assert DICTS.encode([{"a": [many]}]) == sealed(packed, table=["<i2", [0], [512]], blocks=[many.tobytes()])
     numbers = ["i", [256], 7]
@@ -116,3 +116,5 @@ def test_the_format_is_what_the_docstrings_say() -> None:
         ]
     )
     assert DICTS.encode(group) == sealed(packed, 2, table=["<i4", 0, [40, 260]], blocks=[few.tobytes()])
+    packed = msgpack.packb(["a", columns.PARTIAL, [[0, 1], columns.SHARED, 1], "b", columns.PARTIAL, [[2], 0, 2]])
+    assert DICTS.encode([{"a": 1}, {"a": 1}, {"b": 2}]) == sealed(packed, 3)

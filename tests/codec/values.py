@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from pydantic import BaseModel
 
+from replaybuf.values.codec import packed_columns as columns
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout import RolloutState, Status
 from replaybuf.values.rollouts.rollout_type import RolloutType
@@ -134,7 +135,7 @@ def with_checksum(first: bytes, rest: bytes, behind: bytes = b"") -> bytes:
 
 def hostile_field(value: Any, *blocks: bytes, table: Any = ()) -> bytes:
     """A payload of one field of one rollout, and these blocks."""
-    return sealed(msgpack.packb({"field": value}), table=table, blocks=blocks)
+    return sealed(msgpack.packb(["field", columns.SHARED, value]), table=table, blocks=blocks)
 
 
 offsets = st.builds(timezone, st.timedeltas(timedelta(hours=-23), timedelta(hours=23)))

@@ -281,6 +281,9 @@ class BlockReader:
         self._left = 2 * MOST_USES * head.size
         self._arrays: dict[int, Sequence[Any]] = {}
         self._lent: set[int] = set()
+        #: Whether handles replace arrays, except in values that are being made of arrays: the depth of these.
+        self.deferring = False
+        self.eager = 0
 
     def read_table(self, table: Any) -> None:
         """Read the table of arrays, before all else. ValueError unless it is one."""
@@ -395,13 +398,12 @@ class PartReader(BlockReader):
         self._load = load
         self._instead = instead
         self._made: dict[tuple[int, bool], Sequence[Any]] = {}
-        self.deferring = False
 
     def entry(self, entry: int) -> Sequence[Any]:
         """Return the arrays of an entry, or what replaces them."""
-        key = entry, self.deferring
+        key = entry, self.deferring and not self.eager
         if key not in self._made:
-            self._made[key] = [*map(self._instead if self.deferring else self._loaded, self._parts(entry))]
+            self._made[key] = [*map(self._instead if key[1] else self._loaded, self._parts(entry))]
         return self._made[key]
 
     def _loaded(self, array: Any) -> Any:

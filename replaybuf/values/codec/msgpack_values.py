@@ -2,8 +2,8 @@
 
 Tuples, sets, enums, datetimes and the like are stored as a map of one entry whose key is a *type tag*, an empty msgpack
 extension object with the code of the type: `{tag: content}`. msgpack itself packs and unpacks the content, so nesting
-costs no Python recursion, and a tag can't be mistaken for a user's key. Only arrays and our statuses are extension
-objects with content: a reference to the table of arrays (`codec.blocks`); and the status.
+costs no Python recursion, and a tag can't be mistaken for a user's key. Only arrays are extension
+objects with content: a reference to the table of arrays (`codec.blocks`).
 
 Payloads may be damaged or hostile: content is checked before it reaches a constructor that could allocate more memory
 than the payload, and nothing named in a payload is imported or called.
@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -25,41 +24,27 @@ from replaybuf.errors import RolloutError
 from replaybuf.values.codec import value_types as types
 from replaybuf.values.codec.blocks import BlockReader, BlockWriter, DeferredArray, PartReader
 from replaybuf.values.codec.library_values import RefValues
-from replaybuf.values.codec.packed_columns import SHARED, ColumnReader, ColumnWriter, Parents, leave_alone
+from replaybuf.values.codec.packed_columns import ColumnReader, ColumnWriter, Parents, leave_alone
 from replaybuf.values.codec.payload_format import MOST_VALUES, Buffer, Head
 from replaybuf.values.codec.user_classes import Converters, Instances, name_of
-from replaybuf.values.codec.value_types import DECODERS, ENCODERS, MISSING, Decoder, Encoder, TypeHandler
-from replaybuf.values.rollouts.rollout import Status
+from replaybuf.values.codec.value_types import DECODERS, ENCODERS, Decoder, Encoder, TypeHandler, type_tag
 
-_STATUS_EXTENSIONS: Final = {status.value: msgpack.ExtType(types.STATUS, status.value.encode()) for status in Status}
-_MISSING: Final = msgpack.ExtType(types.STATUS, b"")
-_ENCODERS: Final = ENCODERS | {
-    Status: (None, lambda status: _STATUS_EXTENSIONS[status._value_]),
-    type(MISSING): (None, lambda _: _MISSING),
-}
 _SEQUENCES: Final = frozenset({list, tuple, set, frozenset})
-# Module globals, since they are compared for every extension object.
-_ARRAY: Final = types.ARRAY
-_STATUS: Final = types.STATUS
-_STATUSES: Final[dict[bytes, Any]] = {status.value.encode(): status for status in Status} | {b"": MISSING}
-
+_ARRAY: Final = types.ARRAY  # a module global, since it is compared for every extension object
 
 #: Values that consist of one array, the third part of their content: one object comes back as one.
 _OF_ONE_ARRAY: Final = frozenset({types.TENSOR, types.IMAGE})
 #: Values that are made of arrays by code which doesn't support handles.
 _EAGER: Final = frozenset({types.CONVERTED, types.IMAGE})
+_OF_ARRAYS: Final = _OF_ONE_ARRAY | _EAGER | {types.OBJECT_REF}
 
 
+_TAG: Final = msgpack.ExtType
 _TABLE_SIZE: Final = struct.Struct("<I")
 
 
-@dataclass(slots=True)
-class Packed:
-    """A packed group: the parts of its msgpack, the number of values of its columns, and its blocks."""
-
-    msgpack: Sequence[Any]
-    values: int
-    blocks: BlockWriter
+#: A packed group: the parts of its msgpack, its blocks, and the number of values of its columns.
+Packed = tuple[Sequence[Any], BlockWriter, int]
 
 
 class Packing:
@@ -72,7 +57,7 @@ class Packing:
         self._handlers = (converters, *handlers, instances)  # the last one refuses unknown classes
         self._converters = converters
         self._instances = instances
-        self._encoders = _ENCODERS | converters.encoders  # extended by `encoder`
+        self._encoders = ENCODERS | converters.encoders  # extended by `encoder`
 
     def pack(
         self,
@@ -102,7 +87,7 @@ class Packing:
         if blocks.table:
             packer.pack(blocks.table)
         packed = packer.getbuffer()
-        return Packed((packed, _TABLE_SIZE.pack(len(packed) - end)), columns.values, blocks)
+        return (packed, _TABLE_SIZE.pack(len(packed) - end)), blocks, columns.values
 
     def _stand_in(self, blocks: BlockWriter, contents: dict[int, tuple[Any, Any]], refs: RefValues, value: Any) -> Any:
         """Return the object packed in place of a value.
@@ -119,8 +104,6 @@ class Packing:
         if encoder is None:
             raise TypeError(self._refusal(value))
         tag, encode = encoder
-        if tag is None:
-            return encode(value)
         if tag.code == types.OBJECT_REF:
             return {tag: refs.of(value)}
         content = {tag: encode(value)}
@@ -132,7 +115,7 @@ class Packing:
         """Return the encoder of a class that wasn't met before; None if its instances can't be stored."""
         encoder = next(filter(None, (handler.encoder(kind) for handler in self._handlers)), None)
         if encoder is None and issubclass(kind, np.generic):
-            encoder = _ENCODERS[np.generic]
+            encoder = ENCODERS[np.generic]
         if encoder is not None:
             self._encoders[kind] = encoder
         return encoder
@@ -187,38 +170,25 @@ class Packing:
         return f"a value of type {name} can't be stored: {advice}"
 
 
-class _TypeTag:
-    """A type tag in unpacked data; `decode(content)` returns the value."""
-
-    __slots__ = ("code", "decode")
-
-    def __init__(self, code: int, decode: Decoder) -> None:
-        self.code = code
-        self.decode = decode
+#: Decoders by the codes of their type tags.
+Decoders = Mapping[int, Decoder]
 
 
-#: Type tags by their codes.
-TypeTags = Mapping[int, _TypeTag]
+def decoders_of(handlers: Iterable[TypeHandler]) -> Decoders:
+    """Return all decoders, including those of these handlers."""
+    return DECODERS | {code: decode for handler in handlers for code, decode in handler.decoders.items()}
 
 
-def type_tags(handlers: Iterable[TypeHandler]) -> TypeTags:
-    """Return all type tags of payloads by code, including the tags of these handlers."""
-    decoders = dict(DECODERS)
-    for handler in handlers:
-        decoders.update(handler.decoders)
-    return {code: _TypeTag(code, decode) for code, decode in decoders.items()}
+def lenient(decoders: Decoders) -> Decoders:
+    """Return decoders for incomplete contents, which return None instead of raising."""
 
-
-def lenient(tags: TypeTags) -> TypeTags:
-    """Return type tags for incomplete contents, which decode to None instead of raising."""
-
-    def or_none(decode: Callable[[Any], Any], content: Any) -> Any:
+    def or_none(decode: Decoder, content: Any) -> Any:
         try:
             return decode(content)
         except Exception:
             return None
 
-    return {code: _TypeTag(code, partial(or_none, tag.decode)) for code, tag in tags.items()}
+    return {code: partial(or_none, decode) for code, decode in decoders.items()}
 
 
 _UNPACKING: Final[dict[str, Any]] = {"strict_map_key": False, "unicode_errors": "surrogatepass"}
@@ -234,20 +204,18 @@ class Unpacking:
     get. ObjectRefs there are replaced by their values, since a handle serves the same purpose.
     """
 
-    __slots__ = ("_blocks", "_eager", "_made", "_open_tags", "_partial", "_tags")
+    __slots__ = ("_blocks", "_decoders", "_made", "_open_tags")
 
-    def __init__(self, tags: TypeTags, blocks: BlockReader) -> None:
-        self._tags = tags
+    def __init__(self, decoders: Decoders, blocks: BlockReader) -> None:
+        self._decoders = decoders
         self._blocks = blocks
         self._open_tags = 0
-        self._eager = 0  # nesting depth of values that need arrays
-        self._partial = False
         self._made: dict[int, Any] = {}  # tensors and images, by the id of their array
 
     def rollouts(
         self, head: Head, payload: Buffer, deferred: Collection[str] = frozenset()
     ) -> Columns | list[dict[str, Any]]:
-        """Return the values of each field, or the rollouts as dicts if it is one, or some lack a field."""
+        """Return the values of each field, or the rollouts as dicts if some lack a field."""
         rows, begin = head.rollouts, head.msgpack_at
         end = begin + head.msgpack - _TABLE_SIZE.size
         (size,) = _TABLE_SIZE.unpack_from(payload, end)
@@ -256,109 +224,72 @@ class Unpacking:
         if size:
             self._blocks.read_table(msgpack.unpackb(payload[end - size : end]))
         packed = memoryview(payload)[begin : end - size]
-        flat: Any = None
-        if not isinstance(self._blocks, PartReader):
-            flat = msgpack.unpackb(packed, object_hook=self._decode_map, ext_hook=self._extension, **_UNPACKING)
-            if type(flat) is dict and rows == 1 and not (self._open_tags or self._partial):
-                if len(flat) != _pairs_in(packed):
-                    raise ValueError("it has a field twice")
-                leave_alone(flat.values())
-                return [flat]
         columns = ColumnReader(self._blocks.column, MOST_VALUES * head.head)
         columns.spend(rows)
         if isinstance(self._blocks, PartReader):
             found = self._read_parts(packed, rows, columns, deferred, self._blocks)
         else:
+            flat = msgpack.unpackb(packed, object_hook=self._decode_map, ext_hook=self._extension, **_UNPACKING)
+            if rows == 1 and not (self._open_tags or any(flat[1::3])):  # all is shared, as most of a lone rollout is
+                fields = dict(zip(flat[::3], flat[2::3], strict=True))
+                if 3 * len(fields) == len(flat):
+                    leave_alone(fields.values())
+                    return [fields]
             found = columns.columns(flat, rows)
         if self._open_tags:
             raise ValueError("it holds type tags without content")
-        if not self._partial:
-            return found
-        fields = columns.dicts(found, rows)
-        return [{name: value for name, value in one.items() if value is not MISSING} for one in fields]
+        return columns.dicts(found, rows) if columns.partial else found
 
     def _read_parts(
         self, packed: memoryview, rows: int, columns: ColumnReader, deferred: Collection[str], blocks: PartReader
     ) -> Columns:
         unpacker = msgpack.Unpacker(
-            max_buffer_size=len(packed),
-            object_hook=partial(self._decode_deferred_map, blocks),
-            ext_hook=partial(self._deferred_extension, blocks),
-            **_UNPACKING,
+            max_buffer_size=len(packed), object_hook=self._decode_map, ext_hook=self._extension, **_UNPACKING
         )
         unpacker.feed(packed)
         found: Columns = {}
-        is_map = rows == 1 and _pairs_in(packed) is not None
-        count = unpacker.read_map_header() if is_map else (unpacker.read_array_header() + 2) // 3
-        for _ in range(count):
+        count = unpacker.read_array_header()
+        for _ in range(0, count, 3):
             name = unpacker.unpack()
             blocks.deferring = name in deferred
-            kind = SHARED if is_map else unpacker.unpack()
-            found |= columns.columns([name, kind, unpacker.unpack()], rows)
-        if len(found) != count or unpacker.tell() != len(packed) or (is_map and self._partial):
+            found |= columns.columns([name, unpacker.unpack(), unpacker.unpack()], rows)
+        if 3 * len(found) != count or unpacker.tell() != len(packed):
             raise ValueError("its fields are incomplete, or there twice")
         return found
 
     def _extension(self, code: int, content: bytes) -> Any:
         if code == _ARRAY:
             return self._blocks.referred(content)
-        if code == _STATUS:
-            self._partial = self._partial or not content
-            return _STATUSES[content]
-        tag = self._tags.get(code)
-        if tag is None or content:
+        if code not in self._decoders or content:
             raise ValueError(f"unknown kind of value ({code}); was it written by a newer replaybuf?")
         self._open_tags += 1
-        return tag
+        if code in _EAGER:  # the tag is read before its content
+            self._blocks.eager += 1
+        return type_tag(code)
 
     def _decode_map(self, fields: dict[Any, Any]) -> Any:
         if len(fields) == 1:
             for tag in fields:
-                if type(tag) is _TypeTag:
+                if type(tag) is _TAG:
                     self._open_tags -= 1
-                    if tag.code in _OF_ONE_ARRAY:
-                        return self._of_one_array(tag, fields[tag])
-                    return tag.decode(fields[tag])
+                    if tag.code in _OF_ARRAYS:
+                        return self._of_arrays(tag.code, fields[tag])
+                    return self._decoders[tag.code](fields[tag])
         return fields
 
-    def _of_one_array(self, tag: _TypeTag, content: Any) -> Any:
-        key = id(content[2]) if type(content) is list and len(content) > 2 and content[2] is not None else None
-        if key is None:
-            return tag.decode(content)
+    def _of_arrays(self, code: int, content: Any) -> Any:
+        self._blocks.eager -= code in _EAGER
+        if code == types.OBJECT_REF and self._blocks.deferring and not self._blocks.eager:
+            return content
+        if code not in _OF_ONE_ARRAY or type(content) is not list or len(content) < 3 or content[2] is None:
+            return self._decoders[code](content)
+        key = id(content[2])
         if key not in self._made:
-            self._made[key] = tag.decode(content), content[2]
+            self._made[key] = self._decoders[code](content), content[2]
         return self._made[key][0]
 
-    def _deferred_extension(self, blocks: PartReader, code: int, content: bytes) -> Any:
-        found = self._extension(code, content)
-        if code in _EAGER and (blocks.deferring or self._eager):  # the tag is read before its content
-            self._eager += 1
-            blocks.deferring = False
-        return found
 
-    def _decode_deferred_map(self, blocks: PartReader, fields: dict[Any, Any]) -> Any:
-        tag = next(iter(fields), None) if len(fields) == 1 else None
-        if type(tag) is not _TypeTag:
-            return fields
-        if tag.code == types.OBJECT_REF and blocks.deferring:
-            self._open_tags -= 1
-            return fields[tag]
-        found = self._decode_map(fields)
-        if tag.code in _EAGER and self._eager:
-            self._eager -= 1
-            blocks.deferring = not self._eager
-        return found
-
-
-def _pairs_in(packed: memoryview) -> int | None:
-    """Return how many pairs of keys and values a map has by the first bytes of its msgpack; None if it is no map."""
-    first = packed[0]
-    if first in (0xDE, 0xDF):
-        return int.from_bytes(packed[1 : 3 if first == 0xDE else 5], "big")
-    return first & 0x0F if first & 0xF0 == 0x80 else None
-
-
-def needed_blocks(tags: TypeTags, head: Head, payload: Buffer, deferred: Collection[str]) -> list[tuple[int, int]]:
+def needed_blocks(decoders: Decoders, head: Head, payload: Buffer, deferred: Collection[str]) -> list[tuple[int, int]]:
     """Return the places of the blocks with arrays outside the fields `deferred`. Invalid data raises any exception."""
     needs: dict[tuple[int, int], None] = {}
 
@@ -366,6 +297,11 @@ def needed_blocks(tags: TypeTags, head: Head, payload: Buffer, deferred: Collect
         for part in array.parts or (array,):
             needs[part.block_at, part.block_size] = None
 
-    nothing = {code: _TypeTag(code, lambda _: None) for code in tags}
-    Unpacking(nothing, PartReader(head, None, note, lambda _: None)).rollouts(head, payload, deferred)
+    Unpacking(dict.fromkeys(decoders, _nothing), PartReader(head, None, note, _nothing)).rollouts(
+        head, payload, deferred
+    )
     return sorted(needs)
+
+
+def _nothing(_: Any) -> None:
+    pass

@@ -1,9 +1,8 @@
-"""Columns: a group as one list of the values of each field; a lone rollout as a map.
+"""Columns: a group as one list of the values of each field.
 
-The msgpack of a payload is a list of name, kind and content of each column, or, of one rollout without long lists of
-numbers, a map of its fields. What the rollouts share is there once, and arrays of a field are one block. Dicts with the
-same keys in all rollouts are columns again. What was one object in several rollouts comes back as one object, and what
-was two equal ones as two.
+The msgpack of a payload is a list of name, kind and content of each column. What the rollouts share is there once, and
+arrays of a field are one block. Dicts with the same keys in all rollouts are columns again. What was one object in
+several rollouts comes back as one object, and what was two equal ones as two.
 
 | kind | content |
 |---|---|
@@ -13,23 +12,24 @@ was two equal ones as two.
 | INDEXED | a list of the indices, for each rollout that of a value, and of the values |
 | DICT | name, kind and content of each key |
 | NUMBERS | long lists of numbers, packed together (`codec.number_lists`) |
+| PARTIAL | the indices of the rollouts that have the field, kind and content of the column of these alone |
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, Final
 
 import numpy as np
 
 from replaybuf.values.codec.blocks import GROUPED, BlockWriter
 from replaybuf.values.codec.number_lists import FEWEST, pack_numbers, unpack_numbers
-from replaybuf.values.codec.value_types import MISSING, SCALARS
+from replaybuf.values.codec.value_types import SCALARS
 from replaybuf.values.rollouts.group_fields import refuse_none
 
-SHARED, LIST, ARRAYS, INDEXED, DICT, NUMBERS = range(6)
+SHARED, LIST, ARRAYS, INDEXED, DICT, NUMBERS, PARTIAL = range(7)
 
 #: For each segment the index of an earlier one that it continues, or None; None for whole rollouts.
 Parents = Sequence[int | None] | None
@@ -40,6 +40,8 @@ _DEEPEST: Final = 8
 _ONLY_NONE: Final = frozenset({type(None)})
 _ONLY_STR: Final = frozenset({str})
 _ONLY_INT: Final = frozenset({int})
+#: The value of a field that a rollout doesn't have, unlike others of its group.
+_MISSING: Final = object()
 
 
 class ColumnWriter:
@@ -55,45 +57,49 @@ class ColumnWriter:
         #: The number of values of all columns.
         self.values = 0
 
-    def rollouts(self, rows: Sequence[dict[str, Any]], omitted: frozenset[str]) -> dict[str, Any] | list[Any]:
+    def rollouts(self, rows: Sequence[dict[str, Any]], omitted: frozenset[str]) -> list[Any]:
         """Return the columns of rollouts, without fields `omitted` that are None in all of them.
-
-        Those of one rollout are a dict, unless it has long lists of numbers.
 
         Raises RolloutError for None among the values of a numeric field.
         """
         columns: list[Any] = []
         self.values += len(rows)
         if len(rows) == 1:
-            return self._of_one(rows[0], omitted)
+            return self._of_one(
+                {name: value for name, value in rows[0].items() if value is not None or name not in omitted}
+            )
         names, keys = tuple(rows[0]), [*map(tuple, rows)]
         if keys.count(names) == len(rows):
-            transposed: Any = zip(names, zip(*[row.values() for row in rows], strict=True), strict=True)
-        else:
-            union = dict.fromkeys(chain.from_iterable(keys))
-            transposed = [(name, [row.get(name, MISSING) for row in rows]) for name in union]
-        for name, values in transposed:
-            if values[0] is not None or name not in omitted or not _ONLY_NONE.issuperset(map(type, values)):
-                kind, content = self._column(values, 0)
-                columns += (name, kind, content)
-                if name in self._numeric and kind != NUMBERS and kind != ARRAYS:
-                    refuse_none(name, values)
+            for name, values in zip(names, zip(*[row.values() for row in rows], strict=True), strict=True):
+                if values[0] is not None or name not in omitted or not _ONLY_NONE.issuperset(map(type, values)):
+                    columns += (name, *self._field(name, values, values))
+            return columns
+        self._origins = None
+        self.values += len(rows) * len(union := dict.fromkeys(chain.from_iterable(keys)))
+        for name in union:
+            having = [index for index, row in enumerate(rows) if name in row]
+            field = self._field(name, [rows[index][name] for index in having], [row.get(name) for row in rows])
+            columns += (name, PARTIAL, [having, *field])
         return columns
 
-    def _of_one(self, fields: dict[str, Any], omitted: frozenset[str]) -> dict[str, Any] | list[Any]:
-        given = {name: value for name, value in fields.items() if value is not None or name not in omitted}
-        self.values += len(given)
-        numbers = {}
-        for name, value in given.items():
-            if type(value) is list and len(value) >= FEWEST and (found := self._lists([value]))[0] == NUMBERS:
-                numbers[name] = found
-            elif name in self._numeric:
+    def _of_one(self, fields: dict[str, Any]) -> list[Any]:
+        """Return the columns of one rollout, which shares all with itself, except long lists of numbers."""
+        self.values += len(fields)
+        if references := self._blocks.put_together(fields.values()):
+            fields = {name: references.get(id(value), value) for name, value in fields.items()}
+        columns = [*chain.from_iterable(zip(fields, repeat(SHARED), fields.values(), strict=False))]
+        for index, (name, value) in enumerate(fields.items()):
+            if type(value) is list and len(value) >= FEWEST:
+                columns[3 * index + 1 : 3 * index + 3] = self._lists([value])
+            if name in self._numeric and columns[3 * index + 1] != NUMBERS:
                 refuse_none(name, (value,))
-        if references := self._blocks.put_together(given.values()):
-            given = {name: references.get(id(value), value) for name, value in given.items()}
-        if not numbers:
-            return given
-        return [*chain.from_iterable((name, *numbers.get(name, (SHARED, value))) for name, value in given.items())]
+        return columns
+
+    def _field(self, name: str, values: Sequence[Any], of_all: Sequence[Any]) -> tuple[int, Any]:
+        kind, content = self._column(values, 0)
+        if name in self._numeric and kind != NUMBERS and kind != ARRAYS:
+            refuse_none(name, of_all)
+        return kind, content
 
     def _column(self, values: Sequence[Any], depth: int) -> tuple[int, Any]:
         """Return the kind and the content of a column."""
@@ -171,11 +177,13 @@ def leave_alone(values: Iterable[Any]) -> None:
 class ColumnReader:
     """Makes the values of columns: `arrays` those of an entry. At most `budget` values are made."""
 
-    __slots__ = ("_arrays", "_left")
+    __slots__ = ("_arrays", "_left", "partial")
 
     def __init__(self, arrays: Callable[[Any, int], Sequence[Any]], budget: int) -> None:
         self._arrays = arrays
         self._left = budget
+        #: Whether some rollouts lack a field: `MISSING` is its value then.
+        self.partial = False
 
     def spend(self, values: int) -> None:
         """Raise ValueError if there are more values than such a payload can have."""
@@ -214,6 +222,13 @@ class ColumnReader:
         if kind == NUMBERS:
             content = unpack_numbers(content, self.spend)
             leave_alone(content)
+        elif kind == PARTIAL:
+            having, kind, content = content
+            [values] = self.columns(["", kind, content], len(having)).values()
+            content = [_MISSING] * rows
+            for index, value in zip(having, values, strict=True):
+                content[index] = value
+            self.partial = True
         elif kind == INDEXED:
             content = _of_indices(*content)
         elif kind != LIST:
@@ -226,6 +241,9 @@ class ColumnReader:
         """Return the rollouts, or their values of a field, as dicts."""
         if not columns:
             return [{} for _ in range(rows)]
+        if self.partial:
+            rows_of = zip(*columns.values())
+            return [{name: one for name, one in zip(columns, row) if one is not _MISSING} for row in rows_of]
         if len(columns) == 1:  # such as {"score": 1.0}: in a third of the time
             [(name, values)] = columns.items()
             return [{name: value} for value in values]

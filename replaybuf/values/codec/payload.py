@@ -37,13 +37,13 @@ from replaybuf.values.codec.library_values import (
     is_ref,
 )
 from replaybuf.values.codec.msgpack_values import (
+    Decoders,
     Packed,
     Packing,
-    TypeTags,
     Unpacking,
+    decoders_of,
     lenient,
     needed_blocks,
-    type_tags,
 )
 from replaybuf.values.codec.packed_columns import Parents
 from replaybuf.values.codec.payload_format import Buffer, Compression, Head, SplitPayload
@@ -98,7 +98,7 @@ class Codec:
         instances = Instances(known, as_plain=as_plain)
         handlers = (Tensors(tensors), self._refs, Images(as_plain=as_plain))
         self._packing = Packing(handlers, self._converters, instances)
-        self._tags = type_tags((self._converters, instances, *handlers))
+        self._decoders = decoders_of((self._converters, instances, *handlers))
 
     def encode(
         self, rollouts: Sequence[Any], fetched: Fetched | None = None, parents: Parents = None
@@ -135,10 +135,10 @@ class Codec:
                 raise UnfetchedError(missing)
             refs = RefValues(refs.values | self.fetch(missing))
             packed = self._pack(fields, refs, numeric, parents)
-        blocks, plainly = packed.blocks, self.compression == "none"
+        plainly = self.compression == "none"
         sealed_from = sealed_from if plainly else math.inf
-        values = len(fields), packed.msgpack, blocks.blocks, blocks.sizes, packed.values
-        payload = form.written(*values, sealed_from=sealed_from)
+        parts, blocks, values = packed
+        payload = form.written(len(fields), parts, blocks.blocks, blocks.sizes, values, sealed_from=sealed_from)
         return payload if plainly else form.compressed(payload)
 
     def decode(self, payload: Buffer, *, owned: bool = False, tail: Buffer | None = None) -> list[Any]:
@@ -189,7 +189,7 @@ class Codec:
         with form.AS_DAMAGE:
             found, plain = self._opened(head)
             reader = PartReader(found, None, instead, instead)  # for arrays that a value is made of, too
-            return self._unpack(found, plain, reader, tags=lenient(self._tags))
+            return self._unpack(found, plain, reader, decoders=lenient(self._decoders))
 
     def split(self, payload: bytes | bytearray) -> SplitPayload:
         """Return a whole payload in two parts; the tail shares its memory."""
@@ -205,7 +205,7 @@ class Codec:
         Raises DecodeError when the head is damaged.
         """
         with form.AS_DAMAGE:
-            return needed_blocks(self._tags, *self._opened(head), deferred)
+            return needed_blocks(self._decoders, *self._opened(head), deferred)
 
     def _opened(self, payload: Buffer) -> tuple[Head, Buffer]:
         """Return the verified head of a payload, and the payload, decompressed if necessary."""
@@ -254,9 +254,9 @@ class Codec:
         payload: Buffer,
         blocks: BlockReader,
         deferred: Collection[str] = (),
-        tags: TypeTags | None = None,
+        decoders: Decoders | None = None,
     ) -> list[Any]:
-        found = Unpacking(tags or self._tags, blocks).rollouts(head, payload, deferred)
+        found = Unpacking(decoders or self._decoders, blocks).rollouts(head, payload, deferred)
         if isinstance(found, list):
             return [self.rollout_type.from_fields(fields) for fields in found]
         return self.rollout_type.from_columns(found, head.rollouts)

@@ -22,6 +22,8 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import numpy.typing as npt
 
+from replaybuf.values.rollouts.rollout import Status
+
 TUPLE, SET, FROZENSET, INT, COMPLEX, DECIMAL, UUID_, DATETIME, DATE, TIMEDELTA, PATH, SCALAR = range(1, 13)
 NUMPY_STR, NUMPY_BYTES, OBJECT_ARRAY, ARRAY, STATUS = range(13, 18)
 ENUM, OBJECT, TENSOR, OBJECT_REF, IMAGE, CONVERTED = range(18, 24)
@@ -50,14 +52,7 @@ class TypeHandler(Protocol):
         """
 
 
-class _Missing:
-    """The type of MISSING."""
-
-
-#: Marks a field that a rollout doesn't have, unlike others of its group: stored as the status without a name.
-MISSING: Final = _Missing()
-
-
+@lru_cache(maxsize=32)
 def type_tag(code: int) -> Any:
     """Return the type tag with this code, as msgpack packs it."""
     return msgpack.ExtType(code, b"")
@@ -160,6 +155,7 @@ _TYPES: Final[tuple[tuple[Any, int, Callable[[Any], Any], type, Decoder], ...]] 
     (date, DATE, date.isoformat, str, date.fromisoformat),
     (timedelta, TIMEDELTA, lambda v: [v.days, v.seconds, v.microseconds], list, lambda parts: timedelta(*parts)),
     (type(Path()), PATH, str, str, Path),
+    (Status, STATUS, lambda status: status._value_, str, {status.value: status for status in Status}.__getitem__),
     (np.ndarray, OBJECT_ARRAY, lambda array: [list(array.shape), array.ravel().tolist()], list, _decode_objects),
     (np.generic, SCALAR, lambda value: [describe_dtype(value.dtype), value.tobytes()], list, _decode_scalar),
     (np.str_, NUMPY_STR, lambda value: value[:], str, np.str_),  # str(value) drops trailing zeros
