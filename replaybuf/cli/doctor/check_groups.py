@@ -16,6 +16,7 @@ from replaybuf.storage.sql.statements.buffer_facts import find_last_uid
 from replaybuf.storage.sql.statements.checkpoints import raise_uid
 from replaybuf.storage.sql.statements.counts import add_counts
 from replaybuf.storage.sql.statements.lanes import need_lanes
+from replaybuf.storage.sql.statements.new_rows import insert_rows
 from replaybuf.storage.sql.statements.ordering import enter_race
 from replaybuf.storage.sql.statements.rows import name_key, part_of
 from replaybuf.values.rollouts.statuses import Status
@@ -26,8 +27,6 @@ _WHY_LOST = "its task and status were lost"
 _LANELESS = "SELECT uid FROM rb_group g WHERE NOT EXISTS (SELECT 1 FROM rb_lane l WHERE l.id = g.lane) ORDER BY uid"
 _SET_ASIDE = """UPDATE rb_group SET lane = :lane, error = :error, lease = NULL, leased_until = NULL, holder = NULL,
 pinned_staleness = coalesce(pinned_staleness, 0) WHERE uid {in:uids}"""
-_LANE = lane.columns.keys()
-_MAKE_LANE = f"INSERT INTO rb_lane ({', '.join(_LANE)}) VALUES (:{', :'.join(_LANE)})"  # noqa: S608
 
 
 @in_one_transaction
@@ -60,7 +59,7 @@ def _mend_lanes(tx: Transaction) -> str:
     """
     done = []
     if lost := _lost_lanes(tx):
-        tx.each(_MAKE_LANE, [tuple(one[name] for name in _LANE) for one in lost])
+        insert_rows(tx, lane, lost)
         done.append(f"made {units.number_of(len(lost), 'lane')} again, as checkpoints have them")
     if uids := tx.values(_LANELESS):
         own = tx.of(Scope(LOST))

@@ -213,7 +213,7 @@ class SQLStorage(Store):
                     for item in await self._run(partial(self.encoding.read, read, deferred)):
                         yield item
                 else:
-                    for row in await self._read(matching.read_metadata, uids, query):
+                    for row in await self._read(matching.read_matching, uids, query, payloads):
                         yield row.item([])
 
     async def _find(self, query: Node, order: Order, limit: int | None) -> AsyncIterator[list[tuple[int, int]]]:

@@ -51,6 +51,7 @@ from replaybuf.storage.sql.statements.files import SILENT_SECONDS, keep_files
 from replaybuf.storage.sql.statements.lanes import all_lanes
 from replaybuf.storage.sql.statements.leases import return_all
 from replaybuf.storage.sql.statements.ledger import STATE, read_page, write_cursors
+from replaybuf.storage.sql.statements.new_rows import insert_rows
 from replaybuf.storage.sql.statements.rows import rescoped_key
 
 _BATCH_GROUPS = 1000
@@ -158,7 +159,7 @@ async def _copy_rows(
     if convert is None:
         _begin_anew(target.scope.rules, lanes)
     ids = await target.run(write_lanes, lanes)
-    await target.run(_insert_rows, tally, [{**row, "lane": ids[row["lane"]], "shard": 0} for row in tallies])
+    await target.run(insert_rows, tally, [{**row, "lane": ids[row["lane"]], "shard": 0} for row in tallies])
     there = (str(Tally.SIZE), str(Tally.LEASED))
     reporter = ProgressReporter(progress, sum(int(row["amount"]) for row in tallies if row["name"] in there))
     after, size, copied = 0, 1, 0
@@ -180,8 +181,8 @@ async def _copy_rows(
         for row in converted:
             row["uid"] += shift
             check_row(f"group {row['uid']}", (row["data"], row["prompt"]))
-        await target.run(_insert_rows, group, groups)
-        await target.run(_insert_rows, payload, converted)
+        await target.run(insert_rows, group, groups)
+        await target.run(insert_rows, payload, converted)
         reporter.add(len(groups), _bytes_of(groups))
     await target.run(raise_uid, last + shift)
     await target.run(set_next_ticket, ticket)
@@ -197,7 +198,7 @@ async def _copy_prompts(source: _CopyEnd, target: _CopyEnd, name: str) -> None:
     after, shared = -1, {"buffer": target.scope.buffer, "name": name, "since": 0, "changed": 0}
     while rows := await source.run(read_page, name, after):
         after = rows[-1][0]
-        await target.run(_insert_rows, prompt, [dict(zip(STATE, row, strict=True)) | shared for row in rows])
+        await target.run(insert_rows, prompt, [dict(zip(STATE, row, strict=True)) | shared for row in rows])
 
 
 def _bytes_of(groups: Sequence[Row]) -> int:
@@ -234,15 +235,9 @@ def write_lanes(tx: Transaction, lanes: Sequence[dict[str, Any]]) -> dict[int, i
     if not lanes:
         return {}
     rows = [{name: value for name, value in row.items() if name != "id"} for row in lanes]
-    _insert_rows(tx, lane, [row | {"buffer": tx.scope.buffer} for row in rows])
+    insert_rows(tx, lane, [row | {"buffer": tx.scope.buffer} for row in rows])
     found = {(row["task_name"], row["status"], row["leased"]): row["id"] for row in all_lanes(tx)}
     return {row["id"]: found[(row["task_name"], row["status"], row["leased"])] for row in lanes}
-
-
-def _insert_rows(tx: Transaction, table: Table, rows: list[dict[str, Any]]) -> None:
-    names = list(rows[0]) if rows else []
-    insert = f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)})"  # noqa: S608
-    tx.each(insert, [[row[name] for name in names] for row in rows])
 
 
 def _batch(tx: Transaction, after: int, size: int) -> tuple[list[Row], list[Row]]:

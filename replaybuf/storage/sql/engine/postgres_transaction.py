@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -101,6 +101,9 @@ class PostgresTransaction(Transaction):
             if column.type.name in ("json", "jsonb"):
                 rows = [(*row[:at], None if row[at] is None else from_json(row[at]), *row[at + 1 :]) for row in rows]
         return [column.name for column in columns], rows
+
+    def fetch_mappings(self, sql: str, values: Row) -> Sequence[Mapping[str, Any]]:
+        return self.fetch(sql, values)  # type: ignore[return-value]  # asyncpg's records are both
 
     def _check(self, sql: str, values: Row) -> None:
         on_statement(sql, values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, cached_property, lru_cache
 from itertools import chain
@@ -119,6 +119,10 @@ class SqliteTransaction(Transaction):
         on_statement(sql, values)
         cursor = self._raw.execute(sql, values)
         return [name for name, *_ in cursor.description or ()], cursor.fetchall()
+
+    def fetch_mappings(self, sql: str, values: Row) -> Sequence[Mapping[str, Any]]:
+        names, rows = self.fetch_named(sql, values)
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
     def clock(self) -> float:
         start = self._host_start()

@@ -34,7 +34,8 @@ class Scope:
     """One buffer in a database, and its rules. Without a name: all buffers, for readers.
 
     `epoch` is the number of restores of the buffer before it was opened; `ticket_shift` is uid minus ticket;
-    `database` is the unique id of the database, `worker` the worker name of this store.
+    `database` is the unique id of the database, `worker` the worker name of this store. `with_leased`: queries find
+    leased groups, too.
     """
 
     buffer: str | None = "default"
@@ -43,15 +44,17 @@ class Scope:
     ticket_shift: int = 0
     database: str | None = None
     worker: str | None = None
+    with_leased: bool = False
 
     @property
     def lanes(self) -> ColumnElement[bool]:
-        """The lanes of the groups in the buffer, without leased ones except for readers."""
+        """The lanes of the groups that queries find."""
         from sqlalchemy import and_, false, true
 
         from replaybuf.storage.sql.schema.tables import lane
 
-        return true() if self.buffer is None else and_(lane.c.buffer == self.buffer, lane.c.leased == false())
+        mine = true() if self.buffer is None else lane.c.buffer == self.buffer
+        return mine if self.with_leased else and_(mine, lane.c.leased == false())
 
 
 #: For transactions about the whole database, and for files that hold one buffer.
@@ -102,6 +105,10 @@ class Transaction(ABC):
 
         PostgreSQL's JSON columns are parsed.
         """
+
+    @abstractmethod
+    def fetch_mappings(self, sql: str, values: Row) -> Sequence[Mapping[str, Any]]:
+        """Run a statement and return its rows with their column names."""
 
     def run(self, sql: str, *values: Any) -> Sequence[Row]:
         """Run SQL in the driver's own form and return its rows, if any."""
@@ -164,8 +171,8 @@ class Transaction(ABC):
 
     def rows(self, statement: str, /, **values: Any) -> list[dict[str, Any]]:
         """Run a statement and return its rows, with the same Python types from both databases (`tidy`)."""
-        names, found = self.table(statement, **values)
-        return [tidy(dict(zip(names, row, strict=True))) for row in found]
+        form = form_of(statement, self.dialect)
+        return [*map(tidy, self.fetch_mappings(form.sql, form.values(values)))]
 
     def value(self, statement: str, /, **values: Any) -> Any:
         """Run a statement and return the first value of its first row; None when there is no row."""

@@ -12,15 +12,15 @@ from replaybuf.errors import DecodeError
 from replaybuf.storage.decoding import Places, decode_shown
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.group_metadata import LAST_ANNOTATED
+from replaybuf.storage.sql.schema import REFRESHED_TO
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout_type import RolloutType
 
 #: Decodes rollouts, and objects in their fields, as dicts whatever their class, without torch or Ray.
 AS_DICTS = Codec(RolloutType(dict), tensors="numpy", object_refs="value", as_plain=True)
 
-_PAYLOAD = """
-SELECT p.data, g.marks, CASE WHEN g.pinned_staleness IS NULL THEN l.step ELSE g.pinned_step END
-FROM rb_group g JOIN rb_lane l ON l.id = g.lane LEFT JOIN rb_payload p ON p.uid = g.uid WHERE g.uid = :uid"""
+_PAYLOAD = f"""SELECT p.data, g.marks, {REFRESHED_TO}
+FROM rb_group g JOIN rb_lane l ON l.id = g.lane LEFT JOIN rb_payload p ON p.uid = g.uid WHERE g.uid = :uid"""  # noqa: S608
 
 
 _ARRAYS = f"""SELECT name, CAST(rows AS text), data FROM rb_annotation

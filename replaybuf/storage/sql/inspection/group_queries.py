@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, true
+from sqlalchemy import func
 
 from replaybuf.rules.policies import Order
 from replaybuf.rules.query import Node
@@ -21,19 +21,11 @@ from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.matching import count_groups, find_uids, select_matching
 
 
-@dataclass(frozen=True, slots=True)
-class ReadScope(Scope):
-    """The scope of a read: one buffer or all, including leased groups."""
-
-    @property
-    def lanes(self) -> ColumnElement[bool]:
-        return true() if self.buffer is None else lane.c.buffer == self.buffer
-
-
 def read_scope(tx: Transaction, buffer: str | None) -> Transaction:
-    """Return a transaction that queries one buffer or all. Raises InputError when only other buffers exist."""
+    """Return a transaction that queries one buffer or all, with leased groups. Raises InputError when only other
+    buffers exist."""
     check_buffer(tx, buffer)
-    return tx.of(ReadScope(buffer))
+    return tx.of(Scope(buffer, with_leased=True))
 
 
 def list_groups(
@@ -82,7 +74,7 @@ def removable(tx: Transaction, name: str, query: Node) -> Removable:
     """Return what a delete of the matching groups of a buffer would remove."""
     columns = lane.c.task_name, lane.c.status, lane.c.leased
     counted = (*columns, func.count().label("groups"), func.max(group.c.uid).label("last"))
-    looking = tx.of(ReadScope(name))
+    looking = tx.of(Scope(name, with_leased=True))
     chosen = select_matching(looking, query, *counted)
     found = looking.tuples(chosen.group_by(*columns).order_by(*columns))
     rows = [

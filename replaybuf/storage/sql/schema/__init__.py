@@ -11,6 +11,11 @@ REVISIONS = ("0001",)
 HEAD = REVISIONS[-1]
 VERSION_TABLE = "rb_version"
 
+#: The staleness of a group `g` in a lane `l`, in train steps, as text of SQL; and the train step for which that of its
+#: rollouts is: of the last refresh, NULL if there was none since the put or the expiry.
+STALENESS = "CASE WHEN g.pinned_staleness IS NOT NULL THEN g.pinned_staleness ELSE l.step - g.oldest_step - 1 END"
+REFRESHED_TO = "CASE WHEN g.pinned_staleness IS NULL THEN l.step ELSE g.pinned_step END"
+
 
 class State(Enum):
     """The relation of a database's revision to this version of replaybuf."""

@@ -6,14 +6,9 @@ from dataclasses import dataclass
 
 from replaybuf.storage.places.store import EXTENT_BYTES
 from replaybuf.storage.reports import ACTIVITIES
+from replaybuf.storage.sql.schema import REFRESHED_TO, STALENESS
 from replaybuf.storage.sql.schema.tables import ACTIVITY_SECONDS
 from replaybuf.values.rollouts.outline import PREVIEW_CHARS
-
-_STALENESS = "CASE WHEN g.pinned_staleness IS NOT NULL THEN g.pinned_staleness ELSE l.step - g.oldest_step - 1 END"
-
-# The step of one rollout's staleness: of the last refresh if there was one, else of its put or expiry.
-_ROLLOUT_STEP = "CASE WHEN g.pinned_staleness IS NULL THEN l.step ELSE g.pinned_step END"
-
 
 # Whether the payload (p) has the size that was put. If its arrays are kept apart, `data` is its head with all texts,
 # followed by the extent.
@@ -138,7 +133,7 @@ def _group_views(sql: _Sql) -> dict[str, str]:
         "groups": f"""
 SELECT
     g.uid AS uid, g.uid AS timestamp_id, l.buffer AS buffer, l.task_name AS task_name, l.status AS status,
-    {sql.typed(_STALENESS, "INTEGER")} AS staleness, g.priority AS priority, g.times_sampled AS times_sampled,
+    {sql.typed(STALENESS, "INTEGER")} AS staleness, g.priority AS priority, g.times_sampled AS times_sampled,
     {sql.time("g.created_at")} AS created_at,
     {sql.time("g.leased_until")} AS leased_until,
     {sql.time("g.archived_at")} AS archived_at,
@@ -181,7 +176,7 @@ SELECT
 FROM (
     SELECT
         g.uid AS uid, {at} AS position, o.value AS outline, l.buffer AS buffer, l.task_name AS task_name,
-        p.prompt AS prompt, g.worker AS worker, {_ROLLOUT_STEP} AS step,
+        p.prompt AS prompt, g.worker AS worker, {REFRESHED_TO} AS step,
         {sql.mark("oldest", at, "bigint")} AS oldest_step,
         {sql.mark("reward", at, "double precision")} AS reward,
         {sql.mark("staleness", at, "bigint")} AS staleness,

@@ -122,14 +122,10 @@ def settle(tx: Transaction, lease: Leased, uids: Sequence[int], step: int | None
 
 def _settle_some(tx: Transaction, lease: int, uids: set[int], step: int | None) -> None:
     """Settle some groups of a batch. The first ones set its step; those of another step become another batch."""
-    names = ("id", "settled", "step", "buffer", "taken_at", "epoch", "status", "worker", "lease")
-    rows = tx.tuples(
-        f"SELECT {', '.join(names)} FROM rb_batch WHERE lease = :lease AND settled < groups {{lock}}",  # noqa: S608
-        lease=lease,
-    )
+    rows = tx.rows("SELECT * FROM rb_batch WHERE lease = :lease AND settled < groups {lock}", lease=lease)
     if not rows:  # not recorded, or pruned
         return
-    found = dict(zip(names, rows[0], strict=True))
+    found = rows[0]
     if not found["settled"] or found["step"] == step:
         _change(tx, found["id"], step=step, settled=found["settled"] + len(uids))
         return
@@ -139,8 +135,7 @@ def _settle_some(tx: Transaction, lease: int, uids: set[int], step: int | None) 
     mine = [member for member in members if member[0] in uids]
     rest = [member for member in members if member[0] not in uids]
     if mine and rest:
-        kept = {name: found[name] for name in ("buffer", "taken_at", "epoch", "status", "worker", "lease")}
-        tx.send(_INSERT, **kept, step=step, settled=len(mine), **_about(mine))
+        tx.send(_INSERT, **found | {"step": step, "settled": len(mine)} | _about(mine))
         for table in ("rb_past", "rb_annotation"):
             passed_on = f"UPDATE {table} SET draw = {{draw}} WHERE draw = :old AND draw > 0 AND uid {{in:uids}}"  # noqa: S608
             tx.send(passed_on, old=found["id"], uids=list(uids))

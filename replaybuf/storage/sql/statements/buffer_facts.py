@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.schema import STALENESS
 from replaybuf.values.rollouts.statuses import Status
 
 if TYPE_CHECKING:
     from replaybuf.storage.values import Cursor
 
 Tallied = dict[tuple[str, Status, Tally], int]
-
-#: The staleness of a group `g` in a lane `l`, in train steps.
-STALENESS = "CASE WHEN g.pinned_staleness IS NOT NULL THEN g.pinned_staleness ELSE l.step - g.oldest_step - 1 END"
 
 #: The tallies of a buffer by task, status and name, but those of bytes; further conditions go between both parts.
 SUMS = """SELECT l.task_name, l.status, t.name, sum(t.amount) AS amount

@@ -74,18 +74,14 @@ def read_groups(
 
     Arrays in the fields `deferred` aren't read.
     """
-    rows = _read_rows(tx, uids, query, payloads=not deferred)
+    rows = read_matching(tx, uids, query, not deferred)
     if deferred:
         read_heads(tx, codec, rows, deferred)
     return rows
 
 
-def read_metadata(tx: Transaction, uids: Sequence[int], query: Node) -> list[GroupRow]:
-    """Return the same groups as `read_groups`, without payloads."""
-    return _read_rows(tx, uids, query, payloads=False)
-
-
-def _read_rows(tx: Transaction, uids: Sequence[int], query: Node, *, payloads: bool) -> list[GroupRow]:
+def read_matching(tx: Transaction, uids: Sequence[int], query: Node, payloads: bool) -> list[GroupRow]:
+    """Return the same groups as `read_groups`, perhaps without payloads."""
     named = tx.dialect.one_of(group.c.uid, "uids")
     chosen = named, tx.scope.lanes, compile_sql(query, FIELDS, tx.dialect.name)
     found = tx.tuples(select_rows(payloads=payloads).where(*chosen), uids=tx.dialect.listed(uids))

@@ -252,33 +252,34 @@ def aside_since(new: NewGroup) -> float | None:
 
 def insert_groups(tx: Transaction, groups: Sequence[Row], payloads: Sequence[Row]) -> None:
     """Insert rows of `rb_group` and `rb_payload`."""
-    _insert(tx, group, groups)
+    # The moment since when a group is set aside is the server's, because hosts' clocks differ.
+    insert_rows(tx, group, groups, moment="archived_at")
     insert_payloads(tx, payloads)
 
 
 def insert_payloads(tx: Transaction, payloads: Sequence[Row]) -> None:
     """Insert rows of `rb_payload`."""
-    _insert(tx, payload, [row for row in payloads if len(row["data"]) <= _LARGE])
+    insert_rows(tx, payload, [row for row in payloads if len(row["data"]) <= _LARGE])
     for row in payloads:
         if len(row["data"]) > _LARGE:
-            _insert(tx, payload, [row])
+            insert_rows(tx, payload, [row])
 
 
-def _insert(tx: Transaction, table: Table, rows: Sequence[Row]) -> None:
+def insert_rows(tx: Transaction, table: Table, rows: Sequence[Row], *, moment: str | None = None) -> None:
+    """Insert rows into a table; where it is given, the column `moment` gets the present one."""
     if len(rows) == 1:
-        tx.change(_insertion(table, tuple(rows[0])), **rows[0])
+        tx.change(_insertion(table, tuple(rows[0]), moment), **rows[0])
     elif rows:
         names = tuple(dict.fromkeys(chain.from_iterable(rows)))
         alike = {*map(len, rows)} == {len(names)}
         values = map(itemgetter(*names), rows) if alike else ([row.get(name) for name in names] for row in rows)
-        tx.each(_insertion(table, names), [*values])
+        tx.each(_insertion(table, names, moment), [*values])
 
 
 @lru_cache(maxsize=256)
-def _insertion(table: Table, names: Sequence[str]) -> str:
+def _insertion(table: Table, names: Sequence[str], moment: str | None) -> str:
     """Return the INSERT of these columns; `sqlite3` takes longer to bind a None than a number."""
-    # The moment since when a group is set aside is the server's, because hosts' clocks differ.
-    values = (f"{{moment:{name}}}" if name == "archived_at" else f":{name}" for name in names)
+    values = (f"{{moment:{name}}}" if name == moment else f":{name}" for name in names)
     return f"{{insert}} INTO {table.name} ({', '.join(names)}) VALUES ({', '.join(values)})"
 
 
