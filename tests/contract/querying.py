@@ -118,7 +118,8 @@ class ImportLaws(Harness):
 
     async def test_groups_are_put_with_the_cursors_move_or_not_at_all(self, buffer: ReplayBuffer) -> None:
         storage = buffer.storage
-        assert await storage.put_with_cursor([self.moved(1), self.moved(2)], Cursor("file", 0, 2, b"x"))
+        groups = [self.moved(1), self.moved(4, key="k"), self.moved(2, key="k")]  # the last one of a key stays
+        assert await storage.put_with_cursor(groups, Cursor("file", 0, 2, b"x"))
         assert not await storage.put_with_cursor([self.moved(3)], Cursor("file", 0, 3, b"y"))
         assert await storage.cursor("file") == Cursor("file", 1, 2, b"x")
         assert ids(await buffer.get(9, "math")) == [1, 2]
