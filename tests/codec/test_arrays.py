@@ -25,7 +25,7 @@ from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, Rollo
 from replaybuf.values.codec import value_types as ext
 from replaybuf.values.codec.blocks import GROUPED, DeferredArray, checked_array
 from replaybuf.values.codec.payload import Codec
-from replaybuf.values.codec.payload_format import BODY_AT, Head, digest, fed
+from replaybuf.values.codec.payload_format import BODY_AT, Head, digest, fed, verify
 from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.codec.values import DICTS, MARK, PAYLOAD, ZSTD, hostile_field, ndarrays, round_trip, same, with_checksum
 from tests.scripts import run
@@ -67,7 +67,7 @@ def test_arrays_in_one_payload_can_be_written_to_and_do_not_overlap(arrays: list
 def test_a_payload_that_others_have_is_not_written_to(array: Any) -> None:
     for form in (bytes, bytearray, memoryview):
         payload = DICTS.encode([{"a": array + row} for row in range(2)])
-        DICTS.verify(form(payload))
+        verify(form(payload))
         back = DICTS.decode(form(payload))
         back[0]["a"] += 1
         assert (DICTS.decode(payload)[0]["a"] == array).all()
@@ -114,7 +114,7 @@ def test_code_of_users_that_runs_while_a_group_is_read_changes_no_payload(codec:
     payload = bytes(codec.encode([rollout]))
     [back] = codec.decode(payload, owned=True)
     codec.rollout_type.set(back, "seq_staleness", 3)
-    codec.verify(payload)
+    verify(payload)
 
 
 def test_writing_copies_once_and_reading_never() -> None:
@@ -331,7 +331,7 @@ def test_every_flipped_bit_is_noticed(part: str) -> None:
         with pytest.raises(DecodeError):
             DICTS.decode(b"".join(parts))
         with pytest.raises(DecodeError):
-            DICTS.verify(b"".join(parts))
+            verify(b"".join(parts))
 
 
 def test_every_truncation_is_noticed() -> None:
@@ -442,7 +442,7 @@ def test_a_missing_zstandard_is_named_with_its_extra(monkeypatch: pytest.MonkeyP
         Codec(RolloutType(dict), compression="zstd")
     with pytest.raises(MissingDriverError, match="pip install zstandard"):
         DICTS.decode(payload)
-    DICTS.verify(payload)
+    verify(payload)
     DICTS.decode(PAYLOAD)
 
 

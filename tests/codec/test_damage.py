@@ -19,6 +19,7 @@ from PIL import Image
 from replaybuf.errors import DecodeError
 from replaybuf.values.codec import packed_columns as columns
 from replaybuf.values.codec import value_types as ext
+from replaybuf.values.codec.payload_format import verify
 from replaybuf.values.rollouts.rollout import RolloutState, Status
 from tests.codec.values import DICTS, MARK, PAYLOAD, STATES, ZSTD, hostile_field, sealed, with_checksum
 
@@ -67,7 +68,7 @@ def test_every_flipped_bit_of_a_compressed_payload_is_noticed() -> None:
     for bit in range(8 * len(payload)):
         damaged = bytearray(payload)
         damaged[bit // 8] ^= 1 << bit % 8
-        for read in (DICTS.decode, DICTS.verify):
+        for read in (DICTS.decode, verify):
             with pytest.raises(DecodeError):
                 read(damaged)
 
@@ -346,6 +347,6 @@ def test_each_kind_of_damage_has_its_own_message() -> None:
     }
     for message, payload in cases.items():
         with pytest.raises(DecodeError, match=message):
-            DICTS.verify(payload)
+            verify(payload)
         with pytest.raises(DecodeError, match=message):
             DICTS.decode(payload)

@@ -30,9 +30,9 @@ import numpy as np
 from xxhash import xxh3_128
 
 from replaybuf.errors import DecodeError
-from replaybuf.values.codec.number_lists import bytes_alike
+from replaybuf.values.codec.number_lists import beginnings
 from replaybuf.values.codec.payload_format import Head, digest, fed
-from replaybuf.values.codec.value_types import ARRAY, AnyArray, describe_dtype, simple_dtype
+from replaybuf.values.codec.value_types import ARRAY, AnyArray, are_counts, describe_dtype, simple_dtype
 
 #: Smaller arrays, together with the others of their column, are in the table.
 SMALL: Final = 1024
@@ -50,7 +50,6 @@ _PLACE: Final = struct.Struct("<II")
 _make: Final = tuple.__new__  # bypasses the checks of ExtType.__new__
 _DTYPE: Final = attrgetter("dtype")
 _DIMENSIONS: Final = attrgetter("ndim")
-_ONLY_INT: Final = frozenset({int})
 _ONLY_ARRAYS: Final = frozenset({np.ndarray})
 
 
@@ -184,8 +183,7 @@ class BlockWriter:
     def _continued(self, arrays: Sequence[AnyArray], origins: Sequence[int]) -> list[Any]:
         """Return the blocks of arrays: of one that begins as an earlier one does, that one's and one with the rest."""
         found: list[Any] = []
-        for place, (at, array) in enumerate(zip(origins, arrays, strict=True)):
-            same = bytes_alike(arrays[at], array) if at < place else 0
+        for at, array, same in zip(origins, arrays, beginnings(arrays, origins), strict=True):
             before = found[at] if same else []
             parts = before if type(before) is list else [before, arrays[at].nbytes]
             if not SMALL <= same <= self._room or len(parts) >= 2 * _MOST_PARTS:
@@ -321,7 +319,7 @@ class BlockReader:
         description, inside, shapes = self._table[3 * entry : 3 * entry + 3]
         if type(shapes) is not list or not shapes:
             raise ValueError("no shapes of arrays")
-        sizes = shapes if _ONLY_INT.issuperset(map(type, shapes)) else [*map(_size, shapes)]
+        sizes = shapes if are_counts(shapes) else [*map(_size, shapes)]
         dtype = simple_dtype(description)
         nbytes = sum(sizes) * dtype.itemsize
         if type(inside) is int:
@@ -329,10 +327,10 @@ class BlockReader:
         elif type(inside) is bytes:
             fits = len(inside) in (nbytes, dtype.itemsize)
         else:
-            whole = _ONLY_INT.issuperset(map(type, inside)) and min(inside) >= 0
+            whole = are_counts(inside)
             found = [self._head.sizes[block] for block in inside] if whole else [*map(self._bytes_in, inside)]
             fits = found == [size * dtype.itemsize for size in sizes]
-        if min(sizes) < 0 or not fits:
+        if not fits:
             raise ValueError("its arrays don't match its blocks")
         return dtype, inside, shapes, sizes
 
@@ -451,8 +449,7 @@ def from_pieces(pieces: Mapping[int, Any]) -> Callable[[DeferredArray], AnyArray
 
 
 def _size(shape: Any) -> int:
-    if type(shape) is int:
-        return shape
-    if type(shape) is not list or not _ONLY_INT.issuperset(map(type, shape)) or min(shape, default=0) < 0:
+    dimensions = [shape] if type(shape) is int else shape
+    if not are_counts(dimensions):
         raise ValueError(f"no shape: {shape!r:.80}")
-    return math.prod(shape)
+    return math.prod(dimensions)

@@ -29,14 +29,24 @@ import numpy as np
 
 from replaybuf.errors import DecodeError, RolloutError
 from replaybuf.values.codec.blocks import StandIn
-from replaybuf.values.codec.value_types import IMAGE, OBJECT_REF, SCALARS, TENSOR, AnyArray, Decoder, Encoder, type_tag
+from replaybuf.values.codec.value_types import (
+    IMAGE,
+    MOST_DIMENSIONS,
+    OBJECT_REF,
+    SCALARS,
+    TENSOR,
+    AnyArray,
+    Decoder,
+    Encoder,
+    are_counts,
+    type_tag,
+)
 
 RestoreTensors = Literal["torch", "numpy"]
 RestoreRefs = Literal["ref", "value"]
 #: Fetched values by ObjectRef, or a `_Problem` for an object that can't be fetched.
 Fetched = dict[Any, Any]
 
-_MAX_DIMENSIONS: Final = 64
 #: The dtypes that can be stored, with the bytes of an item.
 _ITEM_SIZES: Final = {
     **dict.fromkeys(("bool", "uint8", "int8"), 1),
@@ -107,9 +117,9 @@ def _checked_tensor(content: Any) -> tuple[str, list[int], AnyArray]:
         raise ValueError(f"unknown dtype of a tensor: {name!r:.80}")
     if type(items) is not np.ndarray or items.dtype != np.uint8 or items.ndim != 1:
         raise ValueError("no bytes of a tensor")
-    if type(shape) is not list or len(shape) > _MAX_DIMENSIONS:
+    if not are_counts(shape) or len(shape) > MOST_DIMENSIONS:
         raise ValueError("no shape of a tensor")
-    if any(type(size) is not int or size < 0 for size in shape) or math.prod(shape) * _ITEM_SIZES[name] != len(items):
+    if math.prod(shape) * _ITEM_SIZES[name] != len(items):
         raise ValueError(f"a tensor of shape {shape!r:.80} and dtype {name} can't have {len(items)} bytes")
     return name, shape, items
 

@@ -22,12 +22,12 @@ import numpy as np
 
 from replaybuf.errors import RolloutError
 from replaybuf.values.codec import value_types as types
-from replaybuf.values.codec.blocks import BlockReader, BlockWriter, DeferredArray, PartReader
+from replaybuf.values.codec.blocks import BlockReader, BlockWriter, PartReader
 from replaybuf.values.codec.library_values import RefValues
 from replaybuf.values.codec.packed_columns import ColumnReader, ColumnWriter, Parents, leave_alone
 from replaybuf.values.codec.payload_format import MOST_VALUES, Buffer, Head
 from replaybuf.values.codec.user_classes import Converters, Instances, name_of
-from replaybuf.values.codec.value_types import DECODERS, ENCODERS, Decoder, Encoder, TypeHandler, type_tag
+from replaybuf.values.codec.value_types import ENCODERS, Decoder, Encoder, TypeHandler, type_tag
 
 _SEQUENCES: Final = frozenset({list, tuple, set, frozenset})
 _ARRAY: Final = types.ARRAY  # a module global, since it is compared for every extension object
@@ -54,7 +54,7 @@ class Packing:
     """
 
     def __init__(self, handlers: Sequence[TypeHandler], converters: Converters, instances: Instances) -> None:
-        self._handlers = (converters, *handlers, instances)  # the last one refuses unknown classes
+        self._handlers = (*handlers, instances)  # the last one refuses unknown classes
         self._converters = converters
         self._instances = instances
         self._encoders = ENCODERS | converters.encoders  # extended by `encoder`
@@ -120,25 +120,16 @@ class Packing:
             self._encoders[kind] = encoder
         return encoder
 
-    def explain(self, value: Any, path: str, refs: RefValues) -> RolloutError | None:
-        """Return the RolloutError of the innermost unstorable part of the value at `path`; None if it can be packed."""
-        error = self._packing_error(value, refs)
-        if error is None:
-            return None
-        while not (isinstance(error, RecursionError) or "recursion limit" in str(error)):
-            for step, child in self._children(value, refs):
-                if (child_error := self._packing_error(child, refs)) is not None:
-                    value, path, error = child, path + step, child_error
-                    break
-            else:
-                return RolloutError(f"{path}: {error}")
-        return RolloutError(f"{path}: nested too deeply, or holds itself")
-
-    def _packing_error(self, value: Any, refs: RefValues) -> Exception | None:
-        try:
-            self.pack([{"": value}], frozenset(), refs)
-        except Exception as error:
-            return error
+    def explain(self, parts: Iterable[tuple[str, Any]], refs: RefValues, path: str = "") -> RolloutError | None:
+        """Return the RolloutError of the innermost unstorable value among the parts of `path`; None without one."""
+        for step, value in parts:
+            try:
+                self.pack([{"": value}], frozenset(), refs)
+            except Exception as error:
+                path += step
+                if isinstance(error, RecursionError) or "recursion limit" in str(error):
+                    return RolloutError(f"{path}: nested too deeply, or holds itself")
+                return self.explain(self._children(value, refs), refs, path) or RolloutError(f"{path}: {error}")
         return None
 
     def _children(self, value: Any, refs: RefValues) -> Iterator[tuple[str, Any]]:
@@ -172,11 +163,6 @@ class Packing:
 
 #: Decoders by the codes of their type tags.
 Decoders = Mapping[int, Decoder]
-
-
-def decoders_of(handlers: Iterable[TypeHandler]) -> Decoders:
-    """Return all decoders, including those of these handlers."""
-    return DECODERS | {code: decode for handler in handlers for code, decode in handler.decoders.items()}
 
 
 def lenient(decoders: Decoders) -> Decoders:
@@ -287,21 +273,3 @@ class Unpacking:
         if key not in self._made:
             self._made[key] = self._decoders[code](content), content[2]
         return self._made[key][0]
-
-
-def needed_blocks(decoders: Decoders, head: Head, payload: Buffer, deferred: Collection[str]) -> list[tuple[int, int]]:
-    """Return the places of the blocks with arrays outside the fields `deferred`. Invalid data raises any exception."""
-    needs: dict[tuple[int, int], None] = {}
-
-    def note(array: DeferredArray) -> None:
-        for part in array.parts or (array,):
-            needs[part.block_at, part.block_size] = None
-
-    Unpacking(dict.fromkeys(decoders, _nothing), PartReader(head, None, note, _nothing)).rollouts(
-        head, payload, deferred
-    )
-    return sorted(needs)
-
-
-def _nothing(_: Any) -> None:
-    pass

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from replaybuf.values.codec.value_types import AnyArray
+from replaybuf.values.codec.value_types import AnyArray, are_counts
 
 #: The fewest numbers of a column for which packing them together pays.
 FEWEST: Final = 256
@@ -27,7 +27,6 @@ _MARSHALLED: Final = {
 }
 #: What comes before its items.
 _HEADER: Final = 5
-_ONLY_INT: Final = frozenset({int})
 
 
 def pack_numbers(lists: Sequence[list[Any]], origins: Sequence[int] | None = None) -> list[Any] | None:
@@ -43,10 +42,7 @@ def pack_numbers(lists: Sequence[list[Any]], origins: Sequence[int] | None = Non
     shared: list[list[int]] = []
     if origins is not None:
         arrays = [numbers[start:end] for start, end in pairwise(accumulate(lengths, initial=0))]
-        counts = [
-            bytes_alike(arrays[at], array) // array.itemsize if at < place else 0
-            for place, (at, array) in enumerate(zip(origins, arrays, strict=True))
-        ]
+        counts = [alike // numbers.itemsize for alike in beginnings(arrays, origins)]
         if sum(counts) >= FEWEST:
             arrays = [array[count:] for array, count in zip(arrays, counts, strict=True)]
             numbers, lengths, shared = np.concatenate(arrays), [*map(len, arrays)], [[*origins], counts]
@@ -76,7 +72,13 @@ def _as_array(lists: Sequence[list[Any]], lengths: Sequence[int], kind: type) ->
     return items["number"].copy() if items["kind"].tobytes().count(mark) == len(items) else None
 
 
-def bytes_alike(one: AnyArray, other: AnyArray) -> int:
+def beginnings(arrays: Sequence[AnyArray], origins: Sequence[int]) -> list[int]:
+    """Return of how many bytes each array begins as that at its origin does, which has to be an earlier one."""
+    pairs = enumerate(zip(origins, arrays, strict=True))
+    return [_bytes_alike(arrays[at], array) if at < place else 0 for place, (at, array) in pairs]
+
+
+def _bytes_alike(one: AnyArray, other: AnyArray) -> int:
     """Return the number of bytes, in eights, as which both arrays begin in C order."""
     size = min(one.nbytes, other.nbytes) // 8 * 8
     if not size:
@@ -94,7 +96,7 @@ def unpack_numbers(content: Any, spend: Callable[[int], None]) -> list[list[Any]
     Raises any exception for an invalid one.
     """
     name, lengths, numbers, *shared = content
-    if type(lengths) is not list or not _ONLY_INT.issuperset(map(type, lengths)) or min(lengths) < 0:
+    if not are_counts(lengths):
         raise ValueError("no lengths of lists")
     total = sum(lengths)
     spend(total)
@@ -106,7 +108,7 @@ def unpack_numbers(content: Any, spend: Callable[[int], None]) -> list[list[Any]
     lists = [found[start:end].tolist() for start, end in pairwise(accumulate(lengths, initial=0))]
     if shared:
         origins, counts = shared
-        if not _ONLY_INT.issuperset(map(type, (*origins, *counts))) or min(*origins, *counts) < 0:
+        if not (are_counts(origins) and are_counts(counts)):
             raise ValueError("no beginnings of lists")
         spend(sum(counts))
         for place, (added, at, count) in enumerate(zip(lists, origins, counts, strict=True)):

@@ -26,7 +26,7 @@ import numpy as np
 
 from replaybuf.values.codec.blocks import GROUPED, BlockWriter
 from replaybuf.values.codec.number_lists import FEWEST, pack_numbers, unpack_numbers
-from replaybuf.values.codec.value_types import SCALARS
+from replaybuf.values.codec.value_types import SCALARS, are_counts
 from replaybuf.values.rollouts.group_fields import refuse_none
 
 SHARED, LIST, ARRAYS, INDEXED, DICT, NUMBERS, PARTIAL = range(7)
@@ -39,7 +39,6 @@ _TEXTS: Final = frozenset({str, bytes, type(None)})
 _DEEPEST: Final = 8
 _ONLY_NONE: Final = frozenset({type(None)})
 _ONLY_STR: Final = frozenset({str})
-_ONLY_INT: Final = frozenset({int})
 #: The value of a field that a rollout doesn't have, unlike others of its group.
 _MISSING: Final = object()
 
@@ -148,16 +147,8 @@ def _shared_names(values: Sequence[dict[Any, Any]]) -> tuple[str, ...]:
     return names if same else ()
 
 
-def _untracking() -> Callable[[list[Any]], object]:
-    """Return CPython's function that untracks an object from the garbage collector; elsewhere one that does nothing."""
-    if getattr(getattr(ctypes, "pythonapi", None), "PyObject_GC_UnTrack", None) is None:
-        return id
-    return ctypes.PYFUNCTYPE(None, ctypes.py_object)(("PyObject_GC_UnTrack", ctypes.pythonapi))
-
-
-_untrack: Final = _untracking()
-
-
+#: CPython's function that untracks an object from the garbage collector.
+_untrack: Final = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("PyObject_GC_UnTrack", ctypes.pythonapi))
 _LONG: Final = 32
 _NUMBERS: Final = frozenset({int, float})
 
@@ -251,6 +242,6 @@ class ColumnReader:
 
 
 def _of_indices(indices: Any, *values: Any) -> list[Any]:
-    if type(indices) is not list or not _ONLY_INT.issuperset(map(type, indices)) or min(indices) < 0:
+    if not are_counts(indices):
         raise ValueError("no indices of values")
     return [values[index] for index in indices]

@@ -41,14 +41,12 @@ from replaybuf.values.codec.msgpack_values import (
     Packed,
     Packing,
     Unpacking,
-    decoders_of,
     lenient,
-    needed_blocks,
 )
 from replaybuf.values.codec.packed_columns import Parents
 from replaybuf.values.codec.payload_format import Buffer, Compression, Head, SplitPayload
 from replaybuf.values.codec.user_classes import ConverterMap, Converters, Instances
-from replaybuf.values.codec.value_types import SCALARS
+from replaybuf.values.codec.value_types import DECODERS, SCALARS
 from replaybuf.values.rollouts.rollout_type import RolloutType
 
 #: The bytes of loaded blocks, by their position after the head.
@@ -98,7 +96,9 @@ class Codec:
         instances = Instances(known, as_plain=as_plain)
         handlers = (Tensors(tensors), self._refs, Images(as_plain=as_plain))
         self._packing = Packing(handlers, self._converters, instances)
-        self._decoders = decoders_of((self._converters, instances, *handlers))
+        self._decoders: Decoders = dict(DECODERS)
+        for one in (self._converters, instances, *handlers):
+            self._decoders |= one.decoders
 
     def encode(
         self, rollouts: Sequence[Any], fetched: Fetched | None = None, parents: Parents = None
@@ -141,6 +141,7 @@ class Codec:
         payload = form.written(len(fields), parts, blocks.blocks, blocks.sizes, values, sealed_from=sealed_from)
         return payload if plainly else form.compressed(payload)
 
+    @form.as_damage
     def decode(self, payload: Buffer, *, owned: bool = False, tail: Buffer | None = None) -> list[Any]:
         """Return the rollouts of a payload, independent of its memory, after its checksums were verified.
 
@@ -153,43 +154,42 @@ class Codec:
         Raises DecodeError for a damaged payload, a newer version or another rollout type, and MissingDriverError when
         zstd is needed and not installed. Memory use is proportional to the payload.
         """
-        with form.AS_DAMAGE:
-            head, plain = self._opened(payload)
-            lends = owned and head.blocks > 0 and not self.runs_code  # which may need the payload again
-            if tail is not None:
-                blocks = memoryview(tail)
-                lends = lends and not blocks.readonly and type(tail) is not memoryview
-            elif lends and plain is payload and isinstance(payload, (bytes, bytearray)):
-                blocks = form.as_writable(payload)[head.head :]
-            else:
-                blocks, lends = memoryview(plain)[head.head :], False
-            if plain is payload:
-                head.verify(blocks)
-            kept = head.size if tail is None else len(blocks)
-            return self._unpack(head, plain, BlockReader(head, blocks, kept=kept, lends=lends))
+        head, plain = self._opened(payload)
+        lends = owned and head.blocks > 0 and not self.runs_code  # which may need the payload again
+        if tail is not None:
+            blocks = memoryview(tail)
+            lends = lends and not blocks.readonly and type(tail) is not memoryview
+        elif lends and plain is payload and isinstance(payload, (bytes, bytearray)):
+            blocks = form.as_writable(payload)[head.head :]
+        else:
+            blocks, lends = memoryview(plain)[head.head :], False
+        if plain is payload:
+            head.verify(blocks)
+        kept = head.size if tail is None else len(blocks)
+        return self._unpack(head, plain, BlockReader(head, blocks, kept=kept, lends=lends))
 
+    @form.as_damage
     def decode_deferred(self, head: Buffer, deferred: Collection[str], pieces: Pieces, handles: Instead) -> list[Any]:
         """Return the rollouts of a payload with handles in place of the arrays in these fields, at any depth.
 
         For a payload with blocks, `head` is its head, and `pieces` has the other blocks (`wanted`), which are verified;
         otherwise `head` is the whole payload. Raises the errors of `decode`.
         """
-        with form.AS_DAMAGE:
-            found, plain = self._opened(head)
-            blocks = memoryview(plain)[found.head :] if plain is not head or not found.blocks else None
-            reader = PartReader(found, blocks, from_pieces(pieces), handles)
-            return self._unpack(found, plain, reader, frozenset(deferred))
+        found, plain = self._opened(head)
+        blocks = memoryview(plain)[found.head :] if plain is not head or not found.blocks else None
+        reader = PartReader(found, blocks, from_pieces(pieces), handles)
+        return self._unpack(found, plain, reader, frozenset(deferred))
 
+    @form.as_damage
     def decode_head(self, head: Buffer) -> list[Any]:
         """Return the rollouts of a payload without its blocks, with None for their arrays. Raises DecodeError."""
 
         def instead(array: Any) -> Any:
             return None if isinstance(array, DeferredArray) else array
 
-        with form.AS_DAMAGE:
-            found, plain = self._opened(head)
-            reader = PartReader(found, None, instead, instead)  # for arrays that a value is made of, too
-            return self._unpack(found, plain, reader, decoders=lenient(self._decoders))
+        found, plain = self._opened(head)
+        reader = PartReader(found, None, instead, instead)  # for arrays that a value is made of, too
+        return self._unpack(found, plain, reader, decoders=lenient(self._decoders))
 
     def split(self, payload: bytes | bytearray) -> SplitPayload:
         """Return a whole payload in two parts; the tail shares its memory."""
@@ -199,13 +199,25 @@ class Codec:
         tail = memoryview(payload)[head.head :]
         return SplitPayload(bytes(payload[: head.head]), (tail,), len(tail))
 
+    @form.as_damage
     def wanted(self, head: Buffer, deferred: Collection[str]) -> list[tuple[int, int]]:
         """Return the offset in the tail and the size of each block with arrays outside these fields.
 
         Raises DecodeError when the head is damaged.
         """
-        with form.AS_DAMAGE:
-            return needed_blocks(self._decoders, *self._opened(head), deferred)
+        needs: dict[tuple[int, int], None] = {}
+
+        def note(array: DeferredArray) -> None:
+            for part in array.parts or (array,):
+                needs[part.block_at, part.block_size] = None
+
+        def nothing(_: Any) -> None:
+            pass
+
+        found, plain = self._opened(head)
+        unpacking = Unpacking(dict.fromkeys(self._decoders, nothing), PartReader(found, None, note, nothing))
+        unpacking.rollouts(found, plain, deferred)
+        return sorted(needs)
 
     def _opened(self, payload: Buffer) -> tuple[Head, Buffer]:
         """Return the verified head of a payload, and the payload, decompressed if necessary."""
@@ -225,28 +237,16 @@ class Codec:
         for rollout in rollouts:
             releasing.replace(rollout)
 
-    def verify(self, payload: Buffer, tail: Buffer | None = None) -> None:
-        """Raise DecodeError unless header and checksums are valid; decodes nothing.
-
-        A separate tail is verified only if given; `decode` verifies it as well.
-        """
-        form.verify(payload, tail)
-
     def _pack(self, fields: Sequence[Any], refs: RefValues, numeric: frozenset[str], parents: Parents) -> Packed:
         try:
             return self._packing.pack(fields, self.rollout_type.omitted, refs, numeric, parents)
         except RolloutError:
             raise
         except Exception as error:
-            raise self._explain(fields, refs, error) from error
-
-    def _explain(self, group: Sequence[dict[str, Any]], refs: RefValues, error: Exception) -> RolloutError:
-        for index, fields in enumerate(group):
-            for name, value in fields.items():
-                path = f"rollouts[{index}][{name!r}]" if self.rollout_type.is_dict else f"rollouts[{index}].{name}"
-                if (problem := self._packing.explain(value, path, refs)) is not None:
-                    return problem
-        return RolloutError(f"the rollouts can't be stored: {error}")
+            path = "rollouts[{}][{!r}]" if self.rollout_type.is_dict else "rollouts[{}].{}"
+            parts = [(path.format(index, name), one[name]) for index, one in enumerate(fields) for name in one]
+            problem = self._packing.explain(parts, refs) or RolloutError(f"the rollouts can't be stored: {error}")
+            raise problem from error
 
     def _unpack(
         self,

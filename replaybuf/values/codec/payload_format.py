@@ -21,17 +21,19 @@ This module needs neither numpy nor msgpack, whose imports take longer than a ch
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from itertools import accumulate
-from types import TracebackType
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, ParamSpec, TypeVar
 
 from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128
 
 from replaybuf.errors import DecodeError, MissingDriverError
 
 Buffer = bytes | bytearray | memoryview
+P = ParamSpec("P")
+T = TypeVar("T")
 Hash = TypeVar("Hash", xxh3_64, xxh3_128)
 
 MAGIC: Final = b"RPLB"
@@ -154,11 +156,9 @@ def verify(payload: Buffer, blocks: Buffer | None = None) -> None:
 
     The blocks of a head alone are verified only if given.
     """
-    head = Head.read(as_buffer(payload))
-    verify_head(head, payload)
-    if head.flags & ZSTD or (not head.blocks and head.head == head.size == len(payload)):
+    head = Head.opened(as_buffer(payload), verified=False)
+    if head.flags:
         return
-    head = Head.opened(payload)
     if blocks is not None:
         head.verify(memoryview(blocks))
     elif not head.blocks or len(payload) == head.size:
@@ -197,20 +197,19 @@ def has_size(payload: Buffer, size: int) -> bool:
     return len(payload) == size or bool(_BLOCKS_AND_SIZE.unpack_from(payload)[1] == size)
 
 
-class _AsDamage:
-    """A context that translates any exception caused by hostile bytes to DecodeError."""
+def as_damage(read: Callable[P, T]) -> Callable[P, T]:
+    """Return the function with any exception that hostile bytes cause translated to DecodeError."""
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, Exception) and not isinstance(error, (DecodeError, MissingDriverError)):
+    @wraps(read)
+    def reading(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return read(*args, **kwargs)
+        except (DecodeError, MissingDriverError):
+            raise
+        except Exception as error:
             raise DecodeError(f"the payload is damaged: {str(error) or type(error).__name__}") from error
 
-
-AS_DAMAGE: Final = _AsDamage()
+    return reading
 
 
 def digest(buffer: Buffer, seed: int = 0) -> int:
@@ -271,14 +270,12 @@ def as_writable(raw: bytes | bytearray) -> memoryview:
 class SplitPayload:
     """A payload in two parts: `head`, and the buffers of the `tail`, which are its blocks, with padding in between.
 
-    The tail has `size` bytes, in the memory of the rollouts. Without a tail the head is the whole payload. `blocks`
-    are the sizes of the blocks, if known.
+    The tail has `size` bytes, in the memory of the rollouts. Without a tail the head is the whole payload.
     """
 
     head: bytes
     tail: Sequence[Any] = ()
     size: int = 0
-    blocks: Sequence[int] = ()
 
     @property
     def nbytes(self) -> int:
@@ -291,7 +288,7 @@ class SplitPayload:
             return self.head
         payload = bytearray().join((self.head, *self.tail))
         view, end = memoryview(payload), len(self.head)
-        sizes = self.blocks or Head.opened(payload).sizes
+        sizes = Head.opened(payload).sizes
         digests = [digest(view[at : at + size]) for at, size in zip(starts_of(sizes, end), sizes)]
         struct.pack_into(f"<{len(sizes)}Q", view, BODY_AT + 8 * len(sizes), *digests)
         view[:_CHECKED_AT] = _first(digest(view[_CHECKED_AT:end]))
@@ -329,7 +326,7 @@ def written(
     digests = [*map(_digest_of, blocks)] if sealed else [0] * len(sizes)
     table = struct.pack(f"<{2 * len(sizes)}Q", *sizes, *digests)
     checked = b"".join((numbers, table, *packed, bytes(end - at - length)))
-    return SplitPayload(_first(digest(checked) if sealed else 0) + checked, tail, size, sizes)
+    return SplitPayload(_first(digest(checked) if sealed else 0) + checked, tail, size)
 
 
 def _digest_of(block: Sequence[Any]) -> int:
@@ -344,7 +341,7 @@ def compressed(payload: SplitPayload) -> SplitPayload:
     stored: bytes = zstandard_module().ZstdCompressor().compress(memoryview(whole)[BODY_AT:])
     if BODY_AT + len(stored) >= len(whole) or len(whole) > _allowed_size(len(stored)):
         tail = memoryview(whole)[len(payload.head) :]
-        return SplitPayload(bytes(whole[: len(payload.head)]), (tail,) if tail else (), len(tail), payload.blocks)
+        return SplitPayload(bytes(whole[: len(payload.head)]), (tail,) if tail else (), len(tail))
     checked = Head.read(whole).numbers + stored
     return SplitPayload(_first(digest(checked, ZSTD), ZSTD) + checked)
 
@@ -387,13 +384,10 @@ class Texts:
     __slots__ = ("_end", "_last", "_payload", "_start")
 
     def __init__(self, payload: bytes | bytearray) -> None:
+        head = Head.read(payload)
         self._payload = payload
-        self._start = self._end = self._last = -1  # before the first search: most groups have only short texts
-
-    def _begin(self) -> None:
-        head = Head.read(self._payload)
-        self._start, self._end = head.msgpack_at, 0 if head.flags & ZSTD else head.msgpack_at + head.msgpack
-        self._last = self._start
+        self._start = self._last = head.msgpack_at
+        self._end = 0 if head.flags & ZSTD else head.msgpack_at + head.msgpack
 
     def find(self, text: str, since: int | None = None) -> list[int] | None:
         """Return the offset and the length, in bytes, of a text; None if SQL can't extract it.
@@ -401,8 +395,6 @@ class Texts:
         That is the case if the payload is compressed, or the text has NUL or lone surrogates. The search may find any
         equal text. It begins at the offset `since`, or behind the last text that was found, and then from the start.
         """
-        if self._end < 0:
-            self._begin()
         if not self._end or "\x00" in text:
             return None
         try:

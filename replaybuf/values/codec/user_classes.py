@@ -180,9 +180,6 @@ class Converters:
         }
         self.decoders: Mapping[int, Decoder] = {CONVERTED: self._restore}
 
-    def encoder(self, kind: type) -> Encoder | None:
-        return self.encoders.get(kind)
-
     def parts(self, value: Any) -> Iterator[tuple[str, Any]]:
         """Yield the result of the value's converter, unless it fails."""
         if (one := self._by_class.get(type(value))) is not None:

@@ -36,6 +36,7 @@ AnyArray = npt.NDArray[Any]
 
 #: Types that hold no other values and that msgpack packs unchanged.
 SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
+_ONLY_INT: Final = frozenset({int})
 
 
 class TypeHandler(Protocol):
@@ -56,6 +57,11 @@ class TypeHandler(Protocol):
 def type_tag(code: int) -> Any:
     """Return the type tag with this code, as msgpack packs it."""
     return msgpack.ExtType(code, b"")
+
+
+def are_counts(values: Any) -> bool:
+    """Return whether this is a list of integers, none of them negative."""
+    return type(values) is list and _ONLY_INT.issuperset(map(type, values)) and not (values and min(values) < 0)
 
 
 # The standard library
@@ -89,7 +95,7 @@ def _decode_datetime(content: list[Any]) -> datetime:
 # numpy: dtypes are stored as their `str` ("<i8", ">f4"), and passed to `np.dtype` only after matching this grammar.
 
 _SIMPLE = re.compile(r"[<>|](b1|[iu][1248]|f[248]|c(8|16)|[SU]\d{1,9})")
-_MOST_DIMENSIONS: Final = 64  # numpy's limit
+MOST_DIMENSIONS: Final = 64  # numpy's limit
 _WHY_NOT: Final = {
     "V": "store a dict of its fields, an array for each",
     "T": "use a fixed-width dtype ('U') or a list of str",
@@ -123,9 +129,9 @@ def simple_dtype(description: str) -> np.dtype[Any]:
 
 def _decode_objects(content: list[Any]) -> AnyArray:
     shape, items = content
-    if type(shape) is not list or type(items) is not list:
+    if type(items) is not list or not are_counts(shape):
         raise ValueError("no array of objects")
-    if len(shape) > _MOST_DIMENSIONS or min(shape, default=0) < 0 or math.prod(shape) != len(items):
+    if len(shape) > MOST_DIMENSIONS or math.prod(shape) != len(items):
         raise ValueError(f"an array of shape {shape!r:.80} can't have {len(items)} items")
     array: AnyArray = np.empty(shape, object)
     flat = array.reshape(-1)
