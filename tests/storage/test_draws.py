@@ -240,4 +240,4 @@ async def draw_rare(buffer: ReplayBuffer) -> list[int]:
 
 
 async def rows(buffer: ReplayBuffer, sql: str) -> list[Any]:
-    return list(await buffer.storage._run(lambda: buffer.storage.transactions.read(lambda tx: tx.table(sql)[1])))
+    return list(await buffer.storage._run(lambda: buffer.storage.transactions.read(lambda tx: tx.tuples(sql))))

@@ -177,7 +177,7 @@ async def test_the_first_random_draw_gives_keys_to_groups_of_another_config(
         await lease.give_back()
         await fill(holder, 5, first=1000)
         transactions = buffer.storage.transactions
-        left = await buffer.storage._run(lambda: transactions.read(lambda tx: tx.table(_KEYS)[1]))
+        left = await buffer.storage._run(lambda: transactions.read(lambda tx: tx.tuples(_KEYS)))
         assert len(left) == GROUPS + 5 - 3
         begun = Race(key, 5).draw_keys([(row[0], row[1]) for row in left])
         same = sum(row[2] == wanted for row, wanted in zip(left, begun, strict=True))

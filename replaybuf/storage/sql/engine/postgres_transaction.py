@@ -92,7 +92,7 @@ class PostgresTransaction(Transaction):
             sending.cancel()
             self._raw.remove_termination_listener(hear)
 
-    def fetch_named(self, sql: str, values: Row = ()) -> tuple[list[str], Sequence[Row]]:
+    def table(self, sql: str, values: Row = ()) -> tuple[list[str], Sequence[Row]]:
         self._check(sql, values)
         prepared: Any = self._answer(self._raw.prepare, sql)
         rows: list[Row] = self._answer(prepared.fetch, *values)

@@ -115,13 +115,13 @@ class SqliteTransaction(Transaction):
         if at < len(rows):
             self._raw.executemany(sql, rows[at:])
 
-    def fetch_named(self, sql: str, values: Row = ()) -> tuple[list[str], Sequence[Row]]:
+    def table(self, sql: str, values: Row = ()) -> tuple[list[str], Sequence[Row]]:
         on_statement(sql, values)
         cursor = self._raw.execute(sql, values)
         return [name for name, *_ in cursor.description or ()], cursor.fetchall()
 
     def fetch_mappings(self, sql: str, values: Row) -> Sequence[Mapping[str, Any]]:
-        names, rows = self.fetch_named(sql, values)
+        names, rows = self.table(sql, values)
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def clock(self) -> float:

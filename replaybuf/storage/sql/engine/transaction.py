@@ -25,9 +25,6 @@ from replaybuf.storage.sql.schema import VERSION_TABLE
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement
 
-#: Column names and rows.
-Table = tuple[list[str], list[tuple[Any, ...]]]
-
 
 @dataclass(frozen=True, slots=True)
 class Scope:
@@ -100,7 +97,7 @@ class Transaction(ABC):
         self.run_many(sql, rows)
 
     @abstractmethod
-    def fetch_named(self, sql: str, values: Row = ()) -> tuple[list[str], Sequence[Row]]:
+    def table(self, sql: str, values: Row = ()) -> tuple[list[str], Sequence[Row]]:
         """Run a statement; return its column names (none if it returns no rows) and its rows.
 
         PostgreSQL's JSON columns are parsed.
@@ -154,15 +151,6 @@ class Transaction(ABC):
         """Return the next uids; a committed uid is never reused (a rollback leaves a gap on PostgreSQL)."""
 
     # Reading
-
-    def table(self, statement: str, /, **values: Any) -> Table:
-        """Run a statement; return its column names (none if it returns no rows) and its rows.
-
-        Without values, the text is the driver's own, without macros.
-        """
-        form = form_of(statement, self.dialect) if values else None
-        names, rows = self.fetch_named(form.sql, form.values(values)) if form else self.fetch_named(statement)
-        return names, [tuple(row) for row in rows]
 
     def tuples(self, statement: Any, /, **values: Any) -> Sequence[Row]:
         """Run a statement and return the driver's rows: JSON may be text, a boolean a number."""

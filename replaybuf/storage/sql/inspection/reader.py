@@ -215,7 +215,7 @@ class PostgresReader(Reader):
         def limited(tx: Transaction) -> T:
             if timeout is not None:
                 milliseconds = str(max(1, round(timeout * 1000)))
-                tx.table("SELECT set_config('statement_timeout', :time, true)", time=milliseconds)
+                tx.tuples("SELECT set_config('statement_timeout', :time, true)", time=milliseconds)
             return function(tx)
 
         engine = open_database(Access(self.url, lock_timeout=LOCK_TIMEOUT, read_only=True))

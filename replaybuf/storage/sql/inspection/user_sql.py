@@ -57,7 +57,7 @@ def run_statement(reader: Reader, statement: str, timeout: float) -> tuple[list[
 
     def run(tx: Transaction) -> tuple[list[str], list[tuple[Any, ...]]]:
         names, rows = tx.table(statement)
-        return _unique(names), rows
+        return _unique(names), [*map(tuple, rows)]
 
     try:
         return reader.read_any(run, timeout=timeout)
