@@ -183,7 +183,7 @@ _SQL = [
     ("fence-not-checked", f"{_STATEMENTS}/fence.py", "if (row.epoch or 0) != tx.scope.epoch:", "if False:", "who is left over from the run before can't write"),
     ("tickets-not-shifted", f"{_STATEMENTS}/fence.py", "        tx.scope = replace(tx.scope, ticket_shift=shift)", "        pass", "tickets go on where the restore has put them"),
     ("checkpoint-without-cursors", f"{_STATEMENTS}/checkpoints.py", "    copy_cursors(tx, 0, new)\n    note", "    note", "cursors are part of checkpoints"),
-    ("checkpoint-keeps-one-less", f"{_STATEMENTS}/checkpoints.py", "_of_buffer(tx)[:-keep])", "_of_buffer(tx)[: 1 - keep])", "the last n checkpoints stay"),
+    ("checkpoint-keeps-one-less", f"{_STATEMENTS}/checkpoints.py", "list_checkpoints(tx, tx.scope.buffer)[:-keep])", "list_checkpoints(tx, tx.scope.buffer)[: 1 - keep])", "the last n checkpoints stay"),
     ("dropped-not-passed-on", f"{_STATEMENTS}/past.py", "AND c.id < :dropped AND c.id > rb_past.since", "AND c.id < :dropped AND c.id < 0", "what a dropped checkpoint had stays for earlier ones"),
     ("checkpoint-beside-writers", "storage/sql/backend.py", "write(make, alone=True", "write(make, alone=False", "each write is before a checkpoint or after it"),
     ("checkpoint-next-ticket", f"{_STATEMENTS}/fence.py", "last_uid(tx) + 1)", "last_uid(tx) + 2)", "random draws go on as they would have"),

@@ -305,7 +305,7 @@ class _End:
                     self._thread.post(self._engine.cut_retries)
                 self._thread.close(self._shut_down, timeout=_CLOSE_SECONDS)
             finally:
-                self._transactions.end_computing(wait=True)
+                self._transactions.end_computing()
 
     def abandon(self) -> None:
         """Close in the background (finalizer); the process doesn't end before that."""

@@ -38,7 +38,7 @@ def make_checkpoint(tx: Transaction, step: int, keep: int | None, now: float) ->
 
     All but the last `keep` checkpoints are dropped.
     """
-    forget(tx, [row.id for row in _of_buffer(tx) if row.step == step])
+    forget(tx, [row.id for row in list_checkpoints(tx, tx.scope.buffer) if row.step == step])
     lanes = all_lanes(tx)
     tallies = read_lane_tallies(tx, [row["id"] for row in lanes])
     groups, size = totals(tallies)
@@ -57,7 +57,7 @@ def make_checkpoint(tx: Transaction, step: int, keep: int | None, now: float) ->
     copy_cursors(tx, 0, new)
     note(tx, EventKind.CHECKPOINT, worker=tx.scope.worker, step=step, groups=groups)
     if keep is not None:
-        _drop(tx, _of_buffer(tx)[:-keep])
+        _drop(tx, list_checkpoints(tx, tx.scope.buffer)[:-keep])
     return Checkpoint(step, now, groups, size)
 
 
@@ -78,17 +78,13 @@ def find_checkpoint(tx: Transaction, step: int) -> dict[str, Any]:
 def drop_checkpoint(tx: Transaction, step: int) -> None:
     """Drop the checkpoint of a step. Raises CheckpointError."""
     kept = find_checkpoint(tx, step)
-    _drop(tx, [one for one in _of_buffer(tx) if one.id == kept["id"]])
+    _drop(tx, [one for one in list_checkpoints(tx, tx.scope.buffer) if one.id == kept["id"]])
 
 
 def _drop(tx: Transaction, dropped: Sequence[StoredCheckpoint]) -> None:
     forget(tx, [row.id for row in dropped])
     for row in dropped:
         note(tx, EventKind.CHECKPOINT_DROPPED, worker=tx.scope.worker, step=row.step, groups=row.groups)
-
-
-def _of_buffer(tx: Transaction) -> list[StoredCheckpoint]:
-    return list_checkpoints(tx, tx.scope.buffer)
 
 
 def forget(tx: Transaction, ids: Sequence[int]) -> None:

@@ -32,6 +32,7 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, payload
 from replaybuf.storage.sql.statements.counts import Counts, add_step
 from replaybuf.storage.sql.statements.lanes import Lane
+from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.values import NewGroup
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.codec.payload_format import Texts
@@ -63,7 +64,8 @@ _logger = logging.getLogger("replaybuf.rewards")
 class EncodedGroup:
     """A group ready to be inserted; `tokens` is the number of its response tokens.
 
-    If its arrays are in a file, at `extent`, the `payload` is the head followed by the extent.
+    If its arrays are in a file, at `extent`, the `payload` is the head followed by the extent. `leaving` has the groups
+    that its put has removed, if it has a `dropped` list.
     """
 
     group: NewGroup
@@ -77,6 +79,7 @@ class EncodedGroup:
     prompt: str | None
     tokens: int
     rest: EncodedGroup | None = None
+    leaving: Sequence[GroupRow] | None = None
 
     @property
     def nbytes(self) -> int:

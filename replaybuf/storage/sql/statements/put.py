@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
 
 from replaybuf.errors import FullError, ReplayBufError
 from replaybuf.rules import transitions
@@ -46,16 +45,7 @@ from replaybuf.storage.sql.statements.rows import GroupRow, name_key, part_key, 
 from replaybuf.storage.values import Cursor, NewGroup
 from replaybuf.values.rollouts.statuses import Status
 
-
-@dataclass(slots=True)
-class Stored:
-    """The uid of a group put with a `dropped` list, and the groups removed by its put."""
-
-    uid: int
-    leaving: Sequence[GroupRow]
-
-
-Outcome = int | Stored | ReplayBufError
+Outcome = int | ReplayBufError
 
 
 def put_behind_fence(
@@ -161,7 +151,7 @@ def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outco
         refused |= _refused(tx, groups, replaced, refused)
     kept = [place for place in range(len(groups)) if place not in refused]
     made_from: Sequence[Sequence[int]] = ()
-    leaving: Leaving = None if first.dropped is None else []
+    groups[0].leaving = leaving = None if first.dropped is None else list[GroupRow]()
     if replaced:
         gone = [row for place in kept for row in replaced.get(place, ())]
         made_from = [origins(tx, replaced.get(place, ())) for place in kept]
@@ -178,8 +168,7 @@ def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outco
         delivered = max(row.deliveries for row in held)
         lease, until = held[0].column("lease"), held[0].column("leased_until")
         hold(tx, rows_of(tx, uids), lease, until, first.worker, deliveries=delivered)
-    stored: Iterable[Outcome] = uids if leaving is None else (Stored(uid, leaving) for uid in uids)
-    outcomes: dict[int, Outcome] = {**refused, **dict(zip(kept, stored, strict=True))}
+    outcomes: dict[int, Outcome] = {**refused, **dict(zip(kept, uids, strict=True))}
     return [outcomes[place] for place in range(len(groups))]
 
 

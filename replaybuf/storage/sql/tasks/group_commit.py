@@ -20,7 +20,7 @@ from replaybuf.storage.sql.engine.driver_errors import is_refusal
 from replaybuf.storage.sql.engine.thread import ENDED_EARLY, Call, DatabaseThread
 from replaybuf.storage.sql.statements.lanes import KnownLanes
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_group
-from replaybuf.storage.sql.statements.put import Stored, put_behind_fence
+from replaybuf.storage.sql.statements.put import put_behind_fence
 from replaybuf.storage.sql.tasks.heartbeats import Presence
 from replaybuf.storage.sql.tasks.transactions import Encoding, Transactions
 from replaybuf.storage.values import NewGroup, StorageItem
@@ -36,7 +36,7 @@ BRIEF_BYTES = 4 * 1024 * 1024
 #: Encoding up to this long costs less than a thread switch and back.
 LIGHT_SECONDS = 0.0005
 
-Outcome = int | Stored | BaseException
+Outcome = int | BaseException
 
 
 class _Put(Call[list[int | BaseException]]):
@@ -56,7 +56,7 @@ class _Put(Call[list[int | BaseException]]):
             if one.group.dropped is not None:
                 one.group.dropped += one.dropped
             assert one.outcome is not None
-            self.outcome.append(one.outcome.uid if isinstance(one.outcome, Stored) else one.outcome)
+            self.outcome.append(one.outcome)
 
 
 @dataclass(slots=True, eq=False)
@@ -258,8 +258,8 @@ class GroupCommit:
     async def _add_dropped(self, results: Sequence[tuple[_Pending, Outcome]]) -> None:
         """Decode the removed groups, for puts with a `dropped` list."""
         for pending, outcome in results:
-            if isinstance(outcome, Stored):
-                pending.dropped = await self._encoding.decode_removed(outcome.leaving)
+            if isinstance(outcome, int) and pending.encoded is not None and pending.encoded.leaving:
+                pending.dropped = await self._encoding.decode_removed(pending.encoded.leaving)
 
     def _fail(self, batch: list[_Pending], error: BaseException) -> None:
         """Resolve the puts of an interrupted batch with the error, so that none waits for ever."""

@@ -117,13 +117,10 @@ class Presence:
         sign = bool(self._workers) and now - self._sign_at >= _SIGN_SECONDS
         if not (news or counted or waiting or sign):
             return
-        await self._beat(all_names=sign)
+        await self.flush(all_names=sign)
 
-    async def flush(self) -> None:
-        """Write a heartbeat at once. Raises nothing: the next one may succeed."""
-        await self._beat(all_names=False)
-
-    async def _beat(self, *, all_names: bool) -> None:
+    async def flush(self, *, all_names: bool = False) -> None:
+        """Write a heartbeat at once, perhaps of idle workers, too. Raises nothing: the next one may succeed."""
         self._beat_at = time.monotonic()
         try:
             await self._write(all_names=all_names)

@@ -135,9 +135,9 @@ class Transactions:
             return function(argument)
         return await future
 
-    def end_computing(self, *, wait: bool) -> None:
+    def end_computing(self) -> None:
         """End the threads of `compute` (any thread)."""
-        self._executor.shutdown(wait=wait)
+        self._executor.shutdown()
 
 
 class Encoding:
