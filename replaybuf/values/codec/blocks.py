@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, count, pairwise, repeat
+from itertools import accumulate, pairwise
 from operator import attrgetter
 from typing import Any, Final
 
@@ -81,22 +81,18 @@ class BlockWriter:
         if known is None:
             shape: Any = len(array) if array.ndim == 1 else list(array.shape)
             inside = array.tobytes() if array.nbytes < SMALL else [self._block_of(array)]
-            known = self._known[id(array)] = self._entry(array.dtype, inside, [shape]), 0, array
+            self._entry((array,), array.dtype, inside, [shape])
+            known = self._known[id(array)]
         return _reference(known[0], known[1])
 
-    def put_together(self, values: Iterable[Any]) -> dict[int, Any]:
-        """Make one entry of the small arrays of each dtype among the values, and return the references, by id."""
+    def put_together(self, values: Iterable[Any]) -> None:
+        """Make one entry of the small arrays of each dtype among the values, to which their references then refer."""
         by_dtype: dict[Any, dict[int, AnyArray]] = {}
         for value in values:
             if type(value) is np.ndarray and value.ndim == 1 and value.nbytes <= GROUPED and not value.dtype.hasobject:
                 by_dtype.setdefault(value.dtype, {})[id(value)] = value
-        references: dict[int, Any] = {}
-        for dtype, by_id in by_dtype.items():
-            arrays = [*by_id.values()]
-            sizes = [*map(len, arrays)]
-            if (entry := self._small_entry(arrays, dtype, sizes, sum(sizes) * dtype.itemsize)) is not None:
-                references |= zip(by_id, map(_reference, repeat(entry), count()), strict=False)
-        return references
+        for by_id in by_dtype.values():
+            self.column([*by_id.values()])
 
     def column(self, arrays: Sequence[AnyArray], origins: Sequence[int] | None = None) -> int | None:
         """Return the entry of the arrays of a column, each of which may begin as that at its origin, or None."""
@@ -116,7 +112,7 @@ class BlockWriter:
             shapes, sizes = [list(array.shape) for array in arrays], [array.size for array in arrays]
         if max(sizes) * dtype.itemsize > GROUPED:
             inside = [*map(self._block_of, arrays)] if origins is None else self._continued(arrays, origins)
-            return self._known_as(self._entry(dtype, inside, shapes), arrays)
+            return self._entry(arrays, dtype, inside, shapes)
         return self._small_entry(arrays, dtype, shapes, sum(sizes) * dtype.itemsize)
 
     def _small_entry(
@@ -132,13 +128,7 @@ class BlockWriter:
             inside = self._add(_in_c_order(arrays), nbytes)
         else:
             return None
-        return self._known_as(self._entry(dtype, inside, shapes), arrays)
-
-    def _known_as(self, entry: int, arrays: Sequence[AnyArray]) -> int:
-        """Note that these arrays are in an entry; return it."""
-        for place, array in enumerate(arrays):
-            self._known[id(array)] = entry, place, array
-        return entry
+        return self._entry(arrays, dtype, inside, shapes)
 
     def _repeated(self, arrays: Sequence[AnyArray], nbytes: int) -> bytes | None:
         """Return the bytes of the number that all of these arrays repeat, if there is one and room for it."""
@@ -151,9 +141,12 @@ class BlockWriter:
         self._room -= nbytes
         return number
 
-    def _entry(self, dtype: np.dtype[Any], inside: Any, shapes: list[Any]) -> int:
+    def _entry(self, arrays: Sequence[AnyArray], dtype: np.dtype[Any], inside: Any, shapes: list[Any]) -> int:
+        entry = len(self.table) // 3
         self.table += describe_dtype(dtype), inside, shapes
-        return len(self.table) // 3 - 1
+        for place, array in enumerate(arrays):
+            self._known[id(array)] = entry, place, array
+        return entry
 
     def _block_of(self, array: AnyArray) -> int:
         """Return the number of the block with the bytes of this array.

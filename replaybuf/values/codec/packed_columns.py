@@ -84,8 +84,7 @@ class ColumnWriter:
     def _of_one(self, fields: dict[str, Any]) -> list[Any]:
         """Return the columns of one rollout, which shares all with itself, except long lists of numbers."""
         self.values += len(fields)
-        if references := self._blocks.put_together(fields.values()):
-            fields = {name: references.get(id(value), value) for name, value in fields.items()}
+        self._blocks.put_together(fields.values())
         columns = [*chain.from_iterable(zip(fields, repeat(SHARED), fields.values(), strict=False))]
         for index, (name, value) in enumerate(fields.items()):
             if type(value) is list and len(value) >= FEWEST:

@@ -95,17 +95,19 @@ class Head:
     def opened(cls, payload: Buffer, *, verified: bool = True) -> Head:
         """Return the head of a payload, of which only the sizes are verified if it was `verified` before.
 
-        A compressed payload has only the numbers. Raises DecodeError.
+        A compressed payload, whose checksum is of all of it, has only the numbers. Raises DecodeError.
         """
         found = cls.read(payload)
-        if not verified:
-            verify_head(found, payload)
+        end = len(payload) if found.flags & ZSTD else found.head
+        if not BODY_AT <= end <= len(payload):
+            raise DecodeError("the payload is damaged: its lengths don't add up")
+        if not verified and digest(memoryview(payload)[_CHECKED_AT:end], found.flags) != found.checksum:
+            raise DecodeError("the payload is damaged: its checksum doesn't match")
         if found.flags:
             return found
-        blocks, head = found.blocks, found.head
-        if not found.msgpack_at + found.msgpack <= head <= len(payload):
+        blocks = found.blocks
+        if found.msgpack_at + found.msgpack > end:
             raise DecodeError("the payload is damaged: its lengths don't add up")
-        end = head
         if blocks:
             numbers = struct.unpack_from(f"<{2 * blocks}Q", payload, BODY_AT)
             found.sizes, found.digests = numbers[:blocks], numbers[blocks:]
@@ -114,11 +116,6 @@ class Head:
         if end != found.size:
             raise DecodeError("the payload is damaged: its lengths don't add up")
         return found
-
-    @property
-    def numbers(self) -> bytes:
-        """The numbers of the header, of which the checksum is, as stored."""
-        return _NUMBERS.pack(self.rollouts, self.blocks, self.msgpack, self.head, self.size)
 
     @property
     def msgpack_at(self) -> int:
@@ -140,15 +137,6 @@ class Head:
 def starts_of(sizes: Sequence[int], first: int = 0) -> list[int]:
     """Return the position of each block, the first of which is at `first`."""
     return [*accumulate([size + -size % ALIGNMENT for size in sizes[:-1]], initial=first)]
-
-
-def verify_head(head: Head, payload: Buffer) -> None:
-    """Raise DecodeError unless the checksum in the header is right; that of a compressed payload is of all of it."""
-    end = len(payload) if head.flags & ZSTD else head.head
-    if not BODY_AT <= end <= len(payload):
-        raise DecodeError("the payload is damaged: its lengths don't add up")
-    if digest(memoryview(payload)[_CHECKED_AT:end], head.flags) != head.checksum:
-        raise DecodeError("the payload is damaged: its checksum doesn't match")
 
 
 def verify(payload: Buffer, blocks: Buffer | None = None) -> None:
@@ -277,11 +265,6 @@ class SplitPayload:
     tail: Sequence[Any] = ()
     size: int = 0
 
-    @property
-    def nbytes(self) -> int:
-        """The size of the whole payload."""
-        return len(self.head) + self.size
-
     def joined(self) -> bytes | bytearray:
         """Return the whole payload, with checksums of the copied bytes, even if the arrays are changed meanwhile."""
         if not self.tail:
@@ -342,7 +325,7 @@ def compressed(payload: SplitPayload) -> SplitPayload:
     if BODY_AT + len(stored) >= len(whole) or len(whole) > _allowed_size(len(stored)):
         tail = memoryview(whole)[len(payload.head) :]
         return SplitPayload(bytes(whole[: len(payload.head)]), (tail,) if tail else (), len(tail))
-    checked = Head.read(whole).numbers + stored
+    checked = whole[_CHECKED_AT:BODY_AT] + stored
     return SplitPayload(_first(digest(checked, ZSTD), ZSTD) + checked)
 
 
@@ -359,7 +342,7 @@ def decompressed(payload: Buffer) -> memoryview:
     if zstandard.frame_content_size(stored) != size:  # trusted by the decompressor
         raise ValueError("its sizes before compression don't agree")
     body = zstandard.ZstdDecompressor().decompress(stored, max_output_size=size)
-    return memoryview(b"".join((_first(0), head.numbers, body)))
+    return memoryview(b"".join((_first(0), payload[_CHECKED_AT:BODY_AT], body)))
 
 
 def _allowed_size(size: int) -> int:
