@@ -118,12 +118,15 @@ def read_tails(payloads: Sequence[Any], places: Places, patience: float = PATIEN
 
 def places_of(payloads: Iterable[Any]) -> set[int]:
     """Return the ids of the places where the arrays of payloads are."""
-    places = set()
-    for payload in payloads:
-        with suppress(DecodeError):
-            if type(payload) is bytes and is_apart(payload):
-                places.add(Extent.at_end_of(payload).place)
-    return places
+    return {extent.place for extent in map(extent_of, payloads) if extent is not None}
+
+
+def extent_of(payload: Any) -> Extent | None:
+    """Return where the arrays of a payload are that are kept apart; None for others, and for damaged ones."""
+    with suppress(DecodeError):
+        if type(payload) is bytes and is_apart(payload):
+            return Extent.at_end_of(payload)
+    return None
 
 
 def tails_of(
@@ -174,14 +177,6 @@ async def in_thread(function: Callable[[], T], patience: float, where: str) -> T
         return await asyncio.wait_for(in_daemon_thread(function), patience)
     except TimeoutError as error:
         raise PayloadStoreError(f"the place for payloads {where} didn't answer within {patience:g} s") from error
-
-
-def names_its_arrays(payload: bytes) -> bool:
-    """Return whether the arrays of a payload are kept apart, and its extent is valid."""
-    try:
-        return is_apart(payload) and Extent.at_end_of(payload) is not None
-    except DecodeError:
-        return False
 
 
 def joined(payload: bytes, tail: Any) -> bytes:

@@ -17,14 +17,13 @@ from replaybuf.cli.doctor import Examination, Finding, fine, groups, in_one_tran
 from replaybuf.common.progress import in_pieces
 from replaybuf.common.units import some
 from replaybuf.errors import DecodeError, PayloadStoreError, StorageError, UnreachableError
-from replaybuf.storage.decoding import Places, read_tails
-from replaybuf.storage.places.store import Extent
+from replaybuf.storage.decoding import Places, extent_of, read_tails
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements.counts import set_aside
 from replaybuf.storage.sql.statements.fence import join
 from replaybuf.storage.sql.statements.files import count_gone
 from replaybuf.storage.sql.statements.lanes import need_lanes
-from replaybuf.values.codec.payload_format import has_size, is_apart, verify
+from replaybuf.values.codec.payload_format import has_size, verify
 from replaybuf.values.rollouts.statuses import Status
 
 #: The number of groups read with `--quick`.
@@ -136,10 +135,8 @@ class _Pass:
 
 def _place_of(data: bytes | None) -> int | None:
     """Return the number of the place that has the arrays of a payload; None if they are in the database."""
-    try:
-        return Extent.at_end_of(data).place if data is not None and is_apart(data) else None
-    except DecodeError:
-        return None
+    extent = extent_of(data)
+    return None if extent is None else extent.place
 
 
 def _why(item: _Stored, tail: Any) -> str | None:

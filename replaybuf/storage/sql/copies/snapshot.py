@@ -24,7 +24,7 @@ from replaybuf.common.redact import redact_path
 from replaybuf.errors import DecodeError, ReplayBufError, SnapshotError
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.decoding import Places, in_thread, joined, names_its_arrays, read_tails
+from replaybuf.storage.decoding import Places, extent_of, in_thread, joined, read_tails
 from replaybuf.storage.places.store import EXTENT_BYTES
 from replaybuf.storage.sql.copies.snapshot_file import (
     BUFFER,
@@ -315,13 +315,13 @@ async def _read_whole(payloads: Sequence[bytes], places: Places) -> list[bytes]:
         try:
             whole.append(joined(one, tail))
         except DecodeError:
-            whole.append(one[:-EXTENT_BYTES] if names_its_arrays(one) else one)
+            whole.append(one[:-EXTENT_BYTES] if extent_of(one) else one)
     return whole
 
 
 async def _tails_of(payloads: Sequence[bytes], places: Places) -> list[Any]:
     """Return the tails of payloads that are kept apart, read in another thread. Raises PayloadStoreError."""
-    if not any(map(names_its_arrays, payloads)):
+    if not any(map(extent_of, payloads)):
         return [None] * len(payloads)
     read = partial(read_tails, payloads, places, _PATIENCE)
     return await in_thread(read, _PATIENCE, ", ".join(places[0].values()))

@@ -53,7 +53,7 @@ def all_lanes(tx: Transaction) -> list[dict[str, Any]]:
 
 
 def lanes_where(tx: Transaction, condition: str, **values: Any) -> list[Lane]:
-    """Return the buffer's lanes that meet a condition."""
+    """Return the buffer's lanes that meet a condition, by id."""
     rows = tx.tuples(f"{_WHERE} AND {condition} ORDER BY id", buffer=tx.scope.buffer, **values)
     return [Lane.read(*row) for row in rows]
 
@@ -69,8 +69,7 @@ def find_lanes(tx: Transaction, names: Iterable[LaneName], *, leased: bool = Fal
     return {one.name: one for one in found if one.name in wanted}
 
 
-_OF_TASKS = f"""SELECT {COLUMNS} FROM rb_lane
-WHERE buffer = :buffer AND leased = :leased AND task_name {{in_texts:tasks}}"""  # noqa: S608
+_OF_TASKS = f"{_WHERE} AND leased = :leased AND task_name {{in_texts:tasks}}"
 
 
 def need_lanes(tx: Transaction, names: Iterable[LaneName], *, leased: bool = False) -> dict[LaneName, Lane]:

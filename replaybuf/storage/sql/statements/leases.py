@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from replaybuf.errors import DecodeError
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import LaneName, Place, Tally
-from replaybuf.storage.places.store import Extent
+from replaybuf.storage.decoding import extent_of
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.batches import settle
@@ -245,19 +243,12 @@ def _restore(tx: Transaction, row: GroupRow, lost: dict[int, str]) -> bool:
     come_back(tx, row.uid, row.column("since"))
     if row.payload is not None and not tx.tuples("SELECT 1 FROM rb_payload WHERE uid = :uid", uid=row.uid):
         # The payload was swept already. (The outline isn't restored: it only serves the views.)
-        extent = _extent_of(row) if row.is_apart and row.whole is row.payload else None
+        extent = extent_of(row.payload) if row.whole is row.payload else None
         if extent is not None and not count_back(tx, extent.file):
             lost[row.uid], extent = _TOO_LATE, None
         where = {} if extent is None else {"file": extent.file, "size": extent.size}
         insert_payloads(tx, [{"uid": row.uid, "outline": "[]", "data": row.whole, **where}])
     return True
-
-
-def _extent_of(row: GroupRow) -> Extent | None:
-    """Return where a group's arrays are, None if the payload is damaged."""
-    with contextlib.suppress(DecodeError):
-        return Extent.at_end_of(row.payload or b"")
-    return None
 
 
 def _columns_of(row: GroupRow) -> dict[str, Any]:
