@@ -22,7 +22,7 @@ from sqlalchemy import Connection, inspect, text
 from replaybuf.errors import StorageError
 from replaybuf.storage.sql import schema
 from replaybuf.storage.sql.engine import open_database, sqlite
-from replaybuf.storage.sql.engine.database import Access
+from replaybuf.storage.sql.engine.database import HINT_SECONDS, Access
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection import writer
@@ -299,6 +299,22 @@ async def test_who_waits_behind_a_busy_writer_watches_the_file_once(tmp_path: Pa
         assert len(os.listdir("/proc/self/fd")) <= before + 1
     await watch.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_who_waits_looks_once_at_what_is_committed_within_milliseconds(tmp_path: Path) -> None:
+    async def read() -> int:
+        return 7
+
+    log = tmp_path / "run.db-wal"
+    log.touch()
+    watch = sqlite.DataVersion(read, f"{tmp_path}/run.db")
+    assert await watch.poll()
+    began, pausing = time.monotonic(), asyncio.create_task(watch.pause())
+    await asyncio.sleep(0)
+    log.write_bytes(b"another commit")
+    await pausing
+    assert time.monotonic() - began >= HINT_SECONDS
+    await watch.close()
 
 
 def test_numbers_in_names_of_buffers_are_numbers() -> None:

@@ -142,6 +142,10 @@ class Steps:
         return result
 
 
+#: The shortest time between two hints that wake callers, which then read the store, however often others commit.
+HINT_SECONDS = 0.02
+
+
 class CommitWatch:
     """Detects commits of other processes, and notifies them of commits of this store.
 

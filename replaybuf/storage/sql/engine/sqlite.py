@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
-from replaybuf.storage.sql.engine.database import Access, CommitWatch, Database, Function, Steps
+from replaybuf.storage.sql.engine.database import HINT_SECONDS, Access, CommitWatch, Database, Function, Steps
 from replaybuf.storage.sql.engine.driver_errors import translated
 from replaybuf.storage.sql.engine.sqlite_connection import Connections, SqliteConnection
 from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
@@ -214,7 +214,7 @@ class WalCheckpoints:
 # Commits of other processes
 
 
-#: The seconds for which a write is given time to be committed, and the longest ones between two polls.
+#: The seconds between two polls after a write, at first, and the longest ones.
 _FIRST_POLL, _LONGEST_POLL = 0.002, 0.5
 #: The seconds between two polls where the system doesn't tell who writes to a file (it isn't Linux).
 _BLIND_POLL = 0.01
@@ -231,17 +231,22 @@ class DataVersion(CommitWatch):
         self._read, self._log = read, f"{path}-wal"
         self._version: int | None = None
         self._writes: int | None = None  # a descriptor that can be read after writes to the WAL
+        self._changed = False
         self._seconds = _LONGEST_POLL
 
     async def poll(self) -> bool:
         if self._writes is None:
             self._writes = _writes_to(self._log)
-        if (version := await self._read()) is None:
-            return True
-        before, self._version = self._version, version
-        return version != before
+        before, version = self._version, await self._read()
+        if version is not None:
+            self._version = version
+        self._changed = version is None or version != before
+        return self._changed
 
     async def pause(self) -> None:
+        if self._changed:  # all of these milliseconds' commits are one hint
+            await asyncio.sleep(HINT_SECONDS)
+            return
         if self._writes is None:
             await asyncio.sleep(_BLIND_POLL)
             return
@@ -255,9 +260,7 @@ class DataVersion(CommitWatch):
         finally:
             loop.remove_reader(self._writes)
         os.read(self._writes, 1 << 16)
-        # A commit can be seen some time after its last write, at least that of an fsync.
-        self._seconds = _FIRST_POLL
-        await asyncio.sleep(_FIRST_POLL)
+        self._seconds = _FIRST_POLL  # a commit can be seen some time after its last write, at least that of an fsync
 
     async def close(self) -> None:
         writes, self._writes, self._version = self._writes, None, None

@@ -11,11 +11,9 @@ import logging
 import threading
 from collections.abc import Callable
 
-from replaybuf.storage.sql.engine.database import Database
+from replaybuf.storage.sql.engine.database import HINT_SECONDS, Database
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 
-# The shortest time between two hints that wake callers, which then read the store, however often others commit.
-_HINT_SECONDS = 0.02
 # The first commit is published at once; those of the next milliseconds are published together.
 _ANNOUNCE_SECONDS = 0.005
 
@@ -75,7 +73,7 @@ class Watch:
 
     def _wake(self) -> None:
         self._waking = None
-        self._next_hint = self._thread.loop.time() + _HINT_SECONDS
+        self._next_hint = self._thread.loop.time() + HINT_SECONDS
         self._wakes.wake()
 
     def _start(self) -> None:
