@@ -44,7 +44,8 @@ from tests.stores import TASK, build, group
             (f"postgresql://host/db?{option}", "must be a number larger than 0")
             for option in ("connect_timeout=soon", "statement_cache_size=-1", "timeout=0", "command_timeout=nan")
         ),
-        ("postgresql://user:a@b@host/db", "in these : is written %3A, / %2F, @ %40"),
+        ("postgresql://user:a@b@host/db", "in a user or password : is written %3A, / %2F, @ %40"),
+        *((f"postgresql://user:a{sign}b@host/db", f"[{sign}] %{ord(sign):X}") for sign in "/?#"),
         ("postgresql://u:secret@a:1,:2/rl", "the host in place 2 of the url must be a name, or a name and a port from"),
         ("postgresql://u:secret@a,,b/rl", "the host in place 2 of the url must be a name"),
         ("postgresql://u:secret@,b/rl", "the host in place 1 of the url must be a name"),

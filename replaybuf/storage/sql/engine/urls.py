@@ -36,6 +36,7 @@ class Host(NamedTuple):
 
 _ATTRS = "target_session_attrs"
 _EXAMPLE = "several are written postgresql://user@a:5432,b:5433/database"
+_SIGNS = "in a user or password : is written %3A, / %2F, @ %40, ? %3F, # %23, and % %25"
 # Up to the last @ before the path, since a password may have one, too.
 _PARTS = re.compile(r"(postgres(?:ql)?(?:\+asyncpg)?|pgsql)://((?:[^/?#]*@)?)([^/?#@]*)(.*)", re.DOTALL)
 _HOST = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]*)(?::(.*))?", re.DOTALL)
@@ -74,7 +75,7 @@ def _read(listed: Sequence[str]) -> list[Host]:
         if not (name or len(listed) == 1) or not re.fullmatch("[0-9]{0,5}", port or "") or int(port or 1) not in _PORTS:
             where = f"in place {position} " if len(listed) > 1 else ""
             raise ConfigError(
-                f"the host {where}of the url must be a name, or a name and a port from 1 to 65535; {_EXAMPLE}"
+                f"the host {where}of the url must be a name, or a name and a port from 1 to 65535; {_EXAMPLE}; {_SIGNS}"
             )
         hosts.append(Host(name.strip("[]"), int(port) if port else None))
     return hosts
@@ -228,8 +229,7 @@ def _check_parts(url: str, parsed: URL) -> None:
         or "password=" in database
     ):
         raise ConfigError(
-            "the url has a sign of another part: expected postgresql://user:password@host/database?options; "
-            "in these : is written %3A, / %2F, @ %40, ? %3F, and % %25"
+            f"the url has a sign of another part: expected postgresql://user:password@host/database?options; {_SIGNS}"
         )
 
 
