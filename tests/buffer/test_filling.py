@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from replaybuf import ReplayBuffer, RolloutState, Status
-from replaybuf.errors import ConflictError, FullError, InputError
+from replaybuf.errors import ConflictError, FullError, InputError, StorageError
 from replaybuf.rules.query import parse
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements import parts
@@ -21,6 +21,7 @@ from replaybuf.storage.sql.statements.lanes import need_lanes
 from replaybuf.storage.sql.statements.rows import part_of
 from replaybuf.storage.sql.tasks import filling
 from replaybuf.storage.sql.tasks.transactions import Encoding
+from tests.postgres import execute
 from tests.stores import TASK, build, group, until
 
 OPTIONS: dict[str, Any] = {"group": "p1", "size": 3}
@@ -379,3 +380,12 @@ async def test_large_groups_and_those_with_a_damaged_rollout_are_refused_or_set_
 async def test_unfit_rollouts_of_a_short_group_are_kept_only_if_unfit_groups_are(buffer: ReplayBuffer) -> None:
     await buffer.put([*one(0), *one(1, Status.FAILED)], TASK, min_size=1, keep_unfit=False)
     assert await contents(buffer) == {"completed": [[0]]}
+
+
+async def test_a_put_ends_though_stored_rollouts_of_its_group_have_lost_their_lane(shared_url: str) -> None:
+    async with build(shared_url) as buffer:
+        for number in range(2):
+            await buffer.put(one(number), TASK, group="p1", size=3)
+        execute(shared_url, "UPDATE rb_group SET lane = 999 WHERE uid = (SELECT min(uid) FROM rb_group)")
+        with pytest.raises(StorageError, match="2 rollouts of group 'p1' are stored, and 1 of them can be read"):
+            await buffer.put(one(2), TASK, group="p1", size=3)

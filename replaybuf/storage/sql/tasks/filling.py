@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from replaybuf.errors import ClosedError, ConflictError, DecodeError, FullError, StorageError
+from replaybuf.errors import ClosedError, ConflictError, DecodeError, FullError, ReplayBufError, StorageError
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.statements.parts import LastRolloutError, newest_step, overdue, read_parts
 from replaybuf.storage.sql.statements.put import drop
@@ -28,6 +28,8 @@ from replaybuf.values.rollouts.statuses import Status
 
 #: Overdue groups that are completed at a time.
 _AT_ONCE = 16
+#: How often a last rollout is put again because the others weren't there any more: another process was faster.
+_MOST_RACES = 100
 
 _logger = logging.getLogger("replaybuf.filling")
 
@@ -51,19 +53,26 @@ class Filling:
         no room for the group.
         """
         assert new.part is not None
-        while True:
+        refused: ReplayBufError | None = None
+        for _ in range(_MOST_RACES):
             [outcome] = await self._commits.put([new])
             if isinstance(outcome, int):
                 return outcome
             if not isinstance(outcome, LastRolloutError):
                 raise outcome
             others = await self._thread.run(partial(self._read, outcome.uids))
-            if len(others) < len(outcome.uids):
-                continue  # another process was faster
+            if (known := len(others)) < (stored := len(outcome.uids)):
+                refused = StorageError(
+                    f"{stored} rollouts of group {new.part.name!r:.200} are stored, and {known} of them can be read, "
+                    "so that it can't be completed, and nothing was stored: see what `replaybuf doctor` finds"
+                )
+                continue
             try:
                 return await self._complete(new.part, others, new)
-            except ConflictError:
-                continue
+            except ConflictError as error:
+                refused = error
+        assert refused is not None
+        raise refused
 
     async def _read(self, uids: Sequence[int]) -> list[StorageItem]:
         """Return stored rollouts (database's thread). Many groups may get their last one at the same time."""
