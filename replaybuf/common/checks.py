@@ -89,7 +89,7 @@ def check_key(key: Any) -> str | None:
 
 def check_storable(text: str, what: str) -> str:
     """Check that both databases can store a text, of any length."""
-    if not _storable(text):
+    if not is_storable(text):
         raise InputError(f"{what} {shown(text)} holds a NUL or a lone surrogate, which no database can store")
     return text
 
@@ -115,12 +115,13 @@ def _check_text(value: Any, what: str) -> str:
         raise InputError(f"{what} is empty")
     if len(value) > _MAX_NAME:
         raise InputError(f"{what} has {len(value)} characters; the limit is {_MAX_NAME}")
-    if not _storable(value):
+    if not is_storable(value):
         raise InputError(f"{what} {value!r} holds a NUL or a lone surrogate, which no database can store")
     return str(value)
 
 
-def _storable(text: str) -> bool:
+def is_storable(text: str) -> bool:
+    """Return whether databases can store a text: without NUL and lone surrogates."""
     if "\x00" in text:
         return False
     try:
@@ -159,7 +160,7 @@ def check_plain(what: str, value: Any, kind: str) -> str | int | float | bool | 
     if isinstance(number, float) and math.isfinite(number):
         # PostgreSQL's JSON would compare large whole floats by their shortest decimal representation.
         return int(number) if _EXACT <= abs(number) < _INT64 and number.is_integer() else number
-    if isinstance(value, str) and _storable(value):
+    if isinstance(value, str) and is_storable(value):
         return str(value)
     raise InputError(
         f"{what} is {shown(value)}: {kind} is a str (without NUL), a 64-bit int, a finite float, a bool or None"
@@ -354,7 +355,7 @@ def check_folder(path: Any) -> Path:
     """Check the path of a folder, which is no URL, and return it absolute: the working directory may change."""
     try:
         folder = Path(path)
-        good = _storable(os.fspath(folder))
+        good = is_storable(os.fspath(folder))
     except TypeError:
         good = False
     if not good:
@@ -369,7 +370,7 @@ def check_source(source: Any) -> str:
         text = os.fspath(source)
     except TypeError:
         text = None
-    if type(text) is not str or not text or not _storable(text):
+    if type(text) is not str or not text or not is_storable(text):
         raise InputError(f"expected the path of a file, got {shown(source)}")
     return os.path.abspath(text)
 

@@ -108,6 +108,9 @@ _QUERY = [
     ("exact-below-all", "rules/query/sql_conditions.py", "return false() if below else true()", "return true() if below else false()", "what is below all integers is below all"),
     ("bool-is-a-number", "rules/query/parse.py", 'or (isinstance(value, bool) and field.kind != "tag")', "", "True is no number"),
     ("nan-in-a-query", "rules/query/parse.py", "if math.isnan(number):", "if False:", "NaN compares with nothing"),
+    ("nan-in-a-list", "rules/query/parse.py", "return not any(map(math.isnan, listed))", "return True", "NaN in a list compares with nothing"),
+    ("statuses-at-a-glance", "rules/query/parse.py", 'field.kind != "status" and is_storable', "is_storable", "a list of statuses has only those that there are"),
+    ("texts-at-a-glance", "rules/query/parse.py", ' and is_storable("".join(listed))', "", "texts that can't be stored are refused in a list, too"),
     ("naive-time-is-local", "rules/query/parse.py", "moment.replace(tzinfo=UTC)", "moment", "a datetime without a zone is UTC"),
 ]  # fmt: skip
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import math
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from enum import Enum
 from typing import Any
 
-from replaybuf.common.checks import is_numpy
+from replaybuf.common.checks import is_numpy, is_storable
 from replaybuf.common.redact import redact
 from replaybuf.errors import QueryError
 from replaybuf.rules.query.nodes import (
@@ -99,10 +99,24 @@ def read_values(values: Any, field: FieldType, place: str) -> tuple[Value, ...]:
     Raises QueryError unless they are a list whose values fit the field.
     """
     listed = _listed(values, place)
-    integers = {*map(type, listed)} == {int} and int in _ACCEPTED[field.kind]
-    if integers and min(listed) in _INT64 and max(listed) in _INT64:  # lists of uids are long
+    kinds = {*map(type, listed)}
+    if len(kinds) == 1 and _fit_at_a_glance(listed, kinds.pop(), field):
         return tuple(dict.fromkeys(listed))
     return tuple(dict.fromkeys(read_value(value, field, f"{place}[{i}]") for i, value in enumerate(listed)))
+
+
+def _fit_at_a_glance(listed: Sequence[Any], kind: type, field: FieldType) -> bool:
+    """Return whether operands of this one type are plain values that fit the field, without a look at each.
+
+    Lists of uids and of keys are long, and the event loop waits.
+    """
+    if kind not in _ACCEPTED[field.kind]:
+        return False
+    if kind is int:
+        return min(listed) in _INT64 and max(listed) in _INT64
+    if kind is float:
+        return not any(map(math.isnan, listed))
+    return kind is str and field.kind != "status" and is_storable("".join(listed))
 
 
 def read_bounds(bounds: Any, field: FieldType, place: str) -> tuple[Value, Value]:

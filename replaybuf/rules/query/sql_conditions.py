@@ -14,7 +14,7 @@ import json
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -90,10 +90,11 @@ def compare_number(column: ColumnElement[Any], op: str, value: int | float, *, i
     return _compare(column, "$lte" if below else "$gt", floor, integers=integers)
 
 
-def representable(values: Iterable[int | float], *, integers: bool) -> list[int | float]:
+def representable(values: Sequence[int | float], *, integers: bool) -> list[int | float]:
     """Return the values that an integer or float column can hold, as its type."""
-    floors = ((value, _floor(value, integers=integers)) for value in values)
-    return [floor for value, floor in floors if floor is not None and floor == value]
+    if integers:
+        return [whole for value in values if _LOWEST <= value <= _HIGHEST and (whole := math.floor(value)) == value]
+    return [near for value, near in zip(values, map(float, values), strict=True) if near == value]
 
 
 def _compare(column: ColumnElement[Any], op: str, value: int | float, *, integers: bool) -> ColumnElement[bool]:
