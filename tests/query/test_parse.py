@@ -183,6 +183,7 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"tags.x": {"$eq": [1]}}, "tags.x.$eq", "use $in"),
     ({"status": "done"}, "status", "expected a status (init, completed, aborted"),
     ({"status": {"$in": ["init", "done"]}}, "status.$in[1]", "there is no status 'done'"),
+    ({"status": {"$in": ["done"]}}, "status.$in[0]", "there is no status 'done'"),
     ({"status": Plain.MATH}, "status", "there is no status 'math'"),
     ({"reward": math.nan}, "reward", "NaN"),
     ({"tags.x": {"$in": [math.nan]}}, "tags.x.$in[0]", "NaN"),
