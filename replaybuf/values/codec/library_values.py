@@ -20,7 +20,7 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal
@@ -37,6 +37,7 @@ from replaybuf.values.codec.value_types import (
     TENSOR,
     AnyArray,
     Decoder,
+    Decoders,
     Encoder,
     are_counts,
     type_tag,
@@ -73,7 +74,7 @@ class Tensors:
 
     def __init__(self, restore_as: RestoreTensors) -> None:
         build = _build_tensor if restore_as == "torch" else _build_array
-        self.decoders: Mapping[int, Decoder] = {TENSOR: partial(_restore_tensor, build)}
+        self.decoders: Decoders = {TENSOR: partial(_restore_tensor, build)}
 
     def encoder(self, kind: type) -> Encoder | None:
         tensor = getattr(sys.modules.get("torch"), "Tensor", None)
@@ -159,7 +160,7 @@ class Images:
 
     def __init__(self, *, as_plain: bool = False) -> None:
         self._as_plain = as_plain
-        self.decoders: Mapping[int, Decoder] = {IMAGE: self._restore}
+        self.decoders: Decoders = {IMAGE: self._restore}
 
     def encoder(self, kind: type) -> Encoder | None:
         image = getattr(sys.modules.get("PIL.Image"), "Image", None)
@@ -259,7 +260,7 @@ class ObjectRefs:
 
     def __init__(self, restore_as: RestoreRefs, timeout: float) -> None:
         self._timeout = timeout
-        self.decoders: Mapping[int, Decoder] = {OBJECT_REF: _put_object if restore_as == "ref" else lambda value: value}
+        self.decoders: Decoders = {OBJECT_REF: _put_object if restore_as == "ref" else lambda value: value}
 
     def encoder(self, kind: type) -> Encoder | None:
         ray = _ray()

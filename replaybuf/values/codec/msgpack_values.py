@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ from replaybuf.values.codec.library_values import RefValues
 from replaybuf.values.codec.packed_columns import ColumnReader, ColumnWriter, Parents, leave_alone
 from replaybuf.values.codec.payload_format import MOST_VALUES, Buffer, Head
 from replaybuf.values.codec.user_classes import Converters, Instances, name_of
-from replaybuf.values.codec.value_types import ENCODERS, Decoder, Encoder, TypeHandler, type_tag
+from replaybuf.values.codec.value_types import ENCODERS, Decoder, Decoders, Encoder, EncoderOf, type_tag
 
 _SEQUENCES: Final = frozenset({list, tuple, set, frozenset})
 _ARRAY: Final = types.ARRAY  # a module global, since it is compared for every extension object
@@ -50,11 +50,11 @@ Packed = tuple[Sequence[Any], BlockWriter, int]
 class Packing:
     """Packs the values of one codec.
 
-    `handlers` encode types that `value_types` lacks; `converters` have precedence over all others.
+    `others` find encoders of types that `value_types` lacks; `converters` have precedence over all others.
     """
 
-    def __init__(self, handlers: Sequence[TypeHandler], converters: Converters, instances: Instances) -> None:
-        self._handlers = (*handlers, instances)  # the last one refuses unknown classes
+    def __init__(self, others: Sequence[EncoderOf], converters: Converters, instances: Instances) -> None:
+        self._others = (*others, instances.encoder)  # the last one refuses unknown classes
         self._converters = converters
         self._instances = instances
         self._encoders = ENCODERS | converters.encoders  # extended by `encoder`
@@ -113,7 +113,7 @@ class Packing:
 
     def _encoder(self, kind: type) -> Encoder | None:
         """Return the encoder of a class that wasn't met before; None if its instances can't be stored."""
-        encoder = next(filter(None, (handler.encoder(kind) for handler in self._handlers)), None)
+        encoder = next(filter(None, (encoder_of(kind) for encoder_of in self._others)), None)
         if encoder is None and issubclass(kind, np.generic):
             encoder = ENCODERS[np.generic]
         if encoder is not None:
@@ -159,10 +159,6 @@ class Packing:
                 plain_name = "numpy.ndarray (np.asarray)" if plain is np.ndarray else plain.__name__
                 return f"a {name} would not come back as such: convert it to a plain {plain_name}, or {advice}"
         return f"a value of type {name} can't be stored: {advice}"
-
-
-#: Decoders by the codes of their type tags.
-Decoders = Mapping[int, Decoder]
 
 
 def lenient(decoders: Decoders) -> Decoders:

@@ -46,11 +46,9 @@ def pack_numbers(lists: Sequence[list[Any]], origins: Sequence[int] | None = Non
         if sum(counts) >= FEWEST:
             arrays = [array[count:] for array, count in zip(arrays, counts, strict=True)]
             numbers, lengths, shared = np.concatenate(arrays), [*map(len, arrays)], [[*origins], counts]
-    if kind is float:
-        return ["d", lengths, numbers.tobytes(), *shared]
-    if not len(numbers) or (0 <= numbers[0] < 256 and 0 <= numbers.min() <= numbers.max() < 256):
-        return ["B", lengths, numbers.astype("B").tobytes(), *shared]
-    return ["i", lengths, numbers.tobytes(), *shared]
+    if kind is int and (not len(numbers) or (0 <= numbers[0] < 256 and 0 <= numbers.min() <= numbers.max() < 256)):
+        numbers = numbers.astype("B")
+    return [numbers.dtype.char, lengths, numbers.tobytes(), *shared]
 
 
 def _as_array(lists: Sequence[list[Any]], lengths: Sequence[int], kind: type) -> AnyArray | None:

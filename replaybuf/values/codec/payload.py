@@ -37,7 +37,6 @@ from replaybuf.values.codec.library_values import (
     is_ref,
 )
 from replaybuf.values.codec.msgpack_values import (
-    Decoders,
     Packed,
     Packing,
     Unpacking,
@@ -46,7 +45,7 @@ from replaybuf.values.codec.msgpack_values import (
 from replaybuf.values.codec.packed_columns import Parents
 from replaybuf.values.codec.payload_format import Buffer, Compression, Head, SplitPayload
 from replaybuf.values.codec.user_classes import ConverterMap, Converters, Instances
-from replaybuf.values.codec.value_types import DECODERS, SCALARS
+from replaybuf.values.codec.value_types import DECODERS, SCALARS, Decoders
 from replaybuf.values.rollouts.rollout_type import RolloutType
 
 #: The bytes of loaded blocks, by their position after the head.
@@ -94,11 +93,11 @@ class Codec:
         #: Whether encoding or decoding runs users' code, which may be slow, and may change arrays in place.
         self.runs_code = bool(converters) or any(shape.runs_code for shape in known.shapes.values())
         instances = Instances(known, as_plain=as_plain)
-        handlers = (Tensors(tensors), self._refs, Images(as_plain=as_plain))
-        self._packing = Packing(handlers, self._converters, instances)
-        self._decoders: Decoders = dict(DECODERS)
-        for one in (self._converters, instances, *handlers):
-            self._decoders |= one.decoders
+        as_tensors, images = Tensors(tensors), Images(as_plain=as_plain)
+        others = (as_tensors.encoder, self._refs.encoder, images.encoder)
+        self._packing = Packing(others, self._converters, instances)
+        self._decoders = DECODERS | self._converters.decoders | instances.decoders
+        self._decoders |= as_tensors.decoders | self._refs.decoders | images.decoders
 
     def encode(
         self, rollouts: Sequence[Any], fetched: Fetched | None = None, parents: Parents = None

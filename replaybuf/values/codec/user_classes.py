@@ -18,7 +18,7 @@ import numpy as np
 
 from replaybuf.errors import ConfigError, DecodeError
 from replaybuf.values.codec.blocks import StandIn
-from replaybuf.values.codec.value_types import CONVERTED, ENUM, OBJECT, SCALARS, Decoder, Encoder, type_tag
+from replaybuf.values.codec.value_types import CONVERTED, ENUM, OBJECT, SCALARS, Decoders, Encoder, type_tag
 from replaybuf.values.rollouts.rollout_type import Classes, is_storable, stored_name
 from replaybuf.values.rollouts.shapes import Shape, kind_of
 
@@ -34,7 +34,7 @@ class Instances:
         self._known = known
         self._shapes = {stored_name(cls): shape for cls, shape in known.shapes.items()}
         self._as_plain = as_plain
-        self.decoders: Mapping[int, Decoder] = {ENUM: self._restore_member, OBJECT: self._restore_object}
+        self.decoders: Decoders = {ENUM: self._restore_member, OBJECT: self._restore_object}
 
     def encoder(self, kind: type) -> Encoder | None:
         if issubclass(kind, StandIn):
@@ -178,7 +178,7 @@ class Converters:
         self.encoders: dict[type, Encoder] = {
             cls: (type_tag(CONVERTED), one.take_apart) for cls, one in self._by_class.items()
         }
-        self.decoders: Mapping[int, Decoder] = {CONVERTED: self._restore}
+        self.decoders: Decoders = {CONVERTED: self._restore}
 
     def parts(self, value: Any) -> Iterator[tuple[str, Any]]:
         """Yield the result of the value's converter, unless it fails."""

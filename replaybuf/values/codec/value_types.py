@@ -2,19 +2,19 @@
 
 Such a value is stored as a map of one entry: an empty extension object, its *type tag*, as the key, and the value's
 content. Contents may be hostile, and are checked before use. Types of other libraries and users' classes are encoded
-and decoded by a `TypeHandler`.
+and decoded in modules of their own.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import date, datetime, timedelta, timezone, tzinfo
 from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -30,27 +30,18 @@ ENUM, OBJECT, TENSOR, OBJECT_REF, IMAGE, CONVERTED = range(18, 24)
 
 #: A type tag, and the function that returns a value's content. If the tag is None, the content replaces the value.
 Encoder = tuple[Any, Callable[[Any], Any]]
+#: Returns the encoder of a class's instances, None for a class of others; called once for each class. A TypeError, of
+#: this or of the encoder's function, says why a value can't be stored, with advice.
+EncoderOf = Callable[[type], Encoder | None]
 #: Returns the value for a content, which may be damaged or hostile.
 Decoder = Callable[[Any], Any]
+#: Decoders by the codes of their type tags.
+Decoders = dict[int, Decoder]
 AnyArray = npt.NDArray[Any]
 
 #: Types that hold no other values and that msgpack packs unchanged.
 SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
 _ONLY_INT: Final = frozenset({int})
-
-
-class TypeHandler(Protocol):
-    """Encodes and decodes types that only some codecs support: tensors, images, instances of classes, ..."""
-
-    @property
-    def decoders(self) -> Mapping[int, Decoder]:
-        """The decoders by the codes of their type tags."""
-
-    def encoder(self, kind: type) -> Encoder | None:
-        """Return the encoder of a class's instances, None for a class of other handlers. Called once for each class.
-
-        A TypeError, of this or of the encoder's function, says why a value can't be stored, with advice.
-        """
 
 
 @lru_cache(maxsize=32)
