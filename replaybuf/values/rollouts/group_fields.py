@@ -62,17 +62,16 @@ def step_ranges(group: GroupFields) -> list[tuple[int | None, int | None]]:
 
     Raises TypeError, ValueError or OverflowError for values that are no steps.
     """
-    agentic = is_agentic(group)
-    ranges = []
+    agentic: bool | None = None
     for one in group:
         if one.steps is None:
+            agentic = is_agentic(group) if agentic is None else agentic
             try:
                 one.steps = _step_range(one, agentic)
             except LookupError as error:  # a mask that is a dict, or has no places in one of its dimensions
                 name = type(one.response_mask).__name__
                 raise TypeError(f"response_mask, a {name}, doesn't have a number for each token") from error
-        ranges.append(one.steps)
-    return ranges
+    return [one.steps for one in group]  # type: ignore[misc]
 
 
 #: Smaller arrays are compared as bytes, which is faster than comparing numbers.

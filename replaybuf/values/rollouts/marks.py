@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
+from typing import Any, Final
 
 from replaybuf.common.checks import MAX_STEP, shown
 from replaybuf.errors import RolloutError
@@ -84,7 +85,8 @@ class Marks:
         return cls(**data)
 
     def to_json(self) -> dict[str, Any]:
-        return {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
+        values = zip(self.__slots__, _VALUES(self), strict=True)
+        return {name: value for name, value in values if value is not None}
 
     @property
     def segments(self) -> Segments | None:
@@ -167,6 +169,9 @@ class Marks:
             set_staleness(rollouts, staleness, kind)
         if self.masked is not None:
             mask_stale_tokens(rollouts, self.masked, kind)
+
+
+_VALUES: Final = attrgetter(*Marks.__slots__)
 
 
 def _due(rollouts: Sequence[Any], kind: RolloutType, status: Status | None) -> list[bool] | None:
