@@ -172,7 +172,7 @@ class ColumnReader:
     def __init__(self, arrays: Callable[[Any, int], Sequence[Any]], budget: int) -> None:
         self._arrays = arrays
         self._left = budget
-        #: Whether some rollouts lack a field: `MISSING` is its value then.
+        #: Whether some rollouts lack a field: `_MISSING` is its value then.
         self.partial = False
 
     def spend(self, values: int) -> None:

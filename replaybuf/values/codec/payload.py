@@ -1,7 +1,8 @@
 """Encoding of groups of rollouts as bytes, and decoding (format: `codec.payload_format`, `codec.packed_columns`).
 
-Types that msgpack doesn't know are described in `codec.value_types`, `codec.msgpack_values` and the type
-handlers. Nothing is pickled, and nothing that a payload names is imported or called.
+Types that msgpack doesn't know are described in `codec.value_types`, `codec.msgpack_values`,
+`codec.library_values` and `codec.user_classes`. Nothing is pickled, and nothing that a payload names is imported or
+called.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ All numbers are little-endian. `msgpack` and `head` are sizes in bytes, `size` i
 are the XXH3 (64 bits); the one in the header is seeded with the flags. The head and the blocks can be stored in two
 places, and a block can be read and verified alone.
 
-The msgpack is a list of columns, or a map of the fields of a lone rollout (`codec.packed_columns`); in a payload with
-blocks also the table of their arrays (`codec.blocks`), and its size (u32). A compressed payload is a header, with the
-sizes before the compression, and the zstd frame of all that follows; its checksum is that of these sizes and the frame.
+The msgpack is a list of columns (`codec.packed_columns`), then the table of arrays (`codec.blocks`), if there are any,
+and the size of the table (u32). A compressed payload is a header, with the sizes before the compression, and the zstd
+frame of all that follows; its checksum is that of these sizes and the frame.
 
 This module needs neither numpy nor msgpack, whose imports take longer than a check of a database.
 """
