@@ -30,6 +30,8 @@ from replaybuf.values.codec.value_types import SCALARS, are_counts
 from replaybuf.values.rollouts.group_fields import refuse_none
 
 SHARED, LIST, ARRAYS, INDEXED, DICT, NUMBERS, PARTIAL = range(7)
+#: Columns in which no list holds None.
+_OF_NUMBERS: Final = (ARRAYS, NUMBERS)
 
 #: For each segment the index of an earlier one that it continues, or None; None for whole rollouts.
 Parents = Sequence[int | None] | None
@@ -61,43 +63,39 @@ class ColumnWriter:
 
         Raises RolloutError for None among the values of a numeric field.
         """
-        columns: list[Any] = []
         self.values += len(rows)
-        if len(rows) == 1:
-            return self._of_one(
-                {name: value for name, value in rows[0].items() if value is not None or name not in omitted}
-            )
+        columns = self._of_one(rows[0], omitted) if len(rows) == 1 else self._of_all(rows, omitted)
+        kinds = dict(zip(columns[::3], columns[1::3], strict=True))
+        for name in self._numeric:
+            if kinds.get(name) not in _OF_NUMBERS:
+                refuse_none(name, [row.get(name) for row in rows])
+        return columns
+
+    def _of_all(self, rows: Sequence[dict[str, Any]], omitted: frozenset[str]) -> list[Any]:
+        columns: list[Any] = []
         names, keys = tuple(rows[0]), [*map(tuple, rows)]
         if keys.count(names) == len(rows):
             for name, values in zip(names, zip(*[row.values() for row in rows], strict=True), strict=True):
                 if values[0] is not None or name not in omitted or not _ONLY_NONE.issuperset(map(type, values)):
-                    columns += (name, *self._field(name, values, values))
+                    columns += (name, *self._column(values, 0))
             return columns
         self._origins = None
         self.values += len(rows) * len(union := dict.fromkeys(chain.from_iterable(keys)))
         for name in union:
             having = [index for index, row in enumerate(rows) if name in row]
-            field = self._field(name, [rows[index][name] for index in having], [row.get(name) for row in rows])
-            columns += (name, PARTIAL, [having, *field])
+            columns += (name, PARTIAL, [having, *self._column([rows[index][name] for index in having], 0)])
         return columns
 
-    def _of_one(self, fields: dict[str, Any]) -> list[Any]:
+    def _of_one(self, row: dict[str, Any], omitted: frozenset[str]) -> list[Any]:
         """Return the columns of one rollout, which shares all with itself, except long lists of numbers."""
+        fields = {name: value for name, value in row.items() if value is not None or name not in omitted}
         self.values += len(fields)
         self._blocks.put_together(fields.values())
         columns = [*chain.from_iterable(zip(fields, repeat(SHARED), fields.values(), strict=False))]
-        for index, (name, value) in enumerate(fields.items()):
+        for index, value in enumerate(fields.values()):
             if type(value) is list and len(value) >= FEWEST:
                 columns[3 * index + 1 : 3 * index + 3] = self._lists([value])
-            if name in self._numeric and columns[3 * index + 1] != NUMBERS:
-                refuse_none(name, (value,))
         return columns
-
-    def _field(self, name: str, values: Sequence[Any], of_all: Sequence[Any]) -> tuple[int, Any]:
-        kind, content = self._column(values, 0)
-        if name in self._numeric and kind != NUMBERS and kind != ARRAYS:
-            refuse_none(name, of_all)
-        return kind, content
 
     def _column(self, values: Sequence[Any], depth: int) -> tuple[int, Any]:
         """Return the kind and the content of a column."""

@@ -271,7 +271,7 @@ class SplitPayload:
             return self.head
         payload = bytearray().join((self.head, *self.tail))
         view, end = memoryview(payload), len(self.head)
-        sizes = Head.opened(payload).sizes
+        sizes = struct.unpack_from(f"<{Head.read(payload).blocks}Q", payload, BODY_AT)
         digests = [digest(view[at : at + size]) for at, size in zip(starts_of(sizes, end), sizes)]
         struct.pack_into(f"<{len(sizes)}Q", view, BODY_AT + 8 * len(sizes), *digests)
         view[:_CHECKED_AT] = _first(digest(view[_CHECKED_AT:end]))
