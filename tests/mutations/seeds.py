@@ -128,7 +128,7 @@ _CODEC = [
     ("numbers-of-other-sizes", "values/codec/number_lists.py", "    if len(raw) != ends[-1]:\n        return None\n", "", "an integer of 64 bits among others stays"),
     ("numbers-of-a-byte", "values/codec/number_lists.py", "<= numbers.max() < 256)", "<= numbers.max())", "larger numbers than a byte's come back"),
     ("numbers-not-spent", "values/codec/number_lists.py", "    spend(total)\n", "", "a few bytes can't claim any number of numbers"),
-    ("numbers-none", "values/codec/packed_columns.py", "if kinds.get(name) not in _OF_NUMBERS:", "if kinds.get(name) in _OF_NUMBERS:", "None among the values of tokens is refused"),
+    ("numbers-none", "values/codec/packed_columns.py", "and kind not in _OF_NUMBERS:", "and kind in _OF_NUMBERS:", "None among the values of tokens is refused"),
     ("incompressible-not-sealed", "values/codec/payload_format.py", "        tail = memoryview(whole)[len(payload.head) :]\n", "        return payload\n", "payloads that compression doesn't make smaller have their checksums"),
     ("field-twice-alone", "values/codec/msgpack_values.py", "if 3 * len(fields) == len(flat):", "if True:", "a lone rollout has no field twice"),
     ("field-twice-deferred", "values/codec/msgpack_values.py", "if 3 * len(found) != count or ", "if ", "deferred reads notice a field that is there twice"),

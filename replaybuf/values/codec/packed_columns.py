@@ -65,9 +65,8 @@ class ColumnWriter:
         """
         self.values += len(rows)
         columns = self._of_one(rows[0], omitted) if len(rows) == 1 else self._of_all(rows, omitted)
-        kinds = dict(zip(columns[::3], columns[1::3], strict=True))
-        for name in self._numeric:
-            if kinds.get(name) not in _OF_NUMBERS:
+        for name, kind in zip(columns[::3], columns[1::3], strict=True):
+            if name in self._numeric and kind not in _OF_NUMBERS:
                 refuse_none(name, [row.get(name) for row in rows])
         return columns
 
