@@ -283,7 +283,11 @@ HOSTILE: list[bytes] = [
     column(columns.PARTIAL, [[0, 2], columns.LIST, [1, 2]]),
     column(columns.PARTIAL, [[0], columns.LIST, [1, 2]]),
     column(columns.PARTIAL, [["a"], columns.SHARED, 1]),
+    column(columns.PARTIAL, [[-1], columns.LIST, [1]]),
+    column(columns.PARTIAL, [[0, 0], columns.LIST, [1, 2]]),
     column(columns.PARTIAL, [[0], columns.SHARED]),
+    sealed(msgpack.packb("")),
+    sealed(msgpack.packb(["a", None, 1])),
     sealed(msgpack.packb({"a": 1})),
     sealed(msgpack.packb({"a": 1}), 2),
     sealed(msgpack.packb(["a", 0, 1, "a", 0, 2])),
@@ -294,7 +298,7 @@ HOSTILE: list[bytes] = [
 
 
 #: Of these, the ones whose fault is in the fields themselves, which all readers notice.
-HOSTILE_FIELDS = HOSTILE[-10:]
+HOSTILE_FIELDS = HOSTILE[-12:]
 
 
 @pytest.mark.parametrize("owned", [False, True])

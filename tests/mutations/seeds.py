@@ -148,6 +148,7 @@ _CODEC = [
 _SQL = [
     ("put-ignores-refusals", f"{_STATEMENTS}/put.py", "levels[new.task_name] = level.joined_by(new.status)", "pass", "puts that are committed together share the room"),
     ("put-follows-other-step", f"{_STATEMENTS}/new_rows.py", "and home.step == new.train_step\n", "\n", "a group put for another step keeps its staleness"),
+    ("runs-lock-their-keys", f"{_STATEMENTS}/put.py", "    if len(runs) > 1:  # each", "    if False:  # each", "two batches with the same keys in another order never deadlock"),
     ("put-first-key-stays", f"{_STATEMENTS}/put.py", "(new.task_name, new.key) if new.key is not None else None", "None", "of several with a key the last stays"),
     ("refresh-leaves-expired", f"{_STATEMENTS}/refresh.py", "if home.status == Status.EXPIRED and not rule.retryable:", "if False:", "a refresh drops what expired before and isn't retryable"),
     ("evicts-unfit", f"{_STATEMENTS}/eviction.py", "aside=sorted(map(str, ASIDE))", 'aside=["archived"]', "filtered and failed groups neither fill nor leave"),

@@ -10,11 +10,12 @@ from typing import Any
 import asyncpg
 import pytest
 
-from replaybuf import FullError, LeaseLostError
+from replaybuf import FullError, LeaseLostError, ReplayBuffer
 from replaybuf.errors import FencedError
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.statements.past import sweep
 from tests.cancellation.conftest import end_background_work, take
+from tests.postgres import set_default
 from tests.stores import TASK, build, fill, group, until
 
 
@@ -46,6 +47,18 @@ async def test_groups_that_do_not_match_any_more_stay(lent_database: str) -> Non
         async with meanwhile(lent_database, "UPDATE rb_group SET priority = 9 WHERE uid = 2", deletion) as [deleted]:
             assert await deleted == 2
         assert [item.uid async for item in buffer.find({})] == [2]
+
+
+async def test_batches_with_the_same_keys_in_another_order_never_wait_for_one_another(postgres_database: str) -> None:
+    set_default(postgres_database, deadlock_timeout="1min")  # none of them is ended in the time of the test
+    async with build(postgres_database) as one, build(postgres_database) as other, asyncio.timeout(50):
+
+        async def put(buffer: ReplayBuffer, keys: str) -> None:
+            for _ in range(20):
+                await buffer.put_many([group(0) for _ in keys], TASK, each=[{"key": key} for key in keys])
+
+        await asyncio.gather(put(one, "aabbcc"), put(other, "ccbbaa"))
+        assert len(one) == 3
 
 
 async def test_a_lease_that_is_lost_acknowledges_nothing(lent_database: str) -> None:

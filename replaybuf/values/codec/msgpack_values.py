@@ -24,7 +24,7 @@ from replaybuf.errors import RolloutError
 from replaybuf.values.codec import value_types as types
 from replaybuf.values.codec.blocks import BlockReader, BlockWriter, PartReader
 from replaybuf.values.codec.library_values import RefValues
-from replaybuf.values.codec.packed_columns import ColumnReader, ColumnWriter, Parents, leave_alone
+from replaybuf.values.codec.packed_columns import SHARED, ColumnReader, ColumnWriter, Parents, leave_alone
 from replaybuf.values.codec.payload_format import MOST_VALUES, Buffer, Head
 from replaybuf.values.codec.user_classes import Converters, Instances, name_of
 from replaybuf.values.codec.value_types import ENCODERS, Decoder, Decoders, Encoder, EncoderOf, type_tag
@@ -212,8 +212,8 @@ class Unpacking:
             found = self._read_parts(packed, rows, columns, deferred, self._blocks)
         else:
             flat = msgpack.unpackb(packed, object_hook=self._decode_map, ext_hook=self._extension, **_UNPACKING)
-            if rows == 1 and not (self._open_tags or any(flat[1::3])):  # all is shared, as most of a lone rollout is
-                fields = dict(zip(flat[::3], flat[2::3], strict=True))
+            if rows == 1 and type(flat) is list and not self._open_tags and {*flat[1::3]} == {SHARED}:
+                fields = dict(zip(flat[::3], flat[2::3], strict=True))  # as of most lone rollouts
                 if 3 * len(fields) == len(flat):
                     leave_alone(fields.values())
                     return [fields]

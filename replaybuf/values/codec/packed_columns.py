@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, repeat
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -64,25 +64,21 @@ class ColumnWriter:
         Raises RolloutError for None among the values of a numeric field.
         """
         self.values += len(rows)
-        columns = self._of_one(rows[0], omitted) if len(rows) == 1 else self._of_all(rows, omitted)
-        for name, kind in zip(columns[::3], columns[1::3], strict=True):
-            if name in self._numeric and kind not in _OF_NUMBERS:
-                refuse_none(name, [row.get(name) for row in rows])
-        return columns
-
-    def _of_all(self, rows: Sequence[dict[str, Any]], omitted: frozenset[str]) -> list[Any]:
+        if len(rows) == 1:
+            return self._of_one(rows[0], omitted)
         columns: list[Any] = []
         names, keys = tuple(rows[0]), [*map(tuple, rows)]
         if keys.count(names) == len(rows):
             for name, values in zip(names, zip(*[row.values() for row in rows], strict=True), strict=True):
                 if values[0] is not None or name not in omitted or not _ONLY_NONE.issuperset(map(type, values)):
-                    columns += (name, *self._column(values, 0))
+                    columns += (name, *self._field(name, values, values))
             return columns
         self._origins = None
         self.values += len(rows) * len(union := dict.fromkeys(chain.from_iterable(keys)))
         for name in union:
             having = [index for index, row in enumerate(rows) if name in row]
-            columns += (name, PARTIAL, [having, *self._column([rows[index][name] for index in having], 0)])
+            field = self._field(name, [rows[index][name] for index in having], [row.get(name) for row in rows])
+            columns += (name, PARTIAL, [having, *field])
         return columns
 
     def _of_one(self, row: dict[str, Any], omitted: frozenset[str]) -> list[Any]:
@@ -90,11 +86,21 @@ class ColumnWriter:
         fields = {name: value for name, value in row.items() if value is not None or name not in omitted}
         self.values += len(fields)
         self._blocks.put_together(fields.values())
-        columns = [*chain.from_iterable(zip(fields, repeat(SHARED), fields.values(), strict=False))]
-        for index, value in enumerate(fields.values()):
+        columns: list[Any] = [SHARED] * (3 * len(fields))
+        columns[::3], columns[2::3] = fields, fields.values()
+        for index, (name, value) in enumerate(fields.items()):
             if type(value) is list and len(value) >= FEWEST:
                 columns[3 * index + 1 : 3 * index + 3] = self._lists([value])
+            if name in self._numeric and columns[3 * index + 1] != NUMBERS:
+                refuse_none(name, (value,))
         return columns
+
+    def _field(self, name: str, values: Sequence[Any], of_all: Sequence[Any]) -> tuple[int, Any]:
+        """Return the kind and the content of a field's column; `of_all` has the values of all rollouts."""
+        kind, content = self._column(values, 0)
+        if name in self._numeric and kind not in _OF_NUMBERS:
+            refuse_none(name, of_all)
+        return kind, content
 
     def _column(self, values: Sequence[Any], depth: int) -> tuple[int, Any]:
         """Return the kind and the content of a column."""
@@ -211,6 +217,8 @@ class ColumnReader:
             leave_alone(content)
         elif kind == PARTIAL:
             having, kind, content = content
+            if not are_counts(having) or len({*having}) < len(having):
+                raise ValueError("no indices of rollouts")
             [values] = self.columns(["", kind, content], len(having)).values()
             content = [_MISSING] * rows
             for index, value in zip(having, values, strict=True):

@@ -367,10 +367,9 @@ class Texts:
     __slots__ = ("_end", "_last", "_payload", "_start")
 
     def __init__(self, payload: bytes | bytearray) -> None:
-        head = Head.read(payload)
         self._payload = payload
-        self._start = self._last = head.msgpack_at
-        self._end = 0 if head.flags & ZSTD else head.msgpack_at + head.msgpack
+        self._end = -1  # known when the first text is looked for: most groups have short ones only
+        self._start = self._last = 0
 
     def find(self, text: str, since: int | None = None) -> list[int] | None:
         """Return the offset and the length, in bytes, of a text; None if SQL can't extract it.
@@ -378,6 +377,10 @@ class Texts:
         That is the case if the payload is compressed, or the text has NUL or lone surrogates. The search may find any
         equal text. It begins at the offset `since`, or behind the last text that was found, and then from the start.
         """
+        if self._end < 0:
+            head = Head.read(self._payload)
+            self._start = self._last = head.msgpack_at
+            self._end = 0 if head.flags & ZSTD else head.msgpack_at + head.msgpack
         if not self._end or "\x00" in text:
             return None
         try:

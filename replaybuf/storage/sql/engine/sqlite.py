@@ -232,6 +232,7 @@ class DataVersion(CommitWatch):
         self._version: int | None = None
         self._writes: int | None = None  # a descriptor that can be read after writes to the WAL
         self._changed = False
+        self._gap = 0.0
         self._seconds = _LONGEST_POLL
 
     async def poll(self) -> bool:
@@ -240,11 +241,12 @@ class DataVersion(CommitWatch):
         before, version = self._version, await self._read()
         if version is not None:
             self._version = version
-        self._changed = version is None or version != before
-        return self._changed
+        self._changed = version is not None and version != before
+        return version is None or self._changed
 
     async def pause(self) -> None:
         if self._changed:  # all of these milliseconds' commits are one hint
+            self._gap = 0.0
             await asyncio.sleep(HINT_SECONDS)
             return
         if self._writes is None:
@@ -255,12 +257,14 @@ class DataVersion(CommitWatch):
         try:
             await asyncio.wait_for(written.wait(), self._seconds)
         except TimeoutError:
-            self._seconds = min(_LONGEST_POLL, 2 * self._seconds)
+            self._seconds, self._gap = min(_LONGEST_POLL, 2 * self._seconds), 0.0
             return
         finally:
             loop.remove_reader(self._writes)
         os.read(self._writes, 1 << 16)
-        self._seconds = _FIRST_POLL  # a commit can be seen some time after its last write, at least that of an fsync
+        # A commit can be seen some time after its last write, at least that of an fsync; a long one writes often.
+        await asyncio.sleep(self._gap)
+        self._seconds, self._gap = _FIRST_POLL, min(_FIRST_POLL, self._gap + _FIRST_POLL / 4)
 
     async def close(self) -> None:
         writes, self._writes, self._version = self._writes, None, None

@@ -145,9 +145,8 @@ def list_oldest(
     where = "".join(f" AND l.{name} = :{name}" for name in given)
     of_lanes = f"FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE 1 = 1{where}"
     at_most = "" if limit is None else f" LIMIT {int(limit)}"
-    rows = read_metadata(
-        tx, tx.values(f"SELECT g.uid {of_lanes} ORDER BY g.uid{at_most}", **given)
-    )  # column names only
+    uids = tx.values(f"SELECT g.uid {of_lanes} ORDER BY g.uid{at_most}", **given)  # names of columns only
+    rows = read_metadata(tx, uids)
     matching = len(rows)
     if count and len(rows) == limit:
         matching = tx.value(f"SELECT count(*) {of_lanes}", **given)

@@ -108,7 +108,8 @@ def unhold(tx: Transaction, lease: Leased, uids: Sequence[int]) -> None:
 def end_leases(tx: Transaction, *, wait: bool = False) -> int:
     """End overdue leases, and return the number of their groups.
 
-    With `wait`, those of leases being ended by a concurrent transaction, which have ended at the end of the call, too.
+    With `wait`, the number includes groups whose leases a concurrent transaction is ending; they have ended at the end
+    of the call.
     """
     now, limits = tx.clock(), tx.scope.rules.limits
     uids = tx.values(OVERDUE if wait else f"{OVERDUE} {{skip}}", now=now, buffer=tx.scope.buffer)

@@ -80,7 +80,16 @@ def put_groups(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]
     tasks = {encoded.group.task_name for encoded in groups}
     if limits.slows_puts or limits.capacity is not None:
         lock_tasks(tx, tasks)
-    return [outcome for run in _independent(groups, limits) for outcome in _put_together(tx, run)]
+    runs = _independent(groups, limits)
+    if len(runs) > 1:  # each locks its own keys: two transactions could wait for one another
+        tx.lock_names(NamedLock.KEY, sorted(_locked_keys(tx, groups)))
+    return [outcome for run in runs for outcome in _put_together(tx, run)]
+
+
+def _locked_keys(tx: Transaction, groups: Sequence[EncodedGroup]) -> set[str]:
+    """Return the keys of which each has one group. Rollouts of groups that fill have free places, and need no lock."""
+    keys = {_key_of(tx, one.group) for one in groups if one.group.status != Status.FILLING}
+    return {key for key in keys if key is not None}
 
 
 def claim(

@@ -29,7 +29,8 @@ from replaybuf.values.rollouts.statuses import Status
 #: Overdue groups that are completed at a time.
 _AT_ONCE = 16
 #: How often a last rollout is put again because the others weren't there any more: another process was faster.
-_MOST_RACES = 100
+#: Each time it waits so much longer.
+_MOST_RACES, _RACE_SECONDS = 30, 0.005
 
 _logger = logging.getLogger("replaybuf.filling")
 
@@ -54,7 +55,8 @@ class Filling:
         """
         assert new.part is not None
         refused: ReplayBufError | None = None
-        for _ in range(_MOST_RACES):
+        for race in range(_MOST_RACES):
+            await asyncio.sleep(_RACE_SECONDS * race)
             [outcome] = await self._commits.put([new])
             if isinstance(outcome, int):
                 return outcome
