@@ -73,12 +73,14 @@ class ColumnWriter:
                 if values[0] is not None or name not in omitted or not _ONLY_NONE.issuperset(map(type, values)):
                     columns += (name, *self._field(name, values, values))
             return columns
-        self._origins = None
+        origins = self._origins
         self.values += len(rows) * len(union := dict.fromkeys(chain.from_iterable(keys)))
         for name in union:
             having = [index for index, row in enumerate(rows) if name in row]
+            whole = len(having) == len(rows)
+            self._origins = origins if whole else None  # which are indices of rollouts
             field = self._field(name, [rows[index][name] for index in having], [row.get(name) for row in rows])
-            columns += (name, PARTIAL, [having, *field])
+            columns += (name, *field) if whole else (name, PARTIAL, [having, *field])
         return columns
 
     def _of_one(self, row: dict[str, Any], omitted: frozenset[str]) -> list[Any]:
