@@ -82,14 +82,16 @@ def put_groups(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]
         lock_tasks(tx, tasks)
     runs = _independent(groups, limits)
     if len(runs) > 1:  # each locks its own keys: two transactions could wait for one another
-        tx.lock_names(NamedLock.KEY, sorted(_locked_keys(tx, groups)))
+        _lock_keys(tx, groups)
     return [outcome for run in runs for outcome in _put_together(tx, run)]
 
 
-def _locked_keys(tx: Transaction, groups: Sequence[EncodedGroup]) -> set[str]:
-    """Return the keys of which each has one group. Rollouts of groups that fill have free places, and need no lock."""
-    keys = {_key_of(tx, one.group) for one in groups if one.group.status != Status.FILLING}
-    return {key for key in keys if key is not None}
+def _lock_keys(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[str]:
+    """Lock the keys of groups, in order, and return them. Rollouts of groups that fill have free places instead."""
+    found = {_key_of(tx, one.group) for one in groups if one.group.status != Status.FILLING}
+    keys = sorted(key for key in found if key is not None)
+    tx.lock_names(NamedLock.KEY, keys)
+    return keys
 
 
 def claim(
@@ -241,7 +243,7 @@ def store(
     counts = counts_of(groups, lanes)
     rows = [(uid, one, _key_of(tx, one.group)) for uid, one in zip(uids, groups, strict=True)]
     if any(key is not None for _, _, key in rows):
-        _replace_same_keys(tx, rows, leaving)
+        replace_groups(tx, WITH_KEYS, leaving, keys=_lock_keys(tx, groups))
     drawn = _draw_keys(tx, lanes, rows)
     made = dict(zip(uids, made_from, strict=False))
     values = [
@@ -270,14 +272,6 @@ def _key_of(tx: Transaction, new: NewGroup) -> str | None:
         return scoped_key(tx.scope.buffer, new.task_name, new.key)
     buffer = tx.scope.buffer
     return part_key(buffer, new.part) if new.status == Status.FILLING else name_key(buffer, new.part.name)
-
-
-def _replace_same_keys(tx: Transaction, rows: Sequence[tuple[int, EncodedGroup, str | None]], leaving: Leaving) -> None:
-    """Remove the stored groups with the keys of these rows, which all differ."""
-    # Rollouts of groups that fill have free places.
-    keys = sorted(key for _, one, key in rows if key is not None and one.group.status != Status.FILLING)
-    tx.lock_names(NamedLock.KEY, keys)
-    replace_groups(tx, WITH_KEYS, leaving, keys=keys)
 
 
 def _draw_keys(
