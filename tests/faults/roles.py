@@ -46,6 +46,7 @@ async def generate(ledger: Ledger, url: str, prompts: int, epochs: int, seed: in
         while drawn := await source.draw(chance.randint(1, 4), timeout=60):
             for prompt in drawn:
                 await _generate(recorder, prompt, chance)
+        ledger.write("finished")  # a worker that was started after the last prompt has nothing else to write
 
 
 async def _generate(recorder: Recorder, prompt: Prompt, chance: random.Random) -> None:
