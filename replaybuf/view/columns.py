@@ -1,4 +1,6 @@
-"""The columns of all tables, on the terminal and the page: a field of a row, its header, and how values are written.
+"""Columns of tables, on the terminal and the page: a field of a row, its header, how values are written.
+
+Those of several tables are here; a page or a view defines those that it alone has.
 
 A row is a mapping or a dataclass. How a value is written goes by the kind of the column, by `units`.
 """

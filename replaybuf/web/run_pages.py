@@ -1,4 +1,4 @@
-"""Pages of a run: the overview, train steps, one step with its groups, workers, checkpoints, events."""
+"""Pages of a run, and the columns of their tables: overview, train steps, one step, workers, checkpoints, events."""
 
 from __future__ import annotations
 

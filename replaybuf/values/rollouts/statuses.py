@@ -1,4 +1,7 @@
-"""Statuses of groups and rollouts, and their equivalents in users' classes: Enum members or strings, in any case."""
+"""Statuses of groups and rollouts, which of them take no room, and their equivalents in users' classes.
+
+These are members of an Enum, or strings in any case.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leases: drawn groups are kept in separate lanes, with a token and an end, until acknowledged or returned."""
+"""Leases: drawn groups are in separate lanes, with a token and an end, until acknowledged, given back or overdue."""
 
 from __future__ import annotations
 
