@@ -1,4 +1,4 @@
-"""PostgreSQL through asyncpg: transactions, repeated after a lost connection until the outcome of each is known.
+"""PostgreSQL through asyncpg: transactions, repeated until the outcome of each is known; notices of commits.
 
 A transaction that wasn't committed is repeated, one that was isn't: if the answer to a COMMIT is lost, the transaction
 is repeated with the same commit stamp (`engine.locks`). So even if a connection is lost at any moment, no put is

@@ -1,4 +1,4 @@
-"""SQLite: whole transactions, each run in one thread; when the WAL is copied back into the file.
+"""SQLite: whole transactions, each in one thread; copying the WAL back; polls for commits of other processes.
 
 A transaction is sent to its connection's thread as one call; a brief one runs in the store's own thread. All writes of
 a store share one connection, whose page cache stays valid until another process writes.

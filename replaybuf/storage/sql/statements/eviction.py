@@ -1,4 +1,4 @@
-"""Groups removed by a put: groups that it replaces, and groups beyond the capacity, in the remover's order."""
+"""Groups removed by a put, and how they are counted: those that it replaces, and those beyond the capacity."""
 
 from __future__ import annotations
 

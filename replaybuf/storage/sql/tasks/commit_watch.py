@@ -1,4 +1,4 @@
-"""Detection of other processes' commits.
+"""Wakes callers that wait for a commit, of this process or, as the engine detects it, of another one.
 
 While a caller waits, the engine's `CommitWatch` is polled: that is the guarantee. Notifications only shorten the wait.
 """
