@@ -1,4 +1,4 @@
-"""Any dataset of prompts, in its own or a shuffled order, read from a position on: items, and the position after them.
+"""Datasets of prompts: their order, shuffled or not, reading on from a position, and refusing one that has changed.
 
 The position is the epoch and the number of its items that were read, with a fingerprint of the last one, by which
 another dataset is recognised; in an indexed dataset also its size, which may change, and the seed of its order.

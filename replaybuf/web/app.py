@@ -1,4 +1,4 @@
-"""The pages, by the names of their templates, as an ASGI application."""
+"""The pages, by the names of their templates, as an ASGI application; their HTTP statuses and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A thread with an event loop of its own, in which a store talks to its database.
+"""A store's thread with an event loop; whether a call's result is its caller's or undone; waits of closing.
 
 The database's work never blocks the caller's loop, and a caller that is cancelled, or whose loop ends, doesn't
 interrupt a transaction half-way. Each operation ends in one of two ways: its result reaches the caller, or the caller
