@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: measure, and print a table. `plans`, `guard`, `peers`: see README.md."""
+"""`python -m benchmarks`: measure, and print a table. `plans`, `guard`, `trees`, `peers`: see README.md."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ def main() -> int:
         from benchmarks.peers import command
 
         return command.main(sys.argv[2:])
+    if sys.argv[1:2] == ["trees"]:
+        from benchmarks import trees
+
+        return trees.main(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("command", nargs="?", default="run", choices=["run", "plans", "guard"])
     parser.add_argument("--only", action="append", choices=NAMES, metavar="NAME", help=f"one of {', '.join(NAMES)}")
