@@ -108,6 +108,7 @@ class Worker:
 
     `groups` were put, of which `failures` failed (including deliveries returned as failed), and `taken` were drawn.
     `waits`: it was waiting at its last heartbeat. `killed`: it ran on the reader's machine, and isn't there any more.
+    `epoch` is the number of restores of the buffer before it was opened there.
     """
 
     name: str
@@ -121,6 +122,7 @@ class Worker:
     pid: int = 0
     waits: bool = False
     killed: bool = False
+    epoch: int = 0
 
     @property
     def left_at(self) -> float:
@@ -148,11 +150,12 @@ class Taking:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The last restore of the buffer: its train step, time and worker."""
+    """The last restore of the buffer: its train step, time and worker. `epoch` is the number of restores up to it."""
 
     step: int | None
     time: float
     worker: str | None = None
+    epoch: int = 1
 
 
 @dataclass(frozen=True)
@@ -273,7 +276,7 @@ class Circumstances:
     def is_fenced(self, worker: Worker) -> bool:
         """Return whether another process restored the buffer while this one had it open, so that it can put nothing."""
         restored = self.restored
-        if restored is None or worker.started_at >= restored.time:
+        if restored is None or worker.epoch >= restored.epoch:
             return False
         by = {(one.host, one.pid) for one in self.workers if one.name == restored.worker}
         left = worker.seen_at + LIVE_SECONDS if worker.ended_at is None else worker.ended_at

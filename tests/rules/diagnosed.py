@@ -199,7 +199,7 @@ CASES = {
         says="gen-1 was fenced off by a restore: ended at 20:42:52 UTC and gen-2 was killed or was fenced off by a "
         "restore: last seen at 20:42:45 UTC. Start them again; a worker that"),
     "one was fenced off, and another joined the restored run": case(wait(since=NOW - 5), FEW, R.ABSENT,
-        workers=[worker(pid=1), replace(worker("gen-2", pid=2), started_at=NOW - 15)],
+        workers=[worker(pid=1), worker("gen-2", pid=2, epoch=1)],
         restored=Restored(40, NOW - 20, "trainer-1"), last_put=put_at(40),
         says="gen-1 was fenced off by a restore: last seen at 20:43:05 UTC; gen-2 is alive, the last group was put "
         "at"),

@@ -103,6 +103,27 @@ async def test_the_trainer_and_the_last_restore(shared_url: str) -> None:
     assert (about.restored.step, about.restored.worker) == (4, "trainer-1")
 
 
+async def test_a_worker_is_fenced_off_if_it_opened_the_buffer_before_the_restore(shared_url: str) -> None:
+    """Not if it opened it afterwards, however short the time between."""
+    late = build(shared_url, worker="gen-2")
+    late.storage.begin()  # and joins the buffer with its first call
+    async with build(shared_url, worker="trainer-1") as trainer, build(shared_url, worker="gen-1") as early:
+        await early.put(group(0), TASK)
+        await early.storage._run(early.storage.presence.flush)
+        await trainer.checkpoint(1)
+        await trainer.restore(1)
+        async with late:
+            await late.put(group(1), TASK)
+        await trainer.take_batch({TASK: 1})
+    execute(shared_url, "UPDATE rb_worker SET pid = 1 WHERE name <> 'trainer-1'")
+    about = await read(shared_url)
+    assert {one.name: about.is_fenced(one) for one in about.workers} == {
+        "gen-1": True,
+        "gen-2": False,
+        "trainer-1": False,
+    }
+
+
 async def test_losses_are_those_of_the_last_hour(shared_url: str) -> None:
     """Those since the last record from before it; a younger buffer has none, also with one of a minute ago."""
     async with build(shared_url) as buffer:

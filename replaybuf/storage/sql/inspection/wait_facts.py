@@ -62,7 +62,7 @@ def read_workers(tx: Transaction, buffer: str | None) -> list[Worker]:
             row["began"],
             row["seen"],
             row["ended"],
-            **{name: row["activity"][name] for name in ("groups", "failures", "taken")},
+            **{name: row["activity"][name] for name in ("groups", "failures", "taken", "epoch")},
             host=row["host"],
             pid=row["pid"],
             waits=bool(row["waits"]),
@@ -234,13 +234,13 @@ def _read_failures(tx: Transaction, buffer: str) -> tuple[dict[str, str], dict[s
     return errors, failed_by
 
 
-_RESTORED = "SELECT restored_step, restored_at FROM rb_buffer WHERE name = :buffer AND restored_at IS NOT NULL"
+_RESTORED = "SELECT restored_step, restored_at, epoch FROM rb_buffer WHERE name = :buffer AND restored_at IS NOT NULL"
 _RESTORER = """
 SELECT worker FROM rb_event WHERE buffer = :buffer AND kind = 'restored' AND happened_at > :time
 ORDER BY happened_at DESC LIMIT 1"""
 
 
 def _read_restored(tx: Transaction, buffer: str) -> Restored | None:
-    for step, time in tx.tuples(_RESTORED, buffer=buffer):
-        return Restored(step, time, tx.value(_RESTORER, buffer=buffer, time=time - 60.0))
+    for step, time, epoch in tx.tuples(_RESTORED, buffer=buffer):
+        return Restored(step, time, tx.value(_RESTORER, buffer=buffer, time=time - 60.0), epoch)
     return None

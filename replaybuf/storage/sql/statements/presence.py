@@ -161,6 +161,7 @@ def write_beat(
     """
     now = tx.clock()
     ahead = now - time.time()
+    seen = {"limits": tx.scope.rules.limits.in_force, "epoch": tx.scope.epoch}
     for name, did in sorted(workers.items()):
         tx.change(
             _SEEN,
@@ -173,7 +174,7 @@ def write_beat(
             began=since + ahead,
             now=now,
             ended=now if ended else None,
-            activity=did.noted(now) | {"limits": tx.scope.rules.limits.in_force},
+            activity=did.noted(now) | seen,
             waits=[_noted_wait(one, now, ahead) for one in waits if one.worker == name],
         )
     for event in events:
