@@ -25,6 +25,7 @@ from replaybuf.common.progress import progress_bar
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 from replaybuf.storage.sql.inspection.writer import open_writer, upgrade_database
+from replaybuf.storage.sql.schema.damage import IMPOSSIBLE, text_of
 from replaybuf.view.columns import Column
 
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
@@ -128,8 +129,7 @@ def _upgrade(reader: Reader, output: Output) -> None:
         output.note("it was up to date already")
 
 
-#: The errors of a failing check, including those for values of a wrong type. (SQLite allows any value in any column.)
-_FAILURES = (ReplayBufError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
+_FAILURES = (ReplayBufError, *IMPOSSIBLE)
 
 _Checks = Sequence[tuple[str, Check]]
 _SQLITE: _Checks = (
@@ -220,6 +220,4 @@ def _was_a_database(path: Path) -> bool:
 
 def _text_of(error: Exception) -> str:
     """Return the error of a check as one sentence."""
-    if isinstance(error, ReplayBufError):
-        return str(error)
-    return f"a row has a value that can't be there ({type(error).__name__}: {error!s:.200})"
+    return str(error) if isinstance(error, ReplayBufError) else text_of(error)

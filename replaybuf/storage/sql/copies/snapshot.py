@@ -42,6 +42,7 @@ from replaybuf.storage.sql.engine.dialect import check_row
 from replaybuf.storage.sql.engine.driver_errors import translated
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
 from replaybuf.storage.sql.schema.create import create_schema
+from replaybuf.storage.sql.schema.damage import IMPOSSIBLE, impossible, wrong_cells
 from replaybuf.storage.sql.schema.tables import group, lane, payload, prompt, tally
 from replaybuf.storage.sql.statements.buffer_facts import last_uid, read_cursors
 from replaybuf.storage.sql.statements.checkpoints import free_shift, make_room, raise_uid
@@ -75,7 +76,10 @@ async def copy_to(
     about: Mapping[str, str],
     progress: OnProgress | None = None,
 ) -> None:
-    """Write a snapshot of a buffer in `source` to the file `path`, replacing an older one."""
+    """Write a snapshot of a buffer in `source` to the file `path`, replacing an older one.
+
+    Raises StorageError for values that can't be there, too.
+    """
     if source.path is not None and same_file(path, source.path):
         raise SnapshotError(f"{path} is the database of this buffer itself; save into another folder")
     with partial_file(path) as partial:
@@ -87,16 +91,22 @@ async def copy_to(
                 source.transaction(scope, write=False) as reading,
                 target.transaction(held, write=True) as writing,
             ):
-                ends = _CopyEnd(source, scope, reading), _CopyEnd(target, held, writing)
+                ends = _CopyEnd(source, scope, reading, source), _CopyEnd(target, held, writing, source)
                 places = await ends[0].run(Transaction.places)
 
                 async def convert(rows: list[Row]) -> list[Row]:
                     payloads = await _read_whole([row["data"] for row in rows], places)
                     return [row | {"data": data} | _INSIDE for row, data in zip(rows, payloads, strict=True)]
 
-                await _copy_rows(*ends, convert, progress)
-                await ends[1].run(join)
-                await ends[1].run(return_all)
+                try:
+                    await _copy_rows(*ends, convert, progress)
+                    await ends[1].run(join)
+                    await ends[1].run(return_all)
+                except Exception as error:
+                    cells = await ends[0].run(wrong_cells) if is_damage(error) else ()
+                    if cells:
+                        raise impossible(source.where, cells, error) from error
+                    raise
                 await write_facts(ends[1].run, {**about, BUFFER: scope.buffer or ""})
         finally:
             await close_file(target)
@@ -113,12 +123,12 @@ async def copy_from(
     source = await open_file(path, expected)
     try:
         async with source.transaction(write=False) as reading:
-            end = _CopyEnd(source, DEFAULT, reading, path)
+            end = _CopyEnd(source, DEFAULT, reading, source, path)
             payloads = await check_facts(end.run, path)
             async with target.transaction(scope, write=True, alone=True) as writing:
                 await writing.run(check_fence)
                 await writing.run(make_room)
-                if await _copy_rows(end, _CopyEnd(target, scope, writing), None, progress) != payloads:
+                if await _copy_rows(end, _CopyEnd(target, scope, writing, source), None, progress) != payloads:
                     raise damaged(path, "not all of its groups can be found")
     finally:
         await source.dispose()
@@ -126,11 +136,13 @@ async def copy_from(
 
 @dataclass(frozen=True, slots=True)
 class _CopyEnd:
-    """One end of a copy: a buffer, with a transaction of its database. Errors are reported as errors of this end."""
+    """One end of a copy: a buffer, with a transaction of its database. Errors are reported as errors of this end, and
+    those about values that can't be there as errors of the `source`."""
 
     engine: Database
     scope: Scope
     steps: Steps
+    source: Database
     snapshot: str | None = None  # the path, where a snapshot is read
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
@@ -138,9 +150,11 @@ class _CopyEnd:
             with translated(self.engine.access):
                 return await self.steps.run(function, *args)
         except Exception as error:
-            if self.snapshot is None or not is_damage(error):
-                raise
-            raise damaged(self.snapshot, error) from error
+            if self.snapshot is not None and is_damage(error):
+                raise damaged(self.snapshot, error) from error
+            if isinstance(error, IMPOSSIBLE) and not isinstance(error, ReplayBufError):
+                raise impossible(self.source.where, (), error) from error
+            raise
 
 
 async def _copy_rows(

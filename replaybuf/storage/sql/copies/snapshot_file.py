@@ -25,6 +25,7 @@ from replaybuf.storage.sql.engine.sqlite_raw import FORK_GUARD
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.schema.create import check_schema
+from replaybuf.storage.sql.schema.damage import IMPOSSIBLE
 from replaybuf.storage.sql.schema.tables import DIGEST
 
 SNAPSHOT_FILE = "replaybuf.sqlite"
@@ -121,7 +122,7 @@ def is_damage(error: Exception) -> bool:
     # StorageError: SQLite's error for invalid text; the others: impossible values.
     if type(error) is StorageError:
         return error.reason in ("", "not a database")
-    return isinstance(error, (ValueError, TypeError, LookupError))
+    return isinstance(error, IMPOSSIBLE)
 
 
 def _add_facts(tx: Transaction, facts: Mapping[str, str]) -> None:

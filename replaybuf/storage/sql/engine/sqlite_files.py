@@ -212,7 +212,7 @@ _MEANINGS: list[tuple[str, type[ReplayBufError], str, str]] = [
     ),
     ("read-?only", AccessError, "", "{0} is read-only: check the permissions of the file and of its folder"),
     (
-        "malformed",
+        "malformed|Could not decode",
         StorageError,
         "not a database",
         "{0}: {1}: the file is damaged; replaybuf doctor says how far, docs/outages.md how to save it",

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from replaybuf.common.redact import redact
-from replaybuf.errors import AccessError, ConfigError, LockedError, StorageError, UnreachableError
+from replaybuf.errors import AccessError, ConfigError, LockedError, ReplayBufError, StorageError, UnreachableError
 from replaybuf.storage.sql.engine.sqlite_dialect import SqliteTransaction
 from replaybuf.storage.sql.engine.sqlite_files import check_version, quiet_state, quote_path, translate_sqlite
 from replaybuf.storage.sql.engine.sqlite_raw import RawConnection
 from replaybuf.storage.sql.engine.transaction import Transaction as Transaction
 from replaybuf.storage.sql.schema import check_revision
+from replaybuf.storage.sql.schema.damage import IMPOSSIBLE, impossible, wrong_cells
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -86,8 +87,8 @@ class Reader(ABC):
     def read(self, function: Callable[[Transaction], T], *, timeout: float | None = None) -> T:
         """Run `function(tx)` in a read-only transaction, and roll it back.
 
-        Raises StorageError for a database that isn't one of this version of replaybuf, and
-        LockedError after `timeout` seconds.
+        Raises StorageError for a database that isn't one of this version of replaybuf, or has values that can't be
+        there, and LockedError after `timeout` seconds.
         """
 
         def checked(tx: Transaction) -> T:
@@ -96,7 +97,12 @@ class Reader(ABC):
                     f"{self.where} has no replaybuf tables; check the name, or wait until a run has opened it",
                     reason="not a database",
                 )
-            return function(tx)
+            try:
+                return function(tx)
+            except ReplayBufError:
+                raise
+            except IMPOSSIBLE as error:
+                raise impossible(self.where, wrong_cells(tx), error) from error
 
         return self.read_any(checked, timeout=timeout)
 

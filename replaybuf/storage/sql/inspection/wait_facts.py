@@ -94,7 +94,8 @@ def read_limits(tx: Transaction, buffer: str) -> Limits | None:
 def read_circumstances(tx: Transaction, buffer: str) -> Circumstances:
     """Return the circumstances of a buffer; what matches a wait's query isn't counted yet."""
     errors, failed_by = _read_failures(tx, buffer)
-    last_take = next(iter(tx.rows(_LAST_BATCH, buffer=buffer)), None)
+    batch = next(iter(tx.rows(_LAST_BATCH, buffer=buffer)), None)
+    last_take = None if batch is None else Taking(batch["worker"], batch["time"], int(batch["groups"]))
     earlier_at, earlier = _read_earlier(tx, buffer)
     return Circumstances(
         tx.clock(),
@@ -106,8 +107,8 @@ def read_circumstances(tx: Transaction, buffer: str) -> Circumstances:
         steps=dict(map(tuple, tx.tuples(_STEPS, buffer=buffer))),
         earlier=earlier,
         earlier_at=earlier_at,
-        last_put=_read_last_puts(tx, buffer, last_take),
-        last_take=None if last_take is None else Taking(last_take["worker"], last_take["time"], last_take["groups"]),
+        last_put=_read_last_puts(tx, buffer, batch),
+        last_take=last_take,
         errors=errors,
         failed_by=failed_by,
         restored=_read_restored(tx, buffer),
