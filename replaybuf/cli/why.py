@@ -17,7 +17,15 @@ from replaybuf.rules.query import query_of
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import LEASES, PROCESSES
-from replaybuf.view.wait_reasons import TASKS, DrawQuestion, Waits, expired_sentences, idle_sentence, read_waits
+from replaybuf.view.wait_reasons import (
+    TASKS,
+    DrawQuestion,
+    Waits,
+    expired_sentences,
+    idle_sentence,
+    read_waits,
+    unequal_sentence,
+)
 
 _MOST_WAITS = 20
 _MOST_WORKERS = 20
@@ -146,6 +154,8 @@ def _further(found: Waits) -> list[str]:
         lines.append(f"limits in force{whose}: {shown or 'none'}")
     if not known:
         lines.append("limits in force: none that a worker has noted")
+    if (unequal := unequal_sentence(found)) is not None:
+        lines.append(unequal)
     if found.trainer is not None:
         lines.append(trainer_text(found.trainer))
     lines += expired_sentences(found)

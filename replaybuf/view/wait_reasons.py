@@ -6,15 +6,16 @@ Polled often, so everything is read by index or from small tables, whatever the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from typing import Any
 
 from replaybuf.common import units
-from replaybuf.common.units import time_of
+from replaybuf.common.units import joined, listed, time_of
 from replaybuf.rules.causes import diagnose
 from replaybuf.rules.circumstances import Circumstances, Held, Taking, Wait, Worker
 from replaybuf.rules.diagnosis import Reason
+from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import Tally, of_tasks
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.inspection.group_metadata import DEFAULT, check_buffer, opened_buffers
@@ -194,6 +195,21 @@ def expired_sentences(found: Waits) -> list[str]:
         for task in found.tasks
         if task["expired"] and task["expired"] >= _MANY_EXPIRED * task["made"] > 0
     ]
+
+
+def unequal_sentence(found: Waits) -> str | None:
+    """Return the settings in which the processes that have the buffer open differ, as a sentence; None if in none."""
+    alive = sorted((one for one in found.workers if one["state"] == "alive"), key=lambda one: str(one["name"]))
+    defaults, differ = {one.name: one.default for one in fields(Limits)}, []
+    for setting in sorted({name for one in alive for name in one["settings"]}):
+        whose: dict[str, set[str]] = {}
+        for one in alive:
+            value = one["settings"].get(setting, defaults.get(setting))
+            whose.setdefault("none" if value is None else str(value), set()).add(one["name"])
+        if len(whose) > 1:
+            each = "; ".join(f"{value}: {listed(sorted(names))}" for value, names in whose.items())
+            differ.append(f"{setting} ({each})")
+    return f"processes differ in {joined(differ)}: give all of a run the same config" if differ else None
 
 
 def idle_sentence(found: Waits, *, several: bool) -> str | None:

@@ -161,7 +161,9 @@ def write_beat(
     """
     now = tx.clock()
     ahead = now - time.time()
-    seen = {"limits": tx.scope.rules.limits.in_force, "epoch": tx.scope.epoch}
+    rules = tx.scope.rules
+    policies = {"policy": rules.sampler.name, "remover": rules.remover.name}
+    seen = {"limits": rules.limits.in_force, "policies": policies, "epoch": tx.scope.epoch}
     for name, did in sorted(workers.items()):
         tx.change(
             _SEEN,
