@@ -24,6 +24,7 @@ from replaybuf.common.redact import escape, escape_line
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.inspection.measures import rows_of_lanes
 from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_reader
+from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import LANES, columns
 from replaybuf.view.metrics import figures_of, prometheus, read_figures
 from replaybuf.view.wait_reasons import Waits, read_waits
@@ -189,6 +190,9 @@ def _print_stats(found: dict[str, Any], now: datetime) -> None:
         names = [name for name in TOTALS if name in _ALWAYS or any(row[name] for row in totals)]
         print_table(totals, columns(*(["buffer"] if several else []), "task_name", *names))
     lines = [] if rows else ["The buffer is empty."]
+    if unusable := {row["task_name"] for row in rows if row["status"] == Status.COMPLETED and row["reward"] is None}:
+        of = units.listed(sorted(unusable))
+        lines.append(f"no completed group of {of} has a usable reward: a finite number, or a dict's under reward_key")
     for name, metrics in buffers.items():
         of = f" of {name}" if several else ""
         lines += _where(metrics, of)

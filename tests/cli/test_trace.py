@@ -97,6 +97,15 @@ def test_rewards_that_are_no_finite_numbers_are_counted_where_rewards_are_shown(
     assert "no usable reward" in client_of(url).get("/groups/2").text
 
 
+def test_a_task_without_usable_rewards_is_named_with_its_figures(url: str) -> None:
+    with ReplayBufferConfig(url=url).build_sync() as buffer:
+        for task, reward in (("math", None), ("code", 1.0), ("chat", "good")):
+            buffer.put([RolloutState(message=[], response="7", reward=reward, status=Status.COMPLETED)], task)
+        assert "no completed group of chat and math has a usable reward: a finite" in run("stats", url).stdout
+        buffer.put([RolloutState(message=[], response="7", reward=0.0)], "math")
+        assert "no completed group of chat has a usable reward: a finite" in run("watch", url, "--once").stdout
+
+
 def test_what_a_group_goes_without_is_in_the_life_of_both(url: str) -> None:
     with ReplayBufferConfig(url=url).build_sync() as buffer:
         statuses = Status.COMPLETED, Status.FAILED, Status.COMPLETED
