@@ -81,6 +81,18 @@ async def test_a_run_goes_on_from_the_buffer_of_its_weights(buffer, folder):
     assert begins == "Resuming at step 57 of 200; for a new run, give another --url, such as new.db"
 
 
+@pytest.mark.parametrize(
+    ("saved", "steps", "target"),
+    [((57, 200), 200, 200), ((200, 200), 200, 400), ((250, 400), 200, 400), ((250, 400), 500, 500), ((7, 9), 8, 8)],
+    ids=["first round", "first round done", "second round", "more steps", "fewer steps"],
+)
+async def test_a_run_that_was_stopped_keeps_its_target(buffer, folder, saved, steps, target):
+    await begin(buffer, folder, 200)
+    await buffer.checkpoint(saved[0])
+    folder.save(Run(Policy.create(), *saved))
+    assert (await begin(buffer, folder, steps)).target == folder.load().target == target
+
+
 @pytest.mark.parametrize("flying", [False, True], ids=["groups", "prompts"])
 async def test_groups_without_their_weights_are_refused(buffer, folder, flying):
     await (sampler_of(buffer, 100).draw() if flying else put_group(buffer))

@@ -124,7 +124,10 @@ def default_folder(url: str) -> Path:
 
 
 async def begin(buffer: ReplayBuffer, folder: RunFolder, steps: int) -> Run:
-    """Return the folder's run, with the buffer restored to it, or a new run. Raises ReplayBufError for a mismatch."""
+    """Return the folder's run, with the buffer restored to it, or a new run. Raises ReplayBufError for a mismatch.
+
+    It is to do so many steps, or, after these, as many again; a run that was stopped before keeps its target.
+    """
     run = folder.load()
     if run is None:
         if await buffer.count_where({}) or (await buffer.cursors.read(TASK)).position:
@@ -141,7 +144,10 @@ async def begin(buffer: ReplayBuffer, folder: RunFolder, steps: int) -> Run:
             f"the weights in {folder.path} are of another buffer than this one ({error}): give its --url, or another "
             "--run-dir"
         ) from error
-    run.target = steps if run.step < steps else run.step + steps
+    if run.step < steps:
+        run.target = steps
+    elif run.step >= run.target:
+        run.target = run.step + steps
     drawn = (await buffer.cursors.read(TASK)).position  # more than are needed, if an earlier target was higher
     run.prompts = max(run.target * BATCH_GROUPS, drawn)
     folder.save(run)
