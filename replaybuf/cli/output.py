@@ -132,7 +132,7 @@ def print_facts(title: str, facts: Mapping[str, object], width: int, styles: Map
     """Print a title, and below it the facts that aren't empty, with their names; one with the name "" without."""
     from rich.text import Text
 
-    console().print(Text(escape(title), style="bold"), soft_wrap=True)
+    console().print(Text(escape(title), style="bold"))
     for name, value in facts.items():
         if value:
             print_labelled(f"  {name:<{width}}" if name else "  ", str(value), style=styles.get(name, ""))

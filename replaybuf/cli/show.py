@@ -234,7 +234,7 @@ def _print_heading(row: Row, of: str) -> None:
     said = " ".join([row["status"], *(f"{name}={value}" for name, value in facts.items() if value is not None)])
     place = f"rollout {row['position']}" if row["parent"] is None else f"└ {row['position']}, after {row['parent']}"
     line = Text(f"\n{escape_line(of)}{' ' if of else ''}{place}", style="bold").append("  ")
-    console().print(line.append(escape_line(said), style=f"not bold {STYLES.get(row['status'], '')}"), soft_wrap=True)
+    console().print(line.append(escape_line(said), style=f"not bold {STYLES.get(row['status'], '')}"))
 
 
 def _print_messages(messages: Sequence[Message]) -> None:

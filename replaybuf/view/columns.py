@@ -154,7 +154,7 @@ COLUMNS = {
         Column("settled", "consumed"),
         Column("leased", "leased", usual=0),
         Column("back", "back", "some", usual=0, title="groups that came back"),
-        Column("run", "run", "name", usual="first", title="the first one, or the restore after which it goes on"),
+        Column("run", "run", "word", usual="first", title="the first one, or the restore after which it goes on"),
     )
 }
 

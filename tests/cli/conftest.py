@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,22 @@ def run(*args: object, code: int | None = 0, env: dict[str, str] | None = None) 
         raise result.exception
     assert code is None or result.exit_code == code, result.output
     return result
+
+
+class Screen(io.StringIO):
+    """What is printed on a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def run_on_screen(width: int, *args: object) -> str:
+    """Run the command on a terminal of this width, and return what is printed, with its escapes."""
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(screen := Screen()):
+        patch.setenv("COLUMNS", str(width))
+        patch.setenv("TERM", "xterm-256color")
+        app([str(arg) for arg in args], standalone_mode=False)
+    return screen.getvalue()
 
 
 def run_json(*args: object) -> Any:

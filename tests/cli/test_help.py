@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pty
@@ -28,7 +27,7 @@ from replaybuf.storage.sql import schema
 from replaybuf.storage.sql.inspection.writer import saved_buffer
 from replaybuf.storage.sql.schema import HEAD
 from replaybuf.view.columns import Column
-from tests.cli.conftest import run, run_json
+from tests.cli.conftest import Screen, run, run_json
 from tests.postgres import execute
 from tests.scripts import Program
 
@@ -265,18 +264,13 @@ def test_help_fits_a_narrow_terminal() -> None:
     assert [line for line in lines if len(line) > 40 and not line.startswith("    replaybuf ")] == []
 
 
-class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 @given(st.lists(st.tuples(st.integers(1, 60), st.booleans()), min_size=1, max_size=9), st.integers(20, 200))
 @example([(1, False), (1, False), (6, False), *[(11, True)] * 3, (60, False), (60, False), (12, True)], 184)
 def test_a_table_fits_and_its_numbers_are_never_cut(columns: list[tuple[int, bool]], width: int) -> None:
     """Else each field has a line of its own."""
     kinds = [Column(f"c{n}", "h", "text" if is_text else "word") for n, (_, is_text) in enumerate(columns)]
     row = {f"c{n}": ("t" if is_text else "9") * length for n, (length, is_text) in enumerate(columns)}
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed := _Terminal()):
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed := Screen()):
         patch.setenv("COLUMNS", str(width))
         print_table([row], kinds)
     *_, last = lines = re.sub(r"\x1b\[[0-9;]*m", "", printed.getvalue()).splitlines()

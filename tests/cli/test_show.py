@@ -14,7 +14,7 @@ import pytest
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.cli import show
-from tests.cli.conftest import run, run_json
+from tests.cli.conftest import run, run_json, run_on_screen
 from tests.cli.example import HOSTILE
 from tests.cli.terminal import SIZES, needs_tmux, terminal
 from tests.cli.test_help import UNSAFE
@@ -195,6 +195,14 @@ def test_rollouts_of_groups_that_fill_say_which_and_where(url: str) -> None:
     assert "It is now a rollout of" in page.get("/groups/2").text
     assert "It was made from the rollouts" in page.get("/groups/4").text
     assert re.search(r"made from +group 2, group 3$", run("trace", url, "uid", 4).stdout, re.M)
+
+
+def test_headings_are_wrapped_at_words(url: str) -> None:
+    with ReplayBufferConfig(url=url, worker="gpu-node-7").build_sync() as buffer:
+        buffer.put([RolloutState(message=[], response="7", finish_reason="stop", reward=0.25)], TASK, model_step=12345)
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", run_on_screen(40, "show", url, "--worst", 1))
+    assert max(map(len, shown.splitlines())) <= 40
+    assert {"reward=0.250", "step=12345", "finish=stop"} <= set(shown.split())
 
 
 # Without an archive the texts of groups that were trained on are gone: the command says so, and what keeps them

@@ -20,7 +20,7 @@ from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.cli import output, trace
 from replaybuf.common.worker_name import working_as
 from replaybuf.view.steps import read_steps
-from tests.cli.conftest import BACKENDS, run, run_json
+from tests.cli.conftest import BACKENDS, run, run_json, run_on_screen
 from tests.cli.example import BAD, FELL, FIRST, GROUPS, LAST, WORKERS, rollout, train
 from tests.cli.test_docs import BLOCK, output_of, same
 from tests.pages import DOCS
@@ -317,6 +317,8 @@ def test_a_step_that_was_trained_again_is_shown_apart(url: str) -> None:
     ]
     shown = run("trace", url, "step", 3).stdout
     assert shown.index("step 3, after restore 1") < shown.index("step 3, before a restore undid it")
+    for width in range(50, 90):
+        assert "first, undone" in run_on_screen(width, "trace", url)
 
 
 def test_redraws_of_groups_to_be_generated_again_are_no_training(url: str) -> None:
