@@ -215,8 +215,6 @@ def _print_records(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> No
 def _style(column: Column, row: Any) -> str:
     if column.is_bad(row):
         return "red"
-    if column.kind == "change":
-        return "red" if column.text(row, None).startswith("-") else ""
     return STYLES.get(column.text(row, None), "") if column.kind == "status" else ""
 
 

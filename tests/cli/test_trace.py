@@ -321,6 +321,15 @@ def test_a_step_that_was_trained_again_is_shown_apart(url: str) -> None:
         assert "first, undone" in run_on_screen(width, "trace", url)
 
 
+def test_a_reward_that_is_a_little_lower_has_no_colour(url: str) -> None:
+    with ReplayBufferConfig(url=url).build_sync() as buffer:
+        for step, reward in enumerate((1.0, 0.9), 1):
+            buffer.put([RolloutState(message=[], response="7", reward=reward)], "math", current_train_step=step)
+            buffer.take_batch({"math": 1}, current_train_step=step)
+    assert [(row["change"] or 0.0) < 0 for row in run_json("trace", url)] == [True, False]
+    assert "\x1b[31m" not in run_on_screen(100, "trace", url)
+
+
 def test_redraws_of_groups_to_be_generated_again_are_no_training(url: str) -> None:
     """Those of a sampler, under a lease, and those of a caller that takes them."""
     asyncio.run(_train_and_continue(url))
