@@ -19,16 +19,18 @@ from replaybuf.errors import InputError
 from replaybuf.storage.sql.inspection.group_metadata import choose
 from replaybuf.storage.sql.inspection.lives import Life, is_settled, life_of, place_of, timeline, uids_text, why_unknown
 from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_reader
+from replaybuf.storage.sql.inspection.run_records import list_steps
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import BATCHES, BY_TASK, BY_WORKER, MEMBERS, STEPS, TIMELINE, Column, annotated
 from replaybuf.view.steps import STEPS_SHOWN, Step, Steps, no_groups, read_step, read_steps
 from replaybuf.view.workers import Workers, by_task_columns
 
 _KINDS = ("steps", "step", "uid")
+_LAST = "last"
 _GROUPS = 10
 
 _What = Annotated[str | None, argument("WHAT", "steps, step or uid, or a step; steps if left out.")]
-_Which = Annotated[str | None, argument("WHICH", "The step or the uid.")]
+_Which = Annotated[str | None, argument("WHICH", "The step, last for the last one, or the uid.")]
 
 
 def trace(
@@ -66,6 +68,7 @@ def trace(
       replaybuf trace run.db
       replaybuf trace run.db --task math --worker gpu-node-7
       replaybuf trace run.db step 413 --worst 3
+      replaybuf trace run.db step last
       replaybuf trace run.db uid 17
       replaybuf trace run.db step 413 --format json | jq '.runs[0].workers[0]'
     """
@@ -78,14 +81,15 @@ def trace(
             raise typer.BadParameter("they go with steps and a step", param_hint="--task, --worker")
         _uid(reader, output, _number(which, "uid"))
     elif what == "step":
-        _step(reader, output, buffer, _number(which, "step"), _or(limit, _GROUPS), worst or 0, task, worker)
+        step = None if which == _LAST else _number(which, "step")
+        _step(reader, output, buffer, step, _or(limit, _GROUPS), worst or 0, task, worker)
     else:
         _steps(reader, output, buffer, before, _or(limit, STEPS_SHOWN), task, worker)
 
 
 def _words(what: str, which: str | None) -> tuple[str, str | None]:
-    """Return WHAT and WHICH; a number alone is a step."""
-    if which is None and what.removeprefix("-").isdecimal():
+    """Return WHAT and WHICH; a number or `last` alone is a step."""
+    if which is None and (what == _LAST or what.removeprefix("-").isdecimal()):
         return "step", what
     if what not in _KINDS:
         raise typer.BadParameter(f"{redact(what)!r:.100} is none of {', '.join(_KINDS)}.", param_hint="WHAT")
@@ -162,21 +166,26 @@ def _step(
     reader: Reader,
     output: Output,
     buffer: str | None,
-    step: int,
+    step: int | None,
     limit: int | None,
     worst: int,
     task: str | None,
     worker: str | None,
 ) -> None:
-    def read(tx: Transaction) -> tuple[list[Step], str, datetime]:
-        name = choose(tx, buffer)
-        runs = read_step(tx, name, step, worst, task=task, worker=worker)
-        return runs, "" if runs else no_groups(tx, name, f"for step {step}", task, worker, step=step), tx.now()
+    """Show a step; None is the last one."""
 
-    runs, none, now = reader.read(read)
+    def read(tx: Transaction) -> tuple[int, list[Step], str, datetime]:
+        name = choose(tx, buffer)
+        for shown in [step] if step is not None else list_steps(tx, name, limit=1):
+            runs = read_step(tx, name, shown, worst, task=task, worker=worker)
+            none = "" if runs else no_groups(tx, name, f"for step {shown}", task, worker, step=shown)
+            return shown, runs, none, tx.now()
+        raise InputError(no_groups(tx, name, "for a step", None, None))
+
+    shown, runs, none, now = reader.read(read)
     if none:
         raise InputError(none)
-    value = {"step": step, "runs": [asdict(run.summary) | asdict(run) for run in runs]}
+    value = {"step": shown, "runs": [asdict(run.summary) | asdict(run) for run in runs]}
     if output.printed(lambda: value, lambda: [one for run in runs for one in run.groups]):
         return
     for run in runs:

@@ -321,6 +321,14 @@ def test_a_step_that_was_trained_again_is_shown_apart(url: str) -> None:
         assert "first, undone" in run_on_screen(width, "trace", url)
 
 
+def test_the_last_step_has_a_name(trained: str, url: str) -> None:
+    newest = run_json("trace", trained)[0]["step"]
+    assert [run_json("trace", trained, *words)["step"] for words in (["step", "last"], ["last"])] == [newest] * 2
+    with ReplayBufferConfig(url=url).build_sync() as buffer:
+        buffer.put([RolloutState(message=[], response="7", reward=1.0)], "math")
+        assert "nothing was taken yet" in run("trace", url, "step", "last", code=1).stderr
+
+
 def test_a_reward_that_is_a_little_lower_has_no_colour(url: str) -> None:
     with ReplayBufferConfig(url=url).build_sync() as buffer:
         for step, reward in enumerate((1.0, 0.9), 1):
