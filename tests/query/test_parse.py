@@ -41,7 +41,7 @@ PARSED: list[tuple[Any, Any]] = [
     ({"uid": 1}, ScalarNode("uid", "$eq", 1)),
     ({"uid": None}, ScalarNode("uid", "$eq", None)),
     ({"uid": {"$lt": 3.5}}, ScalarNode("uid", "$lt", 3.5)),
-    ({"uid": {"$in": [1, 2, 1]}}, SetNode("uid", "$in", (1, 2))),
+    ({"uid": {"$in": [1, 2, 1]}}, SetNode("uid", "$in", (1, 2, 1))),
     ({"uid": {"$nin": (1, 2)}}, SetNode("uid", "$not_in", (1, 2))),
     ({"uid": {"$in": range(2)}}, SetNode("uid", "$in", (0, 1))),
     ({"uid": {"$in": {1}}}, SetNode("uid", "$in", (1,))),

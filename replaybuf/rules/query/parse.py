@@ -94,21 +94,21 @@ def read_value(value: Any, field: FieldType, place: str) -> Value:
 
 
 def read_values(values: Any, field: FieldType, place: str) -> tuple[Value, ...]:
-    """Return the operands of `$in` and `$not_in` without duplicates; True, 1 and 1.0 are equal.
+    """Return the operands of `$in` and `$not_in`. Equal ones may be left out; True, 1 and 1.0 are equal.
 
     Raises QueryError unless they are a list whose values fit the field.
     """
     listed = _listed(values, place)
     kinds = {*map(type, listed)}
     if len(kinds) == 1 and _fit_at_a_glance(listed, kinds.pop(), field):
-        return tuple(dict.fromkeys(listed))
+        return tuple(listed)
     return tuple(dict.fromkeys(read_value(value, field, f"{place}[{i}]") for i, value in enumerate(listed)))
 
 
 def _fit_at_a_glance(listed: Sequence[Any], kind: type, field: FieldType) -> bool:
     """Return whether operands of this one type are plain values that fit the field, without a look at each.
 
-    Lists of uids and of keys are long, and the event loop waits.
+    Lists of uids and of keys are long, and the event loop waits: a set of them would take longer than all of this.
     """
     if kind not in _ACCEPTED[field.kind]:
         return False
