@@ -171,6 +171,8 @@ _SQL = [
     ("restore-keeps-new-ones", f"{_STATEMENTS}/past.py", "uid > :last_uid UNION", "uid > :last_uid AND uid < 0 UNION", "what was put since is gone"),
     ("restore-forwards", f"{_STATEMENTS}/checkpoints.py", "    tx.change(later, buffer=tx.scope.buffer, id=number)\n", "", "a later checkpoint is restored after an earlier one"),
     ("restore-leaves-versions", f"{_STATEMENTS}/past.py", "        tx.change(f\"DELETE FROM rb_past WHERE {over} AND removed_at IS NOT NULL\", **values)  # noqa: S608\n", "", "what came back may leave again"),
+    ("undo-takes-a-key", f"{_STATEMENTS}/leases.py", "(key is not None and is_taken(tx, key, made_before)) or ", "", "a checkpoint never has two groups with one key"),
+    ("restore-forgets-keys", f"{_STATEMENTS}/parts.py", "(_KEEP_APART, _FORGET)", "(_FORGET,)", "later checkpoints keep their keys"),
     ("restore-forgets-draws", f"{_STATEMENTS}/past.py", "        tx.change(f\"UPDATE rb_past SET until = NULL, removed_at = NULL WHERE {over} AND {_RECORDED}\", **values)  # noqa: S608\n", "", "a restored group was drawn all the same"),
     ("undo-leaves-versions", f"{_STATEMENTS}/past.py", "    tx.change(sql, uid=uid, since=since)\n", "", "an undone draw leaves nothing in checkpoints"),
     ("undo-not-in-checkpoints", f"{_STATEMENTS}/leases.py", "    undo(\"rb_past\", \" AND since >= :since\", since=max(made_before, row.column(\"since\")))\n", "", "an undone draw is undone in checkpoints"),

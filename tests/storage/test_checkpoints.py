@@ -170,6 +170,20 @@ async def test_a_draw_that_is_undone_is_undone_in_checkpoints_too(shared_url: st
                 assert held_by(buffer) == before
 
 
+async def test_an_undone_group_was_replaced_by_one_that_a_checkpoint_has_with_its_key(shared_url: str) -> None:
+    """Though that one has left since: the checkpoint would have both."""
+    async with build(shared_url) as buffer:
+        await buffer.put(group(1), TASK, key="k")
+        undo = await take(buffer, 1)
+        await buffer.put(group(2), TASK, key="k")
+        await buffer.checkpoint(1)
+        assert numbers_of(await buffer.get(1, TASK)) == [2]
+        await undo()
+        assert await take_all(buffer) == []
+        await buffer.restore(1)
+        assert await take_all(buffer) == [2]
+
+
 async def test_each_write_is_before_a_checkpoint_or_after_it(lent_database: str) -> None:
     """It waits for those under way, and others wait for it no longer than that. (SQLite has one writer.)"""
     async with build(lent_database) as buffer, build(lent_database) as other, build(lent_database) as third:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from replaybuf import ReplayBuffer
+from replaybuf import ReplayBuffer, Status
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.past import pass_on
@@ -19,8 +19,8 @@ from tests.cancellation.conftest import take
 from tests.contract.leasing import LONG
 from tests.stores import TASK, build, group, sweep_now
 
-#: A group: its priority, how often it was drawn, its status.
-Known = tuple[float, int, str]
+#: A group: its priority, how often it was drawn, its status, its key.
+Known = tuple[float, int, str, str | None]
 _ENDS = (Tally.TAKEN, Tally.DELETED, Tally.REPLACED, Tally.SIZE, Tally.LEASED)
 
 
@@ -68,6 +68,9 @@ class Copies:
     def first(self, count: int) -> list[int]:
         return sorted(uid for uid, known in self.groups.items() if known[2] == "completed")[:count]
 
+    def with_key(self, key: str | None) -> list[int]:
+        return [uid for uid, known in self.groups.items() if key is not None and known[3] == key]
+
     def record(self, uids: list[int]) -> None:
         self.draws += 1
         if uids:
@@ -76,23 +79,25 @@ class Copies:
     def draw(self, count: int) -> dict[int, Known]:
         before = {uid: self.groups[uid] for uid in self.first(count)}
         self.record([*before])
-        for uid, (priority, times, status) in before.items():
+        for uid, (priority, times, status, key) in before.items():
             if times + 1 < self.limit:
-                self.groups[uid] = (priority, times + 1, status)
+                self.groups[uid] = (priority, times + 1, status, key)
             elif self.archives:
-                self.groups[uid] = (priority, times + 1, "archived")
+                self.groups[uid] = (priority, times + 1, "archived", key)
             else:
                 del self.groups[uid]
         return before
 
     def undo(self, drawn: Drawn) -> None:
+        """A group whose key another one has, now or in a checkpoint since the draw, was replaced by that one."""
         self.records.pop(drawn.number, None)
-        for state in (self.groups, *(made for step, made in self.checkpoints.items() if step not in drawn.before)):
-            for uid, (priority, times, status) in drawn.groups.items():
-                if times + 1 < self.limit:
-                    state[uid] = (state[uid][0], times, status)
-                else:
-                    state[uid] = (priority, times, status)
+        states = (self.groups, *(made for step, made in self.checkpoints.items() if step not in drawn.before))
+        for uid, (priority, times, status, key) in drawn.groups.items():
+            others = {known[3] for state in states for other, known in state.items() if other != uid}
+            if key is not None and key in others:
+                continue
+            for state in states:
+                state[uid] = (state[uid][0] if times + 1 < self.limit else priority, times, status, key)
 
 
 class Run:
@@ -125,7 +130,7 @@ class Run:
 
     async def found(self) -> dict[int, Known]:
         items = [item async for item in self.buffer.find({})]
-        return {item.uid: (item.priority, item.times_sampled, str(item.status)) for item in items}
+        return {item.uid: (item.priority, item.times_sampled, str(item.status), item.key) for item in items}
 
     async def records(self) -> list[list[int]]:
         """The groups of the recorded draws, in order."""
@@ -137,19 +142,26 @@ class Run:
 
     async def check_counts(self) -> None:
         tallies: Counter[Tally] = Counter()
-        for (_, _, name), count in (await self.buffer.storage.tallies()).items():
-            tallies[name] += count
-        archived = sum(status == "archived" for _, _, status in self.model.groups.values()) * self.model.archives
-        assert tallies[Tally.PUT] == sum(tallies[name] for name in _ENDS) - archived
-        assert tallies[Tally.SIZE] == len(await self.found())
+        archived = 0
+        for (_, status, name), count in (await self.buffer.storage.tallies()).items():
+            if status == Status.ARCHIVED:  # these were taken
+                archived += count * (name == Tally.SIZE)
+            else:
+                tallies[name] += count
+        assert tallies[Tally.PUT] == sum(tallies[name] for name in _ENDS)
+        assert tallies[Tally.SIZE] + archived == len(await self.found())
 
     async def put(self) -> None:
         for _ in range(self.random.randint(1, 4)):
-            await self._put()
+            await self._put(key=self.random.choice([None, None, "a", "b"]))
 
-    async def _put(self, **options: Any) -> None:
-        uid = await self.buffer.put(group(1, self.random.randint(1, 3)), TASK, **options)
-        self.model.groups[uid] = (1.0, 0, "completed")
+    async def _put(self, key: str | None = None, **options: Any) -> None:
+        uid = await self.buffer.put(group(1, self.random.randint(1, 3)), TASK, key=key, **options)
+        for replaced in self.model.with_key(key):
+            del self.model.groups[replaced]
+            if self.model.limit > 1:
+                self.received({replaced: (0.0, 0, "", None)})
+        self.model.groups[uid] = (1.0, 0, "completed", key)
         rows = await self.buffer.storage.thread.run(lambda: self.buffer.storage.transactions.read(_bytes_of))
         self.sizes |= rows
 
@@ -177,8 +189,8 @@ class Run:
 
     async def change(self) -> None:
         for uid in self.model.first(99)[:: self.random.randint(1, 3)]:
-            _, times, status = self.model.groups[uid]
-            self.model.groups[uid] = (priority, times, status) = (self.random.random(), times, status)
+            priority = self.random.random()
+            self.model.groups[uid] = (priority, *self.model.groups[uid][1:])
             await self.buffer.update({"uid": uid}, priority=priority)
 
     async def lease(self) -> None:
@@ -193,7 +205,7 @@ class Run:
     async def replace(self) -> None:
         for uid in self.model.first(1):
             del self.model.groups[uid]
-            self.received({uid: (0.0, 0, "")})
+            self.received({uid: (0.0, 0, "", None)})
             await self._put(replaces=[uid])
 
     async def checkpoint(self) -> None:

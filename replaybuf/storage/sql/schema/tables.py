@@ -416,8 +416,8 @@ partial_index("rb_group_leased", group.c.leased_until, where=group.c.leased_unti
 partial_index(
     "rb_group_archived", group.c.lane, group.c.archived_at, group.c.uid, where=group.c.archived_at.is_not(None)
 )
-# Whether a group that was filled has left.
-partial_index("rb_past_key", past.c.scoped_key, where=past.c.scoped_key.is_not(None) & (past.c.draw > 0))
+# Whether a group that was filled has left, and whether a checkpoint has another group with a key.
+partial_index("rb_past_key", past.c.scoped_key, where=past.c.scoped_key.is_not(None))
 partial_index("rb_past_to_sweep", past.c.removed_at, where=past.c.until.is_(None) & past.c.removed_at.is_not(None))
 partial_index("rb_past_of_draw", past.c.draw, where=past.c.draw > 0)
 partial_index("rb_past_kept", past.c.until, past.c.lane, where=past.c.until.is_not(None))

@@ -26,7 +26,7 @@ from replaybuf.storage.sql.statements.files import READING_SECONDS, count_back
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
 from replaybuf.storage.sql.statements.new_rows import insert_payloads
 from replaybuf.storage.sql.statements.ordering import enter_race
-from replaybuf.storage.sql.statements.past import come_back, keep
+from replaybuf.storage.sql.statements.past import come_back, is_taken, keep
 from replaybuf.storage.sql.statements.presence import note_rows
 from replaybuf.storage.sql.statements.rows import PLACES, GroupRow, read_rows
 from replaybuf.storage.values import Leased, check_database, check_lease, lost_to_others, passed_on
@@ -170,9 +170,9 @@ def _check_not_passed_on(tx: Transaction, lease: Leased, uids: Iterable[int]) ->
 def unconsume(tx: Transaction, rows: Sequence[GroupRow], made_before: int) -> dict[int, str]:
     """Move drawn groups that their caller didn't receive back to their lanes; return unreadable ones, with the reason.
 
-    A group whose key was put again in the meantime isn't restored: the newer one replaced it. A group that stayed in
-    its lane and was removed since was delivered to others. Checkpoints after `made_before`, the newest one at the draw,
-    have the groups, too.
+    A group whose key another one has, or has in a checkpoint since the draw, isn't restored: that one replaced it. A
+    group that stayed in its lane and was removed since was delivered to others. Checkpoints after `made_before`, the
+    newest one at the draw, have the groups, too.
     """
     counts: Counts = Counter()
     limits = tx.scope.rules.limits
@@ -190,7 +190,7 @@ def unconsume(tx: Transaction, rows: Sequence[GroupRow], made_before: int) -> di
             continue
         if draw.after is None or not _unarchive(tx, row, homes[(row.task_name, Status.ARCHIVED)]):
             draw = transitions.drawn(row, unarchived)
-            if _restore(tx, row, lost):
+            if _restore(tx, row, made_before, lost):
                 counts[(row.lane, Tally.BYTES)] += row.column("bytes") or 0
             else:
                 add_step(counts, homes, row.task_name, transitions.removed(Place(row.status), Tally.REPLACED))
@@ -234,12 +234,13 @@ def _unarchive(tx: Transaction, row: GroupRow, archive: Lane) -> bool:
     return True
 
 
-def _restore(tx: Transaction, row: GroupRow, lost: dict[int, str]) -> bool:
+def _restore(tx: Transaction, row: GroupRow, made_before: int, lost: dict[int, str]) -> bool:
     """Reinsert a removed group; return False if there is a newer one with its key.
 
     If its arrays were deleted before they were read, the reason is added to `lost`.
     """
-    if not tx.change(_RESTORE, **_columns_of(row)):
+    key = row.column("scoped_key")
+    if (key is not None and is_taken(tx, key, made_before)) or not tx.change(_RESTORE, **_columns_of(row)):
         return False
     come_back(tx, row.uid, row.column("since"))
     if row.payload is not None and not tx.tuples("SELECT 1 FROM rb_payload WHERE uid = :uid", uid=row.uid):

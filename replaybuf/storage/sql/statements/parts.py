@@ -20,7 +20,7 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.counts import apply
 from replaybuf.storage.sql.statements.eviction import replace_groups
 from replaybuf.storage.sql.statements.matching import WITH_UIDS
-from replaybuf.storage.sql.statements.past import OURS
+from replaybuf.storage.sql.statements.past import COLUMNS, OURS
 from replaybuf.storage.sql.statements.rows import ANY_TASK, GroupRow, name_key, part_key_around, part_of
 from replaybuf.storage.values import NewGroup, Part, check_lease, lost_to_others
 from replaybuf.values.rollouts.statuses import Status
@@ -203,9 +203,15 @@ def _check_prompt(tx: Transaction, new: NewGroup, uid: int) -> None:
 
 
 def forget_names(tx: Transaction, checkpoint: int) -> None:
-    """Let groups be filled again that were put after a checkpoint and have left: its restore undoes them."""
-    tx.change(_FORGET, buffer=tx.scope.buffer, checkpoint=checkpoint)
+    """Let groups be filled again that were put after a checkpoint and have left: its restore undoes them.
+
+    A version that a later checkpoint has keeps its key, apart from the record of its draw.
+    """
+    for statement in (_KEEP_APART, _FORGET):
+        tx.change(statement, buffer=tx.scope.buffer, checkpoint=checkpoint)
 
 
-_FORGET = f"""UPDATE rb_past SET scoped_key = NULL
-WHERE scoped_key IS NOT NULL AND draw > 0 AND since >= :checkpoint AND {OURS}"""  # noqa: S608
+_UNDONE = f"scoped_key IS NOT NULL AND draw > 0 AND since >= :checkpoint AND {OURS}"
+_KEEP_APART = f"""{{insert}} INTO rb_past ({COLUMNS}, until, removed_at)
+SELECT {COLUMNS}, until, removed_at FROM rb_past WHERE until IS NOT NULL AND {_UNDONE}"""  # noqa: S608
+_FORGET = f"UPDATE rb_past SET scoped_key = NULL, until = NULL WHERE {_UNDONE}"  # noqa: S608

@@ -19,7 +19,8 @@ from replaybuf.storage.sql.schema.tables import STALENESS_NOW, group
 from replaybuf.storage.sql.statements.buffer_facts import DROPPED
 from replaybuf.storage.sql.statements.files import count_gone
 
-_COLUMNS = ", ".join(column.name for column in group.columns)
+#: The columns of a version that are those of its group.
+COLUMNS = ", ".join(column.name for column in group.columns)
 
 
 def newest(tx: Transaction) -> int:
@@ -41,8 +42,8 @@ def keep(tx: Transaction, uids: Iterable[int]) -> None:
         tx.change("UPDATE rb_group SET since = :newest WHERE uid {in:uids} AND since < :newest", newest=at, uids=uids)
 
 
-_COPY = f"""{{insert}} INTO rb_past ({_COLUMNS}, until, removed_at)
-SELECT {_COLUMNS}, CAST(:newest AS bigint), {{moment:now}} FROM rb_group
+_COPY = f"""{{insert}} INTO rb_past ({COLUMNS}, until, removed_at)
+SELECT {COLUMNS}, CAST(:newest AS bigint), {{moment:now}} FROM rb_group
 WHERE uid {{in:uids}} AND since < CAST(:newest AS bigint) {{lock}}"""  # noqa: S608
 
 
@@ -71,8 +72,8 @@ def record(tx: Transaction, uids: Sequence[int]) -> None:
 # By whether the groups are of the last batch.
 _DRAWN = {False: "0, NULL", True: f"{{draw}}, {STALENESS_NOW}"}
 _GONE = {
-    drawn: f"""{{insert}} INTO rb_past ({_COLUMNS}, until, removed_at, draw, staleness)
-SELECT {_COLUMNS}, CASE WHEN since < CAST(:newest AS bigint) THEN CAST(:newest AS bigint) END, {{moment:now}}, {by}"""
+    drawn: f"""{{insert}} INTO rb_past ({COLUMNS}, until, removed_at, draw, staleness)
+SELECT {COLUMNS}, CASE WHEN since < CAST(:newest AS bigint) THEN CAST(:newest AS bigint) END, {{moment:now}}, {by}"""
     for drawn, by in _DRAWN.items()
 }
 _MOVE = {
@@ -82,8 +83,8 @@ SELECT lane, 'bytes', -sum(bytes), {{shard}} FROM gone GROUP BY lane
 ON CONFLICT (lane, name, shard) DO UPDATE SET amount = own.amount + excluded.amount"""  # noqa: S608
     for drawn, moved in _GONE.items()
 }
-_RECORD = f"""{{insert}} INTO rb_past ({_COLUMNS}, draw, staleness)
-SELECT {_COLUMNS}, {_DRAWN[True]} FROM rb_group WHERE uid {{in:uids}}"""  # noqa: S608
+_RECORD = f"""{{insert}} INTO rb_past ({COLUMNS}, draw, staleness)
+SELECT {COLUMNS}, {_DRAWN[True]} FROM rb_group WHERE uid {{in:uids}}"""  # noqa: S608
 
 
 def come_back(tx: Transaction, uid: int, since: int) -> None:
@@ -101,6 +102,15 @@ def lock(tx: Transaction, uids: Iterable[int]) -> None:
 def in_checkpoints(tx: Transaction, uids: Iterable[int]) -> set[int]:
     """Return those of these groups of which a checkpoint has a past version."""
     return set(tx.values("SELECT DISTINCT uid FROM rb_past WHERE uid {in:uids} AND until > 0", uids=list(uids)))
+
+
+def is_taken(tx: Transaction, key: str, made_before: int) -> bool:
+    """Return whether a checkpoint after this one has a group of the past with this key."""
+    return bool(tx.tuples(_TAKEN, key=key, buffer=tx.scope.buffer, checkpoint=made_before))
+
+
+_TAKEN = """SELECT 1 FROM rb_past p JOIN rb_checkpoint c ON c.id > p.since AND c.id <= p.until
+WHERE p.scoped_key = :key AND p.until > :checkpoint AND c.id > :checkpoint AND c.buffer = :buffer LIMIT 1"""
 
 
 # Restores
@@ -133,7 +143,7 @@ def bring_back(tx: Transaction, checkpoint: int) -> None:
     another one begins now.
     """
     values = {"newest": newest(tx), "buffer": tx.scope.buffer, "checkpoint": checkpoint}
-    tx.change(f"INSERT INTO rb_group ({_COLUMNS}) SELECT {_BACK} FROM rb_past WHERE {_VALID} ORDER BY +uid", **values)  # noqa: S608
+    tx.change(f"INSERT INTO rb_group ({COLUMNS}) SELECT {_BACK} FROM rb_past WHERE {_VALID} ORDER BY +uid", **values)  # noqa: S608
     for over in _OVER:
         tx.change(f"UPDATE rb_past SET until = NULL, removed_at = NULL WHERE {over} AND {_RECORDED}", **values)  # noqa: S608
         tx.change(f"DELETE FROM rb_past WHERE {over} AND removed_at IS NOT NULL", **values)  # noqa: S608
