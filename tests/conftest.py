@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -81,8 +82,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[pytest.Item] | None:
-    """Leave whole classes of long forms out at once where none is asked for, and not each of their tests later."""
-    marks = getattr(obj, "pytestmark", ()) if isinstance(obj, type) else ()
+    """Leave classes and functions of long forms out at once where none is asked for, not each of their cases later."""
+    marks = getattr(obj, "pytestmark", ()) if isinstance(obj, (type, FunctionType)) else ()
     left_out = "not long" in collector.config.option.markexpr and any(mark.name == "long" for mark in marks)
     return [] if left_out else None
 

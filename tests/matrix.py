@@ -48,7 +48,7 @@ _SHARED = ("memory", "postgresql")  # several users at once
 _PLACES = (*_DATABASES, "objects")
 
 # Operations of which a kill, or a cancellation, on PostgreSQL is tested by default: its rollback is the same for all.
-_KILLED = ("put", "take", "finish a prompt", "lease_batch as a block")
+_KILLED = ("put", "take", "lease_batch as a block")
 
 #: Patterns of node ids, of which the first that fits holds.
 _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
@@ -119,9 +119,8 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("faults/test_storm.py::test_every_group*", ("sqlite",)),
     ("faults/test_storm.py::test_every_prompt*", ("postgresql",)),
     ("faults/test_storm.py::*", ()),
-    ("cli/test_doctor.py::test_what_is_wrong*index is missing*", _DATABASES),
     ("cli/test_doctor.py::test_what_is_wrong*view*", _DATABASES),
-    ("cli/test_doctor.py::test_what_is_wrong*", ("sqlite",)),  # on PostgreSQL all at once
+    ("cli/test_doctor.py::test_what_is_wrong*", ("sqlite",)),  # on PostgreSQL all at once; an index: probe
     ("cli/test_doctor_places.py::*", ("sqlite",)),
     ("cli/test_watch.py::test_who_waits*", ("sqlite",)),
     ("cli/test_why.py::test_a_waiter_that_was_killed*", ("postgresql",)),

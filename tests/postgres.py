@@ -266,7 +266,8 @@ class Databases:
             url = self._free.pop()
         else:
             url = self._made.enter_context(new_database(self._server_url, self._template))
-        execute(url, _EMPTY)
+        # The last test may have set a default for its transactions.
+        execute(url, "SET default_transaction_read_only = off; SET statement_timeout = 0", _EMPTY)
         return url
 
 
@@ -276,21 +277,27 @@ async def _make_tables(url: str) -> None:
     await buffer.close()
 
 
-# As after `create_schema`. Deleting a few rows is quicker than new files for the tables.
+# As after `create_schema`, with the server's defaults. Deleting a few rows is quicker than new files for the tables.
 _EMPTY = """
 DO $$
 DECLARE emptied regclass; numbered regclass;
 BEGIN
     PERFORM pg_terminate_backend(pid) FROM pg_stat_activity
     WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend';
+    IF EXISTS (SELECT FROM pg_db_role_setting JOIN pg_database d ON d.oid = setdatabase
+               WHERE datname = current_database()) THEN
+        EXECUTE format('ALTER DATABASE %I RESET ALL', current_database());
+    END IF;
     IF to_regclass('rb_version') IS NOT NULL THEN
         FOR emptied IN
             SELECT oid::regclass FROM pg_class
             WHERE relkind = 'r' AND relname LIKE 'rb\\_%' AND relname NOT IN ('rb_version', 'rb_info')
         LOOP
-            IF pg_total_relation_size(emptied) > 1000000 THEN
+            IF pg_relation_size(emptied) = 0 THEN
+                CONTINUE;
+            ELSIF pg_total_relation_size(emptied) > 1000000 THEN
                 EXECUTE 'TRUNCATE ' || emptied || ' RESTART IDENTITY';
-            ELSIF pg_relation_size(emptied) > 0 THEN
+            ELSE
                 EXECUTE 'DELETE FROM ' || emptied;
             END IF;
         END LOOP;

@@ -23,20 +23,20 @@ from tests.scripts import run
 from tests.stores import TASK, build, fill, group, numbers_of, take_all
 
 
-async def test_a_database_that_becomes_read_only_says_so_and_goes_on_afterwards(postgres_database: str) -> None:
+async def test_a_database_that_becomes_read_only_says_so_and_goes_on_afterwards(lent_database: str) -> None:
     """As managed databases do whose disk is nearly full. Readers go on."""
-    async with build(postgres_database) as buffer:
+    async with build(lent_database) as buffer:
         await fill(buffer, 3)
-        set_default(postgres_database, default_transaction_read_only="on")
-        execute(postgres_database, END_ALL)
+        set_default(lent_database, default_transaction_read_only="on")
+        execute(lent_database, END_ALL)
         for call in (buffer.put(group(3), TASK), buffer.get(1, TASK)):
             with pytest.raises(
                 AccessError, match=r"read-only transaction; it is a standby .* RESET default_transaction"
             ):
                 await call
         assert await buffer.count(TASK, "completed") == 3
-        name = make_url(postgres_database).database
-        server = make_url(postgres_database).set(database="postgres").render_as_string(hide_password=False)
+        name = make_url(lent_database).database
+        server = make_url(lent_database).set(database="postgres").render_as_string(hide_password=False)
         execute(server, f"ALTER DATABASE {name} RESET default_transaction_read_only")
         execute(server, END_ALL.replace("current_database()", f"'{name}'"))
         await buffer.put(group(3), TASK)

@@ -76,9 +76,8 @@ def test_a_role_that_may_not_write_is_told(postgres_database: str) -> None:
 
 
 @pytest.fixture
-def url(postgres_database: str) -> str:
-    run("doctor", postgres_database, "--upgrade")
-    return postgres_database
+def url(lent_database: str) -> str:
+    return lent_database
 
 
 def found(url: str, check: str) -> list[tuple[str, str]]:

@@ -54,7 +54,7 @@ def ended(request, tmp_path_factory):
             demo.process.send_signal(signal.SIGINT)
             interrupted = demo.end()
         assert not any(map(is_alive, workers))
-        yield Ended(folder, url, interrupted, run_demo(folder, url, "--steps", "5"))
+        yield Ended(folder, url, interrupted, run_demo(folder, url, "--workers", "1", "--steps", "5"))
 
 
 def test_a_run_that_was_killed_and_interrupted_goes_on_and_trains_each_prompt_once(ended):

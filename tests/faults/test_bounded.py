@@ -99,7 +99,7 @@ async def tallies(url: str) -> Counter[Tally]:
     return totals
 
 
-@pytest.mark.parametrize("each", [60, pytest.param(3000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("each", [30, pytest.param(3000, marks=pytest.mark.long)])
 def test_what_was_put_is_what_became_of_it(crew: Crew, shared_url: str, tmp_path: Path, each: int) -> None:
     """Delivered + evicted + dropped = put, whoever was killed; and nothing is acknowledged twice."""
     over = tmp_path / "over"

@@ -25,7 +25,7 @@ from replaybuf.storage.sql.inspection.writer import over_sqlalchemy
 from tests.bad_input.conftest import refused, refused_put
 from tests.bad_input.test_passwords import all_logs, leaks, shown
 from tests.faults.conftest import Figures
-from tests.postgres import execute, new_database, own_server
+from tests.postgres import Databases, execute, own_server
 from tests.stores import TASK, build, group, numbers_of, until
 
 _ROLE = "rotated"
@@ -72,9 +72,17 @@ class Rotated:
             )
 
 
+@pytest.fixture(scope="module")
+def guarded_databases(guarded_server: str) -> Iterator[Databases]:
+    databases = Databases(guarded_server)
+    yield databases
+    databases.close()
+
+
 @pytest.fixture
-def rotated(guarded_server: str) -> Iterator[Rotated]:
-    with new_database(guarded_server) as url:
+def rotated(guarded_databases: Databases) -> Iterator[Rotated]:
+    with guarded_databases.lent() as lend:
+        url = lend()
         execute(url, f"ALTER ROLE {_ROLE} PASSWORD 'first-geheim'")
         yield Rotated(url)
 

@@ -24,10 +24,10 @@ LEVELS = [pytest.param("repeatable read", marks=pytest.mark.long), "serializable
 
 
 @pytest.fixture(params=LEVELS)
-def other_default(request: pytest.FixtureRequest, postgres_database: str) -> str:
-    """`postgresql://...` of a new database whose transactions are of another isolation unless they say so."""
-    set_default(postgres_database, default_transaction_isolation=request.param)
-    return postgres_database
+def other_default(request: pytest.FixtureRequest, lent_database: str) -> str:
+    """`postgresql://...` of a database whose transactions are of another isolation unless they say so."""
+    set_default(lent_database, default_transaction_isolation=request.param)
+    return lent_database
 
 
 @asynccontextmanager
@@ -76,8 +76,10 @@ async def test_who_waited_for_a_restore_is_fenced_off(other_default: str, write:
         assert await take_all(restored) == [0, 1]
 
 
-async def test_processes_open_a_new_database_together(other_default: str) -> None:
-    buffers = [build(other_default) for _ in range(4)]
+@pytest.mark.parametrize("level", LEVELS)
+async def test_processes_open_a_new_database_together(postgres_database: str, level: str) -> None:
+    set_default(postgres_database, default_transaction_isolation=level)
+    buffers = [build(postgres_database) for _ in range(4)]
     try:
         await asyncio.gather(*(buffer.put(group(number), TASK) for number, buffer in enumerate(buffers)))
         assert sorted(await take_all(buffers[0])) == [0, 1, 2, 3]
@@ -96,12 +98,12 @@ def without_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_reader_can_not_write_though_its_settings_are_dropped(
-    postgres_database: str, monkeypatch: pytest.MonkeyPatch
+    lent_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with build(postgres_database) as buffer:
+    async with build(lent_database) as buffer:
         await fill(buffer, 1)
     without_settings(monkeypatch)
-    engine = PostgresDatabase(Access(parse_url(postgres_database), lock_timeout=5, read_only=True))
+    engine = PostgresDatabase(Access(parse_url(lent_database), lock_timeout=5, read_only=True))
     try:
         for change in (engine.read, engine.write):
             with pytest.raises(AccessError, match="read-only transaction"):
@@ -110,13 +112,11 @@ async def test_a_reader_can_not_write_though_its_settings_are_dropped(
         await engine.dispose()
 
 
-async def test_levels_are_said_though_settings_are_dropped(
-    postgres_database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_levels_are_said_though_settings_are_dropped(lent_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a transaction that writes, and one that reads."""
-    set_default(postgres_database, default_transaction_isolation="serializable", default_transaction_deferrable="on")
+    set_default(lent_database, default_transaction_isolation="serializable", default_transaction_deferrable="on")
     without_settings(monkeypatch)
-    engine = PostgresDatabase(Access(parse_url(postgres_database), lock_timeout=5))
+    engine = PostgresDatabase(Access(parse_url(lent_database), lock_timeout=5))
 
     def level(tx: Any) -> str:
         return str(tx.run("SHOW transaction_isolation")[0][0])
@@ -129,23 +129,23 @@ async def test_levels_are_said_though_settings_are_dropped(
         await engine.dispose()
 
 
-async def test_a_database_that_only_reads_says_so(postgres_database: str) -> None:
+async def test_a_database_that_only_reads_says_so(lent_database: str) -> None:
     """Its owner meant it: that default is kept."""
-    async with build(postgres_database) as buffer:
+    async with build(lent_database) as buffer:
         await fill(buffer, 1)
-    set_default(postgres_database, default_transaction_read_only="on")
-    async with build(postgres_database) as buffer:
+    set_default(lent_database, default_transaction_read_only="on")
+    async with build(lent_database) as buffer:
         with pytest.raises(AccessError, match="default_transaction_read_only"):
             await buffer.put(group(1), TASK)
         assert len(buffer) == 1
 
 
-async def test_a_statement_timeout_is_called_one(postgres_database: str) -> None:
+async def test_a_statement_timeout_is_called_one(lent_database: str) -> None:
     """Also where the statement waits for a lock: `lock_timeout` was not over."""
-    async with build(postgres_database) as buffer:
+    async with build(lent_database) as buffer:
         await fill(buffer, 1)
-    set_default(postgres_database, statement_timeout="200ms")
-    async with build(postgres_database) as buffer, writers_kept_out(postgres_database):
+    set_default(lent_database, statement_timeout="200ms")
+    async with build(lent_database) as buffer, writers_kept_out(lent_database):
         with pytest.raises(StorageError, match="due to statement timeout; if that was its statement_timeout") as caught:
             await buffer.put(group(1), TASK)
     assert not isinstance(caught.value, LockedError)

@@ -99,7 +99,7 @@ def test_the_database_its_log_and_the_memory_stay_bounded(
 
 def test_a_short_life_loses_nothing(tmp_path: Path) -> None:
     life = Life(f"sqlite:///{tmp_path}/run.db", tmp_path, 0.1)
-    asyncio.run(live({"sqlite": life}, 3))
+    asyncio.run(live({"sqlite": life}, 1.5))
     lines = life.end()
     assert lines[-1] == "what no order explains: [] (0)"
     assert any(line.startswith("| put: p50") for line in lines)

@@ -102,9 +102,9 @@ async def test_a_handle_of_a_buffer_in_memory_is_for_its_own_process() -> None:
         found.routed_experts.load()
 
 
-async def test_no_password_is_in_a_handle(postgres_database: str) -> None:
+async def test_no_password_is_in_a_handle(lent_database: str) -> None:
     """Another process needs it from its own environment; here the open buffer reads."""
-    place = urlsplit(postgres_database)
+    place = urlsplit(lent_database)
     url = place._replace(netloc=f"{place.username}:s3cr3t@{place.netloc.rpartition('@')[2]}").geturl()
     async with Kept(url).opened() as buffer:
         await buffer.put([rollout()], TASK)

@@ -49,9 +49,9 @@ async def test_groups_that_do_not_match_any_more_stay(lent_database: str) -> Non
         assert [item.uid async for item in buffer.find({})] == [2]
 
 
-async def test_batches_with_the_same_keys_in_another_order_never_wait_for_one_another(postgres_database: str) -> None:
-    set_default(postgres_database, deadlock_timeout="1min")  # none of them is ended in the time of the test
-    async with build(postgres_database) as one, build(postgres_database) as other, asyncio.timeout(50):
+async def test_batches_with_the_same_keys_in_another_order_never_wait_for_one_another(lent_database: str) -> None:
+    set_default(lent_database, deadlock_timeout="1min")  # none of them is ended in the time of the test
+    async with build(lent_database) as one, build(lent_database) as other, asyncio.timeout(50):
 
         async def put(buffer: ReplayBuffer, keys: str) -> None:
             for _ in range(20):

@@ -105,7 +105,7 @@ async def test_evictions_are_those_of_the_model(buffers: Any, remover: str) -> N
 
     async def evicted(buffer: ReplayBuffer) -> Any:
         seen = []
-        for number in range(30):
+        for number in range(20):
             status = (Status.COMPLETED, Status.FAILED, Status.ABORTED)[number % 7 % 3]
             await buffer.put(group(number, status=status), "math", priority=number % 4)
             seen.append((ids([item.item for item in await found(buffer)]), await drawn(buffer, number % 3)))
