@@ -187,7 +187,8 @@ class ReplayBuffer(Generic[R]):
         be generated again; with a train step, so do those that were EXPIRED before (put without one, at the next
         refresh). With `expired_groups_retryable=False` the group is dropped instead, and counted (`dropped`), also when
         it was EXPIRED before. In kept responses, tokens at or over `token_stale_threshold` are masked out
-        (`response_mask` 0). The rollouts given are changed in place accordingly.
+        (`response_mask` 0). The rollouts given are changed in place accordingly. Other threads must not change them
+        before the call returns: lists that become longer or shorter are refused (RolloutError), the rest is torn.
 
         A group with the same `key` in the same task is replaced. `replaces` are the uids of groups that are removed in
         the same transaction, also if the new one is dropped; results of leased groups are stored by the lease

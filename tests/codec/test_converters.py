@@ -124,6 +124,20 @@ def test_a_converter_that_changes_what_is_being_packed_is_an_encode_error() -> N
         codec_of((Box, ("box", grow, Box))).encode([{"field": holder}])
 
 
+@pytest.mark.parametrize("inside", [lambda items: items, lambda items: {"a": (1, items)}], ids=["alone", "nested"])
+@pytest.mark.parametrize("change", [lambda items: items.append(1), lambda items: items.pop()], ids=["grows", "shrinks"])
+def test_a_list_that_changes_while_it_is_packed_is_an_encode_error(change: Any, inside: Any) -> None:
+    """As when another thread has it: msgpack has written its length before."""
+    items: list[Any] = [Box(), 2, 3]
+
+    def encode(box: Box) -> int:
+        change(items)
+        return 1
+
+    with pytest.raises(RolloutError, match="a list in the rollouts was changed while it was stored"):
+        codec_of((Box, ("box", encode, Box))).encode([{"field": inside(items), "other": 1}])
+
+
 def test_an_unknown_converter_is_a_decode_error() -> None:
     with pytest.raises(
         DecodeError, match="the converter 'box', which the buffer's config doesn't name: add converters="

@@ -73,10 +73,11 @@ class Packing:
         the like for a value that can't be stored, which `explain` then locates.
         """
         blocks = BlockWriter()
+        contents: dict[int, tuple[Any, Any]] = {}
         columns = ColumnWriter(blocks, numeric, parents)
         # One growing buffer, read in place, halves the copies that msgpack.packb would make.
         packer = msgpack.Packer(
-            default=partial(self._stand_in, blocks, {}, refs),
+            default=partial(self._stand_in, blocks, contents, refs),
             strict_types=True,
             unicode_errors="surrogatepass",
             autoreset=False,
@@ -84,6 +85,8 @@ class Packing:
         )
         packer.pack(columns.rollouts(rows, omitted) if rows else [])
         end = len(packer.getbuffer())
+        if contents or blocks.table:  # Python ran meanwhile, and so could other threads
+            _check_whole(packer.getbuffer())
         if blocks.table:
             packer.pack(blocks.table)
         packed = packer.getbuffer()
@@ -92,7 +95,8 @@ class Packing:
     def _stand_in(self, blocks: BlockWriter, contents: dict[int, tuple[Any, Any]], refs: RefValues, value: Any) -> Any:
         """Return the object packed in place of a value.
 
-        `contents` has, by id, the contents of tensors and images, and the values themselves.
+        `contents` has, by id, the contents of tensors and images, and the values themselves; and an entry of 0 if there
+        are other values than statuses, which most rollouts have.
         """
         kind = type(value)
         if (kind is np.ndarray or kind is np.memmap) and value.dtype.char != "O":
@@ -107,8 +111,8 @@ class Packing:
         if tag.code == types.OBJECT_REF:
             return {tag: refs.of(value)}
         content = {tag: encode(value)}
-        if tag.code in _OF_ONE_ARRAY:
-            contents[id(value)] = content, value
+        if tag.code != types.STATUS:
+            contents[id(value) if tag.code in _OF_ONE_ARRAY else 0] = content, value
         return content
 
     def _encoder(self, kind: type) -> Encoder | None:
@@ -159,6 +163,19 @@ class Packing:
                 plain_name = "numpy.ndarray (np.asarray)" if plain is np.ndarray else plain.__name__
                 return f"a {name} would not come back as such: convert it to a plain {plain_name}, or {advice}"
         return f"a value of type {name} can't be stored: {advice}"
+
+
+def _check_whole(packed: Buffer) -> None:
+    """Raise RolloutError unless this is one whole value: msgpack writes the length of a list before its items."""
+    unpacker = msgpack.Unpacker(max_buffer_size=len(packed))
+    unpacker.feed(packed)
+    try:
+        unpacker.skip()
+        whole = unpacker.tell() == len(packed)
+    except msgpack.OutOfData:
+        whole = False
+    if not whole:
+        raise RolloutError("a list in the rollouts was changed while it was stored, as by another thread: put a copy")
 
 
 def lenient(decoders: Decoders) -> Decoders:
