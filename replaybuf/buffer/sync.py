@@ -175,11 +175,14 @@ class SyncLeasing(Generic[R]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        leaving = self.asynchronous.__aexit__(kind, error, trace)
-        if kind is None:
-            run(leaving)  # acknowledges, or raises
-        else:
-            end(leaving)  # gives the groups back; if that fails, they come back when the lease ends
+        leave = run if kind is None else end  # acknowledges, or raises; or gives the groups back, if it can
+        try:
+            leave(self.asynchronous.__aexit__(kind, error, trace))
+        except Exception:
+            raise
+        except BaseException as interrupt:  # perhaps before anything was done
+            end(self.asynchronous.__aexit__(type(interrupt), interrupt, interrupt.__traceback__))
+            raise
 
 
 @face_of(ReplayBuffer)

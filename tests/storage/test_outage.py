@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -77,6 +78,17 @@ def test_closing_leaves_each_operation_two_seconds_more(clock: Clock) -> None:
     assert outage.deadline(941.5) == 1001.5
     clock.now = 1005
     assert outage.deadline(1005) == 1007
+
+
+async def test_a_commit_under_way_has_its_time_though_the_store_is_being_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Closing waits for it: a caller that was told too early that it is in doubt couldn't have it undone either."""
+    monkeypatch.setattr(module, "_CLOSING_SECONDS", 0.0)
+    outage = Outage("here", 0)
+    async with outage.bounded(0.0, time.monotonic() + 3600):
+        outage.cut_retries()
+        await asyncio.sleep(0.01)
 
 
 async def test_a_write_in_doubt_is_made_again_only_if_it_was_not_committed() -> None:

@@ -120,6 +120,31 @@ def test_ctrl_c_ends_a_waiting_take_and_loses_nothing(shared_url: str) -> None:
     assert out == "interrupted 3 [0, 1, 2]\n"
 
 
+def test_ctrl_c_at_the_end_of_a_leases_block_gives_back_what_it_had_not_begun_to_acknowledge(shared_url: str) -> None:
+    """The thread of blocking calls is busy, so that the end of the block has to wait for it."""
+    out = run_script(
+        BEGINNING
+        + """
+    from replaybuf.buffer import background
+
+    def busy():
+        print("ready", flush=True)
+        time.sleep(0.3)
+
+    fill(buffer, 1)
+    try:
+        with buffer.lease_batch({TASK: 1}, seconds=60) as lease:
+            background._background.loop.call_soon_threadsafe(busy)
+    except KeyboardInterrupt:
+        print("interrupted", sorted(lease.open), numbers_of(buffer.get(1, TASK)))
+    buffer.close()
+    """,
+        shared_url,
+        send=signal.SIGINT,
+    )
+    assert out == "interrupted [] [0]\n"
+
+
 def test_a_result_that_comes_with_an_interrupt_is_returned_and_the_interrupt_follows() -> None:
     out = run_script(
         """

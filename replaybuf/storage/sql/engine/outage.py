@@ -24,7 +24,7 @@ _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE_REFUSED = 8.0
 #: How long attempts continue while a store is being closed.
 _CLOSING_SECONDS = 2.0
-#: How long a commit may take at least, however short the time for attempts is.
+#: How long a commit may take at least, however short the time for attempts is, also while a store is being closed.
 COMMIT_SECONDS = 10.0
 #: Seconds between warnings of outages: a server that flaps would fill the log.
 _QUIET_SECONDS = 10.0
@@ -62,7 +62,7 @@ class Outage:
         )  # when an outage was logged last; whether this one was
         self._hurried = asyncio.Event()
         self._hurried_at = 0.0
-        self._limits: dict[asyncio.Timeout, float | None] = {}
+        self._limits: dict[asyncio.Timeout, tuple[float | None, float]] = {}
 
     @property
     def on(self) -> bool:
@@ -106,13 +106,13 @@ class Outage:
             await asyncio.wait_for(self._hurried.wait(), seconds) if not self.hurried else await asyncio.sleep(seconds)
 
     @asynccontextmanager
-    async def bounded(self, since: float | None) -> AsyncIterator[asyncio.Timeout]:
+    async def bounded(self, since: float | None, least: float = 0.0) -> AsyncIterator[asyncio.Timeout]:
         """Bound a block by the time for attempts that began at `since` (None: only if the store is being closed).
 
-        Raises TimeoutError.
+        It has until `least` in any case. Raises TimeoutError.
         """
         async with asyncio.timeout(None) as limit:
-            self._limits[limit] = since
+            self._limits[limit] = since, least
             self._limit(limit)
             try:
                 yield limit
@@ -120,11 +120,11 @@ class Outage:
                 del self._limits[limit]
 
     def _limit(self, limit: asyncio.Timeout) -> None:
-        since = self._limits[limit]
+        since, least = self._limits[limit]
         if limit.expired() or (since is None and not self.hurried):
             return
         now = time.monotonic()
-        end = self.deadline(now if since is None else since)
+        end = max(least, self.deadline(now if since is None else since))
         limit.reschedule(asyncio.get_running_loop().time() + end - now)
 
 

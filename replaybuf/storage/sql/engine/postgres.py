@@ -118,8 +118,7 @@ class PostgresDatabase(Database):
     async def _answered(self, since: float | None = None) -> AsyncIterator[None]:
         began = time.monotonic()
         try:
-            least = began + COMMIT_SECONDS - self._outage.seconds
-            async with self._outage.bounded(max(began if since is None else since, least)):
+            async with self._outage.bounded(began if since is None else since, began + COMMIT_SECONDS):
                 yield
         except TimeoutError:
             raise CommitUnansweredError(f"a commit had no answer for {time.monotonic() - began:.0f} s") from None

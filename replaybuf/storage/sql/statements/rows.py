@@ -277,7 +277,7 @@ class GroupRow:
                 times_sampled=sampled,
                 created_at=created_at,
                 reward=reward,
-                tags=None if tags is None else from_json(tags),
+                tags=None if tags is None else _tags(tags),
                 key=None if scoped is None else key_of(scoped),
                 error=error or failure,
                 deliveries=deliveries,
@@ -308,6 +308,15 @@ def decode_leniently(rows: Iterable[GroupRow], codec: Codec, deferral: Deferral 
         except DecodeError as error:
             items.append(row.item([], str(error)))
     return items
+
+
+_INT64 = 1 << 63
+
+
+def _tags(text: str) -> dict[str, Any]:
+    """Return tags from JSON, where PostgreSQL writes large floats as whole numbers; integers have 64 bits."""
+    found = from_json(text)
+    return {name: one if type(one) is not int or -_INT64 <= one < _INT64 else float(one) for name, one in found.items()}
 
 
 def _parsed(text: str | None) -> Any:
