@@ -86,7 +86,7 @@ def _say_who(connection: Connection) -> None:
         is_trainer = one["name"] == "trainer"
         counts = (0, 0, 0, 0, 17) if is_trainer else (12, 24, 9600, int(one["name"] == "gpu-2"), 0)
         one["activity"] = dict(zip(ACTIVITIES, counts, strict=True)) | {"marks": {str(since): counts}}
-        one["activity"] |= {"limits": {}, "draws": is_trainer}
+        one["activity"] |= {"limits": {}, "policies": {}, "epoch": 0, "draws": is_trainer}
         one["waits"] = [_waiting(now)] if is_trainer else []
     connection.execute(insert(worker), workers)
     connection.execute(insert(event), _event(now))
