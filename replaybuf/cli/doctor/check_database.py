@@ -29,7 +29,7 @@ from replaybuf.storage.sql.inspection.user_sql import read_columns
 from replaybuf.storage.sql.schema import HEAD, State, state_of
 from replaybuf.storage.sql.schema.create import create_index, create_views, drop_views
 from replaybuf.storage.sql.schema.damage import wrong_cells
-from replaybuf.storage.sql.schema.tables import IDENTITY, metadata
+from replaybuf.storage.sql.schema.tables import IDENTITY, metadata, payload
 from replaybuf.storage.sql.schema.views import VIEWS
 from replaybuf.storage.sql.statements.files import home_of, name_files, wrong_counts
 
@@ -92,7 +92,8 @@ def check_integrity(tx: Transaction, about: Examination) -> Finding:
     name = "quick_check" if about.quick else "integrity_check"
     rows = tx.values(f"PRAGMA {name}({_MOST_MESSAGES})")
     messages = [str(row).replace("*** in database main ***\n", "") for row in rows if row != "ok"]
-    cells = wrong_cells(tx)
+    # Those of payloads are found by `check_payloads`, which sets their groups aside.
+    cells = [one for one in wrong_cells(tx) if not one.startswith(f"{payload.name}.")]
     found = [f"PRAGMA {name}: {some(messages, 3)}"] if messages else []
     found += [some(cells)] if cells else []
     mend = (SAVE_THE_REST, None) if cells or not all(map(_OF_AN_INDEX.search, messages)) else (REPAIR, _reindex)
