@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from replaybuf.errors import ClosedError, FencedError, LockedError, UnreachableError
+from replaybuf.errors import ClosedError, FencedError, LockedError, StorageError, UnreachableError
 from replaybuf.storage.sql.engine import thread as module
 from replaybuf.storage.sql.engine.outage import OutcomeUnknownError
 from replaybuf.storage.sql.engine.thread import DatabaseThread
@@ -150,6 +150,15 @@ async def waits_for_undo(work: Work, call: Callable[[], Coroutine[Any, Any, obje
     work.may_undo.set()
     await waiting
     assert work.calls[-2:] == ["undo", "undo"]
+
+
+async def test_closing_gives_an_undo_up_that_a_damaged_file_refuses(thread: DatabaseThread) -> None:
+    async def refused() -> None:
+        raise StorageError("damaged", reason="not a database")
+
+    await thread.run(lambda: thread.settle(refused))
+    async with asyncio.timeout(60):
+        await asyncio.to_thread(thread.close, nothing, 1000)
 
 
 async def test_an_undo_that_is_fenced_off_is_not_made_again(thread: DatabaseThread) -> None:

@@ -18,6 +18,7 @@ from tests.faults.processes import Ledger, end, kill, numbers, reap, start, wait
 from tests.stores import TASK, build, group, numbers_of
 
 BOUNDED = {"capacity": 40, "max_deliveries": 0}
+_PATIENCE = 280
 
 
 async def produce_beyond_capacity(log: Ledger, url: str, first: int, count: int) -> None:
@@ -74,7 +75,7 @@ class Crew:
     def end(self, *started: tuple[BaseProcess, Path]) -> None:
         """Wait for processes that have to end well."""
         for process, ledger in started:
-            assert end(process, ledger) == 0
+            assert end(process, ledger, _PATIENCE) == 0
 
 
 @pytest.fixture

@@ -247,17 +247,23 @@ class DatabaseThread:
     async def settle(self, write: Callable[[], Awaitable[object]]) -> None:
         """Run a write that has to be committed, once (database's thread).
 
-        If it fails, it is tried again every second until it is committed, or is fenced off. Closing waits for that;
-        operations don't.
+        If it fails, it is tried again every second until it is committed, or is fenced off. Closing waits for that,
+        but in a damaged file; operations don't.
         """
         attempt = until_committed(write)
         if not await _is_settled(attempt):
             self._keep_trying(attempt)
 
     def _keep_trying(self, attempt: Callable[[], Awaitable[object]]) -> None:
-        task = self.loop.create_task(_until_settled(attempt))
+        task = self.loop.create_task(self._until_settled(attempt))
         self._retries.add(task)
         task.add_done_callback(self._retries.discard)
+
+    async def _until_settled(self, attempt: Callable[[], Awaitable[object]]) -> None:
+        settled = False
+        while not settled:
+            await asyncio.sleep(_RETRY_SECONDS)
+            settled = await _is_settled(attempt, ending=self._ending)
 
     async def catch_up(self, timeout: float) -> None:
         """Wait for writes of `settle` that are tried again, at most `timeout` seconds (database's thread)."""
@@ -358,22 +364,17 @@ def _wake(calls: Iterable[Call[Any]]) -> None:
             call.answered.set_result(None)
 
 
-async def _until_settled(attempt: Callable[[], Awaitable[object]]) -> None:
-    settled = False
-    while not settled:
-        await asyncio.sleep(_RETRY_SECONDS)
-        settled = await _is_settled(attempt)
-
-
-async def _is_settled(attempt: Callable[[], Awaitable[object]]) -> bool:
+async def _is_settled(attempt: Callable[[], Awaitable[object]], *, ending: bool = False) -> bool:
     """Attempt a write of `DatabaseThread.settle`; return False if it has to be tried again."""
     try:
         await attempt()
     except FencedError as error:  # work from before a restore is obsolete
         _logger.debug("will not be tried again: %s", error)
     except ReplayBufError as error:
-        _logger.warning("an operation that nobody received is not undone yet, and this is tried again: %s", error)
-        return False
+        hopeless = ending and error.reason == "not a database"
+        again = "" if hopeless else " yet, and this is tried again"
+        _logger.warning("an operation that nobody received is not undone%s: %s", again, error)
+        return hopeless
     return True
 
 
