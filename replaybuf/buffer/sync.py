@@ -175,13 +175,19 @@ class SyncLeasing(Generic[R]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        leave = run if kind is None else end  # acknowledges, or raises; or gives the groups back, if it can
+        begun = False
+
+        async def leave(error: BaseException | None) -> None:
+            nonlocal begun
+            begun = True
+            await self.asynchronous.__aexit__(None if error is None else type(error), error, None)
+
         try:
-            leave(self.asynchronous.__aexit__(kind, error, trace))
-        except Exception:
-            raise
-        except BaseException as interrupt:  # perhaps before anything was done
-            end(self.asynchronous.__aexit__(type(interrupt), interrupt, interrupt.__traceback__))
+            # Acknowledges, or raises; or gives the groups back: if that fails, they come back when the lease ends.
+            run(leave(error)) if kind is None else end(leave(error))
+        except BaseException as interrupt:
+            if not begun and not isinstance(interrupt, Exception):
+                end(leave(interrupt))
             raise
 
 

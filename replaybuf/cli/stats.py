@@ -190,7 +190,9 @@ def _print_stats(found: dict[str, Any], now: datetime) -> None:
         names = [name for name in TOTALS if name in _ALWAYS or any(row[name] for row in totals)]
         print_table(totals, columns(*(["buffer"] if several else []), "task_name", *names))
     lines = [] if rows else ["The buffer is empty."]
-    if unusable := {row["task_name"] for row in rows if row["status"] == Status.COMPLETED and row["reward"] is None}:
+    completed = [row for row in rows if row["status"] == Status.COMPLETED]
+    rewarded = {row["task_name"] for row in completed if row["reward"] is not None}
+    if unusable := {row["task_name"] for row in completed} - rewarded:
         of = units.listed(sorted(unusable))
         lines.append(f"no completed group of {of} has a usable reward: a finite number, or a dict's under reward_key")
     for name, metrics in buffers.items():

@@ -19,7 +19,7 @@ from replaybuf.errors import InputError
 from replaybuf.storage.sql.inspection.group_metadata import choose
 from replaybuf.storage.sql.inspection.lives import Life, is_settled, life_of, place_of, timeline, uids_text, why_unknown
 from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_reader
-from replaybuf.storage.sql.inspection.run_records import list_steps
+from replaybuf.storage.sql.inspection.run_records import last_step
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import BATCHES, BY_TASK, BY_WORKER, MEMBERS, STEPS, TIMELINE, Column, annotated
 from replaybuf.view.steps import STEPS_SHOWN, Step, Steps, no_groups, read_step, read_steps
@@ -176,11 +176,12 @@ def _step(
 
     def read(tx: Transaction) -> tuple[int, list[Step], str, datetime]:
         name = choose(tx, buffer)
-        for shown in [step] if step is not None else list_steps(tx, name, limit=1):
-            runs = read_step(tx, name, shown, worst, task=task, worker=worker)
-            none = "" if runs else no_groups(tx, name, f"for step {shown}", task, worker, step=shown)
-            return shown, runs, none, tx.now()
-        raise InputError(no_groups(tx, name, "for a step", None, None))
+        shown = last_step(tx, name) if step is None else step
+        if shown is None:
+            raise InputError(no_groups(tx, name, "for a step", None, None))
+        runs = read_step(tx, name, shown, worst, task=task, worker=worker)
+        none = "" if runs else no_groups(tx, name, f"for step {shown}", task, worker, step=shown)
+        return shown, runs, none, tx.now()
 
     shown, runs, none, now = reader.read(read)
     if none:

@@ -171,7 +171,7 @@ _SQL = [
     ("restore-keeps-new-ones", f"{_STATEMENTS}/past.py", "uid > :last_uid UNION", "uid > :last_uid AND uid < 0 UNION", "what was put since is gone"),
     ("restore-forwards", f"{_STATEMENTS}/checkpoints.py", "    tx.change(later, buffer=tx.scope.buffer, id=number)\n", "", "a later checkpoint is restored after an earlier one"),
     ("restore-leaves-versions", f"{_STATEMENTS}/past.py", "        tx.change(f\"DELETE FROM rb_past WHERE {over} AND removed_at IS NOT NULL\", **values)  # noqa: S608\n", "", "what came back may leave again"),
-    ("undo-takes-a-key", f"{_STATEMENTS}/leases.py", "(key is not None and is_taken(tx, key, made_before)) or ", "", "a checkpoint never has two groups with one key"),
+    ("undo-takes-a-key", f"{_STATEMENTS}/leases.py", "(key is not None and is_taken(tx, key, row.uid, made_before)) or ", "", "a checkpoint never has two groups with one key"),
     ("restore-forgets-keys", f"{_STATEMENTS}/parts.py", "(_KEEP_APART, _FORGET)", "(_FORGET,)", "later checkpoints keep their keys"),
     ("restore-forgets-draws", f"{_STATEMENTS}/past.py", "        tx.change(f\"UPDATE rb_past SET until = NULL, removed_at = NULL WHERE {over} AND {_RECORDED}\", **values)  # noqa: S608\n", "", "a restored group was drawn all the same"),
     ("undo-leaves-versions", f"{_STATEMENTS}/past.py", "    tx.change(sql, uid=uid, since=since)\n", "", "an undone draw leaves nothing in checkpoints"),
@@ -226,7 +226,7 @@ _FAILOVER = [
     ("lost-and-on", f"{_ENGINE}/postgres.py", "        if self.missing_commits and not accepts_loss:\n", "        if False:\n", "who saw lost commits writes nothing"),
     ("lost-for-ever", f"{_ENGINE}/postgres.py", "            self.pool.servers.accept()", "            pass", "after a restore the run goes on"),
     ("numbers-again", f"{_ENGINE}/postgres_servers.py", "            if state.timeline > 1:\n", "            if False:\n", "numbers of lost transactions aren't given again"),
-    ("standby-for-ever", f"{_ENGINE}/postgres.py", "max(began if since is None else since, least)", "None", "a commit doesn't wait for a standby without an end"),
+    ("standby-for-ever", f"{_ENGINE}/postgres.py", "bounded(began if since is None else since, ", "bounded(None, ", "a commit doesn't wait for a standby without an end"),
     ("ports-unchecked", f"{_ENGINE}/urls.py", " or int(port or 1) not in _PORTS", "", "a port among several hosts is one"),
 ]  # fmt: skip
 

@@ -184,6 +184,17 @@ async def test_an_undone_group_was_replaced_by_one_that_a_checkpoint_has_with_it
         assert await take_all(buffer) == [2]
 
 
+async def test_an_undone_group_that_left_the_archive_since_comes_back(shared_url: str) -> None:
+    """A checkpoint has itself with its key, and no other group."""
+    async with build(shared_url, archive=10) as buffer:
+        await buffer.put(group(1), TASK, key="k")
+        undo = await take(buffer, 1)
+        await buffer.checkpoint(1)
+        assert await buffer.delete({"status": "archived"}) == 1
+        await undo()
+        assert await take_all(buffer) == [1]
+
+
 async def test_each_write_is_before_a_checkpoint_or_after_it(lent_database: str) -> None:
     """It waits for those under way, and others wait for it no longer than that. (SQLite has one writer.)"""
     async with build(lent_database) as buffer, build(lent_database) as other, build(lent_database) as third:

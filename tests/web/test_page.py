@@ -99,6 +99,11 @@ def test_every_heading_that_sorts_does(page: Client, path: str) -> None:
         answer = page.get(path + html.unescape(link))
         assert answer.status_code == 200, link
         assert "aria-sort=" in answer.text
+    leads = {
+        other.split("?")[0].rsplit("/", 1)[0]: other for other in sorted(re.findall(r'href="(/[^"]*)"', answer.text))
+    }
+    for other in leads.values() if path in ("/", "/groups") else ():
+        assert page.get(html.unescape(other)).status_code == 200, other
 
 
 TOKEN = "a-token-that-is-long-enough"

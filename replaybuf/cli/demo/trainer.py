@@ -126,7 +126,8 @@ def default_folder(url: str) -> Path:
 async def begin(buffer: ReplayBuffer, folder: RunFolder, steps: int) -> Run:
     """Return the folder's run, with the buffer restored to it, or a new run. Raises ReplayBufError for a mismatch.
 
-    It is to do so many steps, or, after these, as many again; a run that was stopped before keeps its target.
+    It is to do so many steps, or, after these, as many again; one that was stopped before keeps its target, unless
+    fewer are named.
     """
     run = folder.load()
     if run is None:

@@ -93,7 +93,7 @@ def check_integrity(tx: Transaction, about: Examination) -> Finding:
     rows = tx.values(f"PRAGMA {name}({_MOST_MESSAGES})")
     messages = [str(row).replace("*** in database main ***\n", "") for row in rows if row != "ok"]
     # Those of payloads are found by `check_payloads`, which sets their groups aside.
-    cells = [one for one in wrong_cells(tx) if not one.startswith(f"{payload.name}.")]
+    cells = [] if messages else [one for one in wrong_cells(tx) if not one.startswith(f"{payload.name}.")]
     found = [f"PRAGMA {name}: {some(messages, 3)}"] if messages else []
     found += [some(cells)] if cells else []
     mend = (SAVE_THE_REST, None) if cells or not all(map(_OF_AN_INDEX.search, messages)) else (REPAIR, _reindex)

@@ -73,11 +73,10 @@ class Packing:
         the like for a value that can't be stored, which `explain` then locates.
         """
         blocks = BlockWriter()
-        contents: dict[int, tuple[Any, Any]] = {}
         columns = ColumnWriter(blocks, numeric, parents)
         # One growing buffer, read in place, halves the copies that msgpack.packb would make.
         packer = msgpack.Packer(
-            default=partial(self._stand_in, blocks, contents, refs),
+            default=partial(self._stand_in, blocks, {}, refs),
             strict_types=True,
             unicode_errors="surrogatepass",
             autoreset=False,
@@ -85,8 +84,7 @@ class Packing:
         )
         packer.pack(columns.rollouts(rows, omitted) if rows else [])
         end = len(packer.getbuffer())
-        if contents or blocks.table:  # Python ran meanwhile, and so could other threads
-            _check_whole(packer.getbuffer())
+        _check_whole(packer.getbuffer())
         if blocks.table:
             packer.pack(blocks.table)
         packed = packer.getbuffer()
@@ -95,8 +93,7 @@ class Packing:
     def _stand_in(self, blocks: BlockWriter, contents: dict[int, tuple[Any, Any]], refs: RefValues, value: Any) -> Any:
         """Return the object packed in place of a value.
 
-        `contents` has, by id, the contents of tensors and images, and the values themselves; and an entry of 0 if there
-        are other values than statuses, which most rollouts have.
+        `contents` has, by id, the contents of tensors and images, and the values themselves.
         """
         kind = type(value)
         if (kind is np.ndarray or kind is np.memmap) and value.dtype.char != "O":
@@ -111,8 +108,8 @@ class Packing:
         if tag.code == types.OBJECT_REF:
             return {tag: refs.of(value)}
         content = {tag: encode(value)}
-        if tag.code != types.STATUS:
-            contents[id(value) if tag.code in _OF_ONE_ARRAY else 0] = content, value
+        if tag.code in _OF_ONE_ARRAY:
+            contents[id(value)] = content, value
         return content
 
     def _encoder(self, kind: type) -> Encoder | None:

@@ -49,6 +49,8 @@ class KeepaliveLoop(asyncio.SelectorEventLoop):
 
 
 _RETRY_SECONDS = 1.0
+#: How often a write is tried in a file that seems to be damaged while the store is being closed.
+_LAST_ATTEMPTS = 5
 # The time for callers to receive their results when the store is closed; unreceived results are undone.
 _RECEIVING_SECONDS = 1.0
 
@@ -260,10 +262,11 @@ class DatabaseThread:
         task.add_done_callback(self._retries.discard)
 
     async def _until_settled(self, attempt: Callable[[], Awaitable[object]]) -> None:
-        settled = False
+        settled, left = False, _LAST_ATTEMPTS
         while not settled:
             await asyncio.sleep(_RETRY_SECONDS)
-            settled = await _is_settled(attempt, ending=self._ending)
+            left -= self._ending
+            settled = await _is_settled(attempt, is_last=left < 0)
 
     async def catch_up(self, timeout: float) -> None:
         """Wait for writes of `settle` that are tried again, at most `timeout` seconds (database's thread)."""
@@ -364,14 +367,14 @@ def _wake(calls: Iterable[Call[Any]]) -> None:
             call.answered.set_result(None)
 
 
-async def _is_settled(attempt: Callable[[], Awaitable[object]], *, ending: bool = False) -> bool:
+async def _is_settled(attempt: Callable[[], Awaitable[object]], *, is_last: bool = False) -> bool:
     """Attempt a write of `DatabaseThread.settle`; return False if it has to be tried again."""
     try:
         await attempt()
     except FencedError as error:  # work from before a restore is obsolete
         _logger.debug("will not be tried again: %s", error)
     except ReplayBufError as error:
-        hopeless = ending and error.reason == "not a database"
+        hopeless = is_last and error.reason == "not a database"
         again = "" if hopeless else " yet, and this is tried again"
         _logger.warning("an operation that nobody received is not undone%s: %s", again, error)
         return hopeless

@@ -102,7 +102,9 @@ class Reader(ABC):
             except ReplayBufError:
                 raise
             except IMPOSSIBLE as error:
-                raise impossible(self.where, wrong_cells(tx), error) from error
+                if cells := wrong_cells(tx):
+                    raise impossible(self.where, cells, error) from error
+                raise
 
         return self.read_any(checked, timeout=timeout)
 

@@ -209,6 +209,7 @@ _RECORDED = f"""
 SELECT count(*), count(step), min(step), max(step) FROM rb_batch
 WHERE {_DRAWN} AND (step IS NOT NULL OR status = 'completed')"""  # noqa: S608
 _STEPS = f"SELECT DISTINCT step FROM rb_batch WHERE {_DRAWN} AND step < :before ORDER BY step DESC LIMIT :most"  # noqa: S608
+_LAST_STEP = f"SELECT step FROM rb_batch WHERE {_DRAWN} ORDER BY id DESC LIMIT 1"  # noqa: S608
 _NEXT = f"SELECT min(step) FROM rb_batch WHERE {_DRAWN} AND step > :after"  # noqa: S608
 _HELD = "SELECT lease, count(*) FROM rb_group WHERE leased_until IS NOT NULL GROUP BY lease"
 _FIRST_OF_EPOCH = "SELECT epoch, min(step) FROM rb_batch WHERE buffer = :buffer GROUP BY epoch"
@@ -226,6 +227,12 @@ def list_steps(tx: Transaction, buffer: str, *, before: int | None = None, limit
     """Return the train steps with draws of a buffer, newest first, up to `limit`, lower than `before`."""
     below, most = (_ENDLESS if value is None else max(-_ENDLESS, min(value, _ENDLESS)) for value in (before, limit))
     return tx.values(_STEPS, buffer=buffer, before=below, most=most)
+
+
+def last_step(tx: Transaction, buffer: str) -> int | None:
+    """Return the train step of the last draw for one."""
+    found: int | None = tx.value(_LAST_STEP, buffer=buffer)
+    return found
 
 
 def next_step(tx: Transaction, buffer: str, after: int) -> int | None:

@@ -240,7 +240,7 @@ def _restore(tx: Transaction, row: GroupRow, made_before: int, lost: dict[int, s
     If its arrays were deleted before they were read, the reason is added to `lost`.
     """
     key = row.column("scoped_key")
-    if (key is not None and is_taken(tx, key, made_before)) or not tx.change(_RESTORE, **_columns_of(row)):
+    if (key is not None and is_taken(tx, key, row.uid, made_before)) or not tx.change(_RESTORE, **_columns_of(row)):
         return False
     come_back(tx, row.uid, row.column("since"))
     if row.payload is not None and not tx.tuples("SELECT 1 FROM rb_payload WHERE uid = :uid", uid=row.uid):

@@ -211,7 +211,7 @@ def forget_names(tx: Transaction, checkpoint: int) -> None:
         tx.change(statement, buffer=tx.scope.buffer, checkpoint=checkpoint)
 
 
-_UNDONE = f"scoped_key IS NOT NULL AND draw > 0 AND since >= :checkpoint AND {OURS}"
+_UNDONE = f"scoped_key IS NOT NULL AND +draw > 0 AND since >= :checkpoint AND {OURS}"  # by the index of keys
 _KEEP_APART = f"""{{insert}} INTO rb_past ({COLUMNS}, until, removed_at)
-SELECT {COLUMNS}, until, removed_at FROM rb_past WHERE until IS NOT NULL AND {_UNDONE}"""  # noqa: S608
+SELECT {COLUMNS}, until, removed_at FROM rb_past WHERE until > :checkpoint AND {_UNDONE}"""  # noqa: S608
 _FORGET = f"UPDATE rb_past SET scoped_key = NULL, until = NULL WHERE {_UNDONE}"  # noqa: S608

@@ -104,13 +104,14 @@ def in_checkpoints(tx: Transaction, uids: Iterable[int]) -> set[int]:
     return set(tx.values("SELECT DISTINCT uid FROM rb_past WHERE uid {in:uids} AND until > 0", uids=list(uids)))
 
 
-def is_taken(tx: Transaction, key: str, made_before: int) -> bool:
-    """Return whether a checkpoint after this one has a group of the past with this key."""
-    return bool(tx.tuples(_TAKEN, key=key, buffer=tx.scope.buffer, checkpoint=made_before))
+def is_taken(tx: Transaction, key: str, uid: int, made_before: int) -> bool:
+    """Return whether a checkpoint after this one has another group of the past with the key of this group."""
+    return bool(tx.tuples(_TAKEN, key=key, uid=uid, buffer=tx.scope.buffer, checkpoint=made_before))
 
 
 _TAKEN = """SELECT 1 FROM rb_past p JOIN rb_checkpoint c ON c.id > p.since AND c.id <= p.until
-WHERE p.scoped_key = :key AND p.until > :checkpoint AND c.id > :checkpoint AND c.buffer = :buffer LIMIT 1"""
+WHERE p.scoped_key = :key AND p.uid <> :uid AND p.until > :checkpoint AND c.id > :checkpoint AND c.buffer = :buffer
+LIMIT 1"""
 
 
 # Restores
