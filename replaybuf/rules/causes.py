@@ -24,7 +24,7 @@ from replaybuf.values.rollouts.statuses import Status
 _IDLE_SECONDS = 600.0
 #: Advice for workers that a restore fenced off.
 _REJOIN = "; a worker that catches FencedError and builds its buffer again outlives restores"
-_ADOPT = "those of an earlier process of its name: buffer.adopt, restore"
+_ADOPT = "those of an earlier process come back then, or by restore or buffer.adopt"
 #: The maximum length of compared names and quoted errors, and the number of tasks compared with an unknown name.
 _LONGEST, _TASKS_COMPARED = 200, 1000
 # Of more tasks, only the first are explained: a wait for hundreds of tasks must not block the event loop.
@@ -128,8 +128,12 @@ def _leased(need: Need) -> Said:
     until = f"until {_last_end(held, about)}"
     if [*by] == [need.wait.worker]:
         advice = f"Acknowledge them, or give them back, before the draw; {_ADOPT}"
-        return f"{text} by {named(*by)} itself {until}", advice
-    return f"{text} by {counted(by) if len(by) > 1 else named(*by)} {until}"
+        return f"{text} by {named(*by)}, this process or an earlier one of its name, {until}", advice
+    text = f"{text} by {counted(by) if len(by) > 1 else named(*by)} {until}"
+    gone = [one for one in about.gone if one.name in by]
+    if len({one.name for one in gone}) < len(by):
+        return text
+    return f"{text}, but {_ends_of(gone, about)}", "They come back by themselves then, or at once by a restore"
 
 
 def _last_end(held: Sequence[Held], about: Circumstances) -> str:
@@ -182,7 +186,7 @@ def _gone_with(need: Need) -> str | None:
     count = sum(one.groups for one in held)
     if count < need.missing or need.flying or not about.alive or need.status != Status.COMPLETED:
         return None
-    gone = [one for one in about.workers if one.name in {lease.holder for lease in held}]
+    gone = [one for one in about.gone if one.name in {lease.holder for lease in held}]
     until = f"{are(count)} leased until {_last_end(held, about)} to be generated"
     return f"{until}, by a worker that is gone ({_ends_of(gone, about)})"
 

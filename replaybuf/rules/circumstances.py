@@ -202,8 +202,7 @@ class Circumstances:
 
     def abandoned_leases(self, task: str) -> list[Held]:
         """Return the leases of unfinished groups of a task whose holders are gone."""
-        names = {one.name for one in self.workers}
-        gone = names - {one.name for one in self.workers if one.is_alive(self.now)}
+        gone = {one.name for one in self.gone}
         return [one for one in self.held if one.task_name == task and one.status in IN_FLIGHT and one.holder in gone]
 
     def holders(self, task: str, statuses: Collection[Status]) -> Counter[str]:
@@ -269,6 +268,12 @@ class Circumstances:
     def alive(self) -> list[Worker]:
         """The producers that have neither ended nor fallen silent, and can put groups."""
         return [one for one in self.producers if one.is_alive(self.now) and not self.is_fenced(one)]
+
+    @cached_property
+    def gone(self) -> list[Worker]:
+        """The workers of whose name none is alive."""
+        alive = {one.name for one in self.workers if one.is_alive(self.now)}
+        return [one for one in self.workers if one.name not in alive]
 
     @property
     def abandoned(self) -> bool:

@@ -91,8 +91,12 @@ CASES = {
         says="(4 of 64): 64 more completed groups are leased by b (60) and a (4) until 20:43:50 UTC"),
     "leased by the waiter, or its predecessor": case(wait(4), T(completed_leased=4), R.LEASED,
         held=[held("trainer-1", 4, -3)],
-        says="leased by trainer-1 itself until 20:43:07 UTC. Acknowledge them, or give them back, before the draw; "
-        "those of an earlier"),
+        says="leased by trainer-1, this process or an earlier one of its name, until 20:43:07 UTC. Acknowledge them, "
+        "or give them back, before the draw; those of an earlier process come back then, or by restore or"),
+    "leased by one that was killed": case(wait(4), T(completed_leased=4), R.LEASED,
+        held=[held("trainer-0", 4, 60)], workers=[worker("trainer-0", seen=500, taken=4), TRAINER],
+        says="leased by trainer-0 until 20:44:10 UTC, but trainer-0 went silent: last seen at 20:34:50 UTC. They come "
+        "back by themselves then, or at once by a restore."),
     "new ones came, but their producer was killed": case(wait(4), T(completed_leased=4, completed_put=1000), R.LEASED,
         held=[held("b", 4, 60)], workers=[KILLED], last_put=put_at(1), says="all 4 completed groups are leased by b"),
     "leased after steady puts": case(wait(16), T(completed_leased=80, completed_put=80), R.LEASED,
