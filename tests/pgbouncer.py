@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import re
 import shutil
 import signal
@@ -56,7 +58,8 @@ class Pooler:
 
     def wait(self) -> None:
         """Return when it listens."""
-        _wait_until(lambda: "listening on" in self._log.read_text(), "PgBouncer doesn't listen")
+        _wait_until(lambda: "listening on" in self._log.read_text() or self._process.poll() is not None, "no PgBouncer")
+        assert self._process.poll() is None, self._log.read_text()
 
     def stop(self) -> None:
         self._process.kill()  # since 1.23 it waits for its clients otherwise
@@ -72,9 +75,11 @@ def _wait_until(holds: Callable[[], bool], otherwise: str) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    """A port for a server, below those that systems give to connections: one of these may take it meanwhile."""
+    while True:
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", random.randrange(12_000, 32_000)))
+            return int(free.getsockname()[1])
 
 
 def documented_settings() -> str:

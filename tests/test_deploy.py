@@ -10,7 +10,6 @@ import importlib.util
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -29,6 +28,7 @@ from replaybuf import ReplayBufferConfig
 from tests.cli.conftest import run
 from tests.examples.test_runs import ROOT, Run
 from tests.pages import DOCS
+from tests.pgbouncer import free_port
 from tests.postgres import Server, execute, own_server
 from tests.stores import group
 
@@ -165,12 +165,6 @@ def get(url: str, token: str | None = None) -> tuple[int, str]:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def test_only_the_schema_is_made_by_the_owner_and_roles_have_the_least_rights(roles: Server) -> None:

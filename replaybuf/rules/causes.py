@@ -299,7 +299,8 @@ def _absent(need: Need) -> Said:
     if not about.tasks:
         known = [one.name for one in about.workers if one.is_alive(about.now) and one.name != need.wait.worker]
         open_too = f"; {people(known, 'has it open', 'have it open')}" if known else ""
-        return f"nothing was ever put into this buffer{open_too}", start
+        others = f", but into {listed(about.others)}" if about.others else ""
+        return f"nothing was ever put into this buffer{others}{open_too}", start
     if not about.producers:  # who has put the last group may not have given a sign of life yet
         known_soon = last is not None and about.now - last < SILENT_SECONDS
         return None if known_soon else ("nobody is known to put any", start)

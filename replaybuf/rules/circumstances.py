@@ -169,7 +169,8 @@ class Circumstances:
     status as far as known, `errors` the error of a task's newest failed group, and `failed_by` counts its newest
     failures by worker: of who put the group, or who drew one that was set aside. `earlier` has the totals of each task
     as they were recorded at the time `earlier_at` an hour ago; None if the buffer is younger. `datasets` is the number
-    of prompts drawn of each task whose dataset was read to its end.
+    of prompts drawn of each task whose dataset was read to its end. `others` are other buffers of the database, as far
+    as known if nothing was put into this one.
     """
 
     now: float
@@ -188,6 +189,7 @@ class Circumstances:
     failed_by: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     restored: Restored | None = None
     datasets: Mapping[str, int] = field(default_factory=dict)
+    others: Sequence[str] = ()
 
     # Groups
 

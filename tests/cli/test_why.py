@@ -438,19 +438,21 @@ def put_one(url: str, worker: str, **options: Any) -> None:
 
 
 async def test_processes_with_different_settings_are_named(shared_url: str) -> None:
-    """Those that have the buffer open; who has the same isn't told so."""
+    """Those that have the buffer open; who has the same isn't told so, nor who draws nothing by its policy."""
 
-    async def line_of(**options: Any) -> str | None:
+    async def line_of(draws: int = 1, **options: Any) -> str | None:
         async with AsyncExitStack() as stack:
             for worker, more in (("gen-1", {"capacity": 64}), ("gen-2", {"capacity": 64}), ("trainer", options)):
                 config = ReplayBufferConfig(url=shared_url, worker=worker, **more)
                 buffer = await stack.enter_async_context(config.build())
                 await buffer.put(group(1), "math")
+                await buffer.get(draws, "math")
                 await buffer.storage.thread.run(buffer.storage.presence.flush)
             lines = (await asyncio.to_thread(run, "why", shared_url)).stdout.splitlines()
             return next((line for line in lines if line.startswith("processes differ")), None)
 
     assert await line_of(capacity=64) is None
+    assert await line_of(0, policy="fifo", capacity=64) is None
     assert await line_of(policy="fifo", capacity=64, max_times_sampled=2) == (
         "processes differ in max_times_sampled (1: gen-1 and gen-2; 2: trainer) and policy (staleness: gen-1 and "
         "gen-2; fifo: trainer): give all of a run the same config"

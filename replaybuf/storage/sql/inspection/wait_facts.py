@@ -98,9 +98,10 @@ def read_circumstances(tx: Transaction, buffer: str) -> Circumstances:
     batch = next(iter(tx.rows(_LAST_BATCH, buffer=buffer)), None)
     last_take = None if batch is None else Taking(batch["worker"], batch["time"], int(batch["groups"]))
     earlier_at, earlier = _read_earlier(tx, buffer)
+    tallies = read_tallies(tx, buffer)
     return Circumstances(
         tx.clock(),
-        read_tallies(tx, buffer),
+        tallies,
         held=[Held(task, Status(status), *more) for task, status, *more in tx.tuples(_HELD, buffer=buffer)],
         workers=read_workers(tx, buffer),
         waits=current_waits(tx, buffer),
@@ -113,6 +114,7 @@ def read_circumstances(tx: Transaction, buffer: str) -> Circumstances:
         errors=errors,
         failed_by=failed_by,
         restored=_read_restored(tx, buffer),
+        others=() if tallies else tx.values(_OTHERS, buffer=buffer),
         datasets=_read_ended_datasets(tx, buffer),
     )
 
@@ -236,6 +238,7 @@ def _read_failures(tx: Transaction, buffer: str) -> tuple[dict[str, str], dict[s
     return errors, failed_by
 
 
+_OTHERS = "SELECT DISTINCT buffer FROM rb_lane WHERE buffer <> :buffer ORDER BY buffer LIMIT 5"
 _RESTORED = "SELECT restored_step, restored_at, epoch FROM rb_buffer WHERE name = :buffer AND restored_at IS NOT NULL"
 _RESTORER = """
 SELECT worker FROM rb_event WHERE buffer = :buffer AND kind = 'restored' AND happened_at > :time
