@@ -182,9 +182,10 @@ class SyncLeasing(Generic[R]):
             begun = True
             await self.asynchronous.__aexit__(None if error is None else type(error), error, None)
 
+        # Acknowledges, or raises; or gives the groups back: if that fails, they come back when the lease ends.
+        wait_for = run if kind is None else end
         try:
-            # Acknowledges, or raises; or gives the groups back: if that fails, they come back when the lease ends.
-            run(leave(error)) if kind is None else end(leave(error))
+            wait_for(leave(error))
         except BaseException as interrupt:
             if not begun and not isinstance(interrupt, Exception):
                 end(leave(interrupt))

@@ -24,7 +24,8 @@ Tags = dict[str, str | int | float | bool | None]
 
 _MAX_NAME = 200
 _INT32 = 2**31
-_INT64 = 2**63
+#: The integers that both databases store.
+INT64 = range(-(2**63), 2**63)
 _EXACT = 2**53
 #: Steps and staleness are below this, so that differences don't overflow in a database.
 MAX_STEP = 2**53
@@ -155,11 +156,11 @@ def check_plain(what: str, value: Any, kind: str) -> str | int | float | bool | 
     if is_numpy(value, "bool_"):
         return bool(value)
     number = _number(value)
-    if isinstance(number, int) and -_INT64 <= number < _INT64:
+    if isinstance(number, int) and number in INT64:
         return number
     if isinstance(number, float) and math.isfinite(number):
         # PostgreSQL's JSON would compare large whole floats by their shortest decimal representation.
-        return int(number) if _EXACT <= abs(number) < _INT64 and number.is_integer() else number
+        return int(number) if _EXACT <= abs(number) < INT64.stop and number.is_integer() else number
     if isinstance(value, str) and is_storable(value):
         return str(value)
     raise InputError(
@@ -194,7 +195,7 @@ def check_uids(uids: Any, what: str) -> tuple[int, ...]:
         return ()
     numbers = tuple(map(whole, check_list(uids, what)))
     for number in numbers:
-        if number is None or not 0 <= number < _INT64:
+        if number is None or not 0 <= number < INT64.stop:
             raise InputError(f"{what} must be uids of groups, which are whole numbers; got {shown(uids)}")
     return tuple(number for number in numbers if number is not None)
 

@@ -203,7 +203,9 @@ def unequal_sentence(found: Waits) -> str | None:
     defaults, differ = {one.name: one.default for one in fields(Limits)}, []
     for setting in sorted({name for one in alive for name in one["settings"]}):
         whose: dict[str, set[str]] = {}
-        for one in alive if setting != "policy" else [one for one in alive if one["taken"]]:
+        for one in alive:
+            if setting == "policy" and not one["taken"]:
+                continue
             value = one["settings"].get(setting, defaults.get(setting))
             whose.setdefault("none" if value is None else str(value), set()).add(one["name"])
         if len(whose) > 1:

@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from enum import Enum
 from typing import Any
 
-from replaybuf.common.checks import is_numpy, is_storable
+from replaybuf.common.checks import INT64, is_numpy, is_storable
 from replaybuf.common.redact import redact
 from replaybuf.errors import QueryError
 from replaybuf.rules.query.nodes import (
@@ -73,7 +73,6 @@ _ACCEPTED: dict[Kind, tuple[type, ...]] = {
     "tag": (str, int, float, bool),
 }
 _STATUSES = frozenset(status.value for status in Status)
-_INT64 = range(-(2**63), 2**63)
 
 
 def read_value(value: Any, field: FieldType, place: str) -> Value:
@@ -113,7 +112,7 @@ def _fit_at_a_glance(listed: Sequence[Any], kind: type, field: FieldType) -> boo
     if kind not in _ACCEPTED[field.kind]:
         return False
     if kind is int:
-        return min(listed) in _INT64 and max(listed) in _INT64
+        return min(listed) in INT64 and max(listed) in INT64
     if kind is float:
         return not any(map(math.isnan, listed))
     return kind is str and field.kind != "status" and is_storable("".join(listed))
@@ -198,7 +197,7 @@ def _checked_number(number: int | float, place: str) -> int | float:
     if isinstance(number, float):
         if math.isnan(number):
             raise QueryError("NaN compares with nothing; expected a number", place)
-    elif number not in _INT64:
+    elif number not in INT64:
         raise QueryError("the integer does not fit into 64 bits", place)
     return number
 

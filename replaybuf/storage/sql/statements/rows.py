@@ -11,6 +11,7 @@ from typing import Any
 from pydantic_core import from_json
 from sqlalchemy import JSON, ColumnElement, Select, Text, cast, select
 
+from replaybuf.common.checks import INT64
 from replaybuf.errors import DecodeError
 from replaybuf.rules.query import FIELDS as QUERIED
 from replaybuf.storage.decoding import DAMAGE, Deferral, damaged, decode_stored
@@ -310,13 +311,10 @@ def decode_leniently(rows: Iterable[GroupRow], codec: Codec, deferral: Deferral 
     return items
 
 
-_INT64 = 1 << 63
-
-
 def _tags(text: str) -> dict[str, Any]:
     """Return tags from JSON, where PostgreSQL writes large floats as whole numbers; integers have 64 bits."""
     found = from_json(text)
-    return {name: one if type(one) is not int or -_INT64 <= one < _INT64 else float(one) for name, one in found.items()}
+    return {name: one if type(one) is not int or one in INT64 else float(one) for name, one in found.items()}
 
 
 def _parsed(text: str | None) -> Any:
