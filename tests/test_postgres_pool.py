@@ -74,7 +74,7 @@ async def test_who_waits_for_a_new_one_has_one_that_is_given_back_meanwhile(
         first = connection.get_server_pid()
         monkeypatch.setattr(pool.servers, "connect", slowly)
         others = [asyncio.create_task(process_of(pool)) for _ in range(10)]
-        await asyncio.sleep(0)
+        await until(lambda: making == 1)
     served = await asyncio.gather(*others[1:])
     assert served == [first] * 9
     may_go_on.set()

@@ -80,7 +80,7 @@ async def test_a_run_reads_and_writes_by_tls_with_a_certificate_of_its_own(
             )
             == 7
         )
-        assert len(proxy.shown) == len(proxy.links) > 3
+        assert len(proxy.shown) == len(proxy.links) > 2  # one of each at least
         names = {dict(part[0] for part in shown["subject"])["commonName"] for shown in proxy.shown}  # type: ignore[index]
         assert names == {"trainer"}
 

@@ -6,21 +6,20 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from replaybuf import ReplayBuffer, Status
+from replaybuf.errors import ConflictError
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.past import pass_on
-from tests.cancellation.conftest import take
+from tests.cancellation.conftest import end_background_work, take
 from tests.contract.leasing import LONG
+from tests.storage.history_model import SIZE, THRESHOLD, Copies, Drawn, Group, State
 from tests.stores import TASK, build, group, sweep_now
 
-#: A group: its priority, how often it was drawn, its status, its key.
-Known = tuple[float, int, str, str | None]
 _ENDS = (Tally.TAKEN, Tally.DELETED, Tally.REPLACED, Tally.SIZE, Tally.LEASED)
 
 
@@ -39,67 +38,6 @@ async def swept(buffer: ReplayBuffer) -> tuple[set[int], set[int]]:
     return await store.thread.run(lambda: store.engine.write(work))
 
 
-@dataclass
-class Drawn:
-    """A draw that may be undone: its groups as they were, the checkpoints that were there, and its number."""
-
-    groups: dict[int, Known]
-    before: set[int]
-    number: int
-    undo: Callable[[], Any]
-
-
-@dataclass
-class Copies:
-    """What a buffer holds; each checkpoint is a copy of it. `limit`, `archives` and `history` are the buffer's.
-
-    `records` are the groups of each draw, by its number.
-    """
-
-    limit: int = 1
-    archives: bool = False
-    history: int = 1000
-    groups: dict[int, Known] = field(default_factory=dict)
-    checkpoints: dict[int, dict[int, Known]] = field(default_factory=dict)
-    drawn: list[Drawn] = field(default_factory=list)
-    records: dict[int, list[int]] = field(default_factory=dict)
-    draws: int = 0
-
-    def first(self, count: int) -> list[int]:
-        return sorted(uid for uid, known in self.groups.items() if known[2] == "completed")[:count]
-
-    def with_key(self, key: str | None) -> list[int]:
-        return [uid for uid, known in self.groups.items() if key is not None and known[3] == key]
-
-    def record(self, uids: list[int]) -> None:
-        self.draws += 1
-        if uids:
-            self.records[self.draws] = uids
-
-    def draw(self, count: int) -> dict[int, Known]:
-        before = {uid: self.groups[uid] for uid in self.first(count)}
-        self.record([*before])
-        for uid, (priority, times, status, key) in before.items():
-            if times + 1 < self.limit:
-                self.groups[uid] = (priority, times + 1, status, key)
-            elif self.archives:
-                self.groups[uid] = (priority, times + 1, "archived", key)
-            else:
-                del self.groups[uid]
-        return before
-
-    def undo(self, drawn: Drawn) -> None:
-        """A group whose key another one has, now or in a checkpoint since the draw, was replaced by that one."""
-        self.records.pop(drawn.number, None)
-        states = (self.groups, *(made for step, made in self.checkpoints.items() if step not in drawn.before))
-        for uid, (priority, times, status, key) in drawn.groups.items():
-            others = {known[3] for state in states for other, known in state.items() if other != uid}
-            if key is not None and key in others:
-                continue
-            for state in states:
-                state[uid] = (state[uid][0] if times + 1 < self.limit else priority, times, status, key)
-
-
 class Run:
     """Random operations on a buffer and its model."""
 
@@ -107,30 +45,40 @@ class Run:
         self.buffer, self.model = buffer, model
         self.random = random.Random(seed)
         self.sizes: dict[int, int] = {}
-        self.step = 0
+        self.made = 0
+        self.names: list[str] = []
 
     async def go_on(self, operations: int) -> None:
-        calls = (self.put, self.put, self.take, self.draw, self.undo, self.change, self.lease, self.replace)
-        calls += (self.checkpoint, self.checkpoint, self.restore, self.drop, self.sweep, self.prune)
+        calls = (self.put, self.put, self.fill, self.take, self.draw, self.draw, self.undo, self.undo, self.change)
+        calls += (self.lease, self.replace, self.delete, self.refresh, self.checkpoint, self.checkpoint)
+        calls += (self.restore, self.keep_new, self.drop, self.sweep, self.prune)
         for _ in range(operations):
             call = self.random.choice(calls)
             await call()
-            assert await self.found() == self.model.groups, call.__name__
+            await self.check(call.__name__)
             assert await self.records() == [*self.model.records.values()], call.__name__
             made = [(one.step, one.groups, one.bytes) for one in await self.buffer.checkpoints()]
-            assert made == [(step, len(kept), self.size(kept)) for step, kept in self.model.checkpoints.items()]
+            kept = self.model.checkpoints.items()
+            assert made == [(step, len(state.groups), self.size(state)) for step, state in kept], call.__name__
         self.model.drawn.clear()
         await self.sweep()
         for step in list(self.model.checkpoints):
             await self.restore(step)
-            assert await self.found() == self.model.groups
+            await self.check(f"restore {step}")
 
-    def size(self, groups: dict[int, Known]) -> int:
-        return sum(self.sizes[uid] for uid in groups)
+    async def check(self, what: str) -> None:
+        expected = self.model.now.seen()
+        found = {
+            item.uid: (str(item.status), item.priority, item.times_sampled, item.key, item.staleness)
+            async for item in self.buffer.find({})
+            if item.error is None
+        }
+        unsure = {uid for uid, (*_, staleness) in expected.items() if staleness is None}
+        found |= {uid: (*found[uid][:-1], None) for uid in unsure & found.keys()}
+        assert found == expected, what
 
-    async def found(self) -> dict[int, Known]:
-        items = [item async for item in self.buffer.find({})]
-        return {item.uid: (item.priority, item.times_sampled, str(item.status), item.key) for item in items}
+    def size(self, state: State) -> int:
+        return sum(self.sizes[uid] for uid in state.groups)
 
     async def records(self) -> list[list[int]]:
         """The groups of the recorded draws, in order."""
@@ -142,44 +90,63 @@ class Run:
 
     async def check_counts(self) -> None:
         tallies: Counter[Tally] = Counter()
-        archived = 0
+        aside = 0
         for (_, status, name), count in (await self.buffer.storage.tallies()).items():
-            if status == Status.ARCHIVED:  # these were taken
-                archived += count * (name == Tally.SIZE)
+            if status in (Status.ARCHIVED, Status.FILLING):  # these were taken, or aren't put yet
+                aside += count * (name == Tally.SIZE)
             else:
                 tallies[name] += count
         assert tallies[Tally.PUT] == sum(tallies[name] for name in _ENDS)
-        assert tallies[Tally.SIZE] + archived == len(await self.found())
+        assert tallies[Tally.SIZE] + aside == len(self.model.groups)
 
     async def put(self) -> None:
-        for _ in range(self.random.randint(1, 4)):
+        for _ in range(self.random.randint(1, 3)):
             await self._put(key=self.random.choice([None, None, "a", "b"]))
 
-    async def _put(self, key: str | None = None, **options: Any) -> None:
-        uid = await self.buffer.put(group(1, self.random.randint(1, 3)), TASK, key=key, **options)
-        for replaced in self.model.with_key(key):
-            del self.model.groups[replaced]
-            if self.model.limit > 1:
-                self.received({replaced: (0.0, 0, "", None)})
-        self.model.groups[uid] = (1.0, 0, "completed", key)
-        rows = await self.buffer.storage.thread.run(lambda: self.buffer.storage.transactions.read(_bytes_of))
-        self.sizes |= rows
+    async def _put(self, key: str | None = None, replaced: tuple[int, ...] = ()) -> None:
+        step = self.model.now.step
+        model = step - self.random.randint(1, 4)
+        rollouts, steps = group(1, self.random.randint(1, 3)), {"model_step": model, "current_train_step": step}
+        uid = await self.buffer.put(rollouts, TASK, key=key, replaces=replaced, **steps)
+        assert uid is not None
+        self.model.put(uid, Group("completed", key, model), replaced)
+        await self.read_sizes()
+
+    async def fill(self) -> None:
+        """Put a rollout of a group; the last one makes it whole. One whose group has left is refused."""
+        if not self.names or self.random.random() < 0.5:
+            self.names.append(f"group {len(self.names)}")
+        name, step = self.random.choice(self.names), self.model.now.step
+        there = {one.index: uid for uid, one in self.model.groups.items() if one.key == name and one.index is not None}
+        model = self.model.groups[next(iter(there.values()))].model if there else step - 2
+        steps = {"model_step": model, "current_train_step": step}
+        try:
+            uid = await self.buffer.put(group(1), TASK, group=name, size=SIZE, **steps)
+        except ConflictError:
+            assert not there
+            self.names.remove(name)
+            return
+        assert uid is not None
+        assert not self.model.now.named((name, None))
+        if len(there) + 1 < SIZE:
+            index = next(index for index in range(SIZE) if index not in there)
+            self.model.put(uid, Group("filling", name, model, step - model - 1, index=index))
+        else:
+            self.model.put(uid, Group("completed", name, model), there.values())
+        await self.read_sizes()
+
+    async def read_sizes(self) -> None:
+        self.sizes |= await self.buffer.storage.thread.run(lambda: self.buffer.storage.transactions.read(_bytes_of))
 
     async def take(self) -> None:
         count = self.random.randint(1, 3)
-        await self.buffer.get(count, TASK)
-        self.received(self.model.draw(count))
-
-    def received(self, groups: dict[int, Known]) -> None:
-        """Draws of the same groups before it aren't undone any more."""
-        self.model.drawn = [one for one in self.model.drawn if not one.groups.keys() & groups.keys()]
+        assert len(await self.buffer.get(count, TASK)) == len(self.model.draw(count))
 
     async def draw(self) -> None:
         if count := min(self.random.randint(1, 3), len(self.model.first(3))):
             undo = await take(self.buffer, count)
-            groups = self.model.draw(count)
-            self.received(groups)
-            self.model.drawn.append(Drawn(groups, set(self.model.checkpoints), self.model.draws, undo))
+            drawn, made = self.model.draw(count), set(self.model.checkpoints)
+            self.model.drawn.append(Drawn(drawn, self.model.now.step, made, self.model.draws, undo))
 
     async def undo(self) -> None:
         if self.model.drawn:
@@ -189,36 +156,53 @@ class Run:
 
     async def change(self) -> None:
         for uid in self.model.first(99)[:: self.random.randint(1, 3)]:
-            priority = self.random.random()
-            self.model.groups[uid] = (priority, *self.model.groups[uid][1:])
+            self.model.groups[uid].priority = priority = self.random.random()
             await self.buffer.update({"uid": uid}, priority=priority)
 
     async def lease(self) -> None:
-        """And give it back, perhaps after a checkpoint."""
+        """And acknowledge it or give it back, perhaps after a checkpoint."""
         if uids := self.model.first(2):
-            self.model.record(uids)
             lease = await self.buffer.lease_batch({TASK: len(uids)}, seconds=LONG, heartbeat=False)
             if self.random.random() < 0.5:
                 await self.checkpoint()
-            await lease.give_back()
+            if self.random.random() < 0.5:
+                await lease.acknowledge()
+                self.model.draw(len(uids))
+            else:
+                await lease.give_back()
+                self.model.record(uids)
 
     async def replace(self) -> None:
         for uid in self.model.first(1):
-            del self.model.groups[uid]
-            self.received({uid: (0.0, 0, "", None)})
-            await self._put(replaces=[uid])
+            await self._put(replaced=(uid,))
+
+    async def delete(self) -> None:
+        if uids := [uid for uid in self.model.groups if self.random.random() < 0.15]:
+            await self.buffer.delete({"uid": {"$in": uids}})
+            self.model.remove(uids)
+
+    async def refresh(self) -> None:
+        step = self.model.now.step + self.random.randint(1, 3)
+        expired = await self.buffer.refresh_staleness({TASK: THRESHOLD}, step)
+        assert expired == {TASK: self.model.refresh(step)}
 
     async def checkpoint(self) -> None:
-        self.step += 1
-        await self.buffer.checkpoint(self.step)
-        self.model.checkpoints[self.step] = deepcopy(self.model.groups)
+        self.made += 1
+        await self.buffer.checkpoint(self.made)
+        self.model.checkpoints[self.made] = deepcopy(self.model.now)
 
     async def restore(self, step: int | None = None) -> None:
         if self.model.checkpoints:
             step = self.random.choice(list(self.model.checkpoints)) if step is None else step
             await self.buffer.restore(step)
-            self.model.groups = deepcopy(self.model.checkpoints[step])
-            self.model.drawn.clear()
+            self.model.restore(step)
+            await self.check_counts()
+
+    async def keep_new(self) -> None:
+        if self.model.checkpoints:
+            step = self.random.choice(list(self.model.checkpoints))
+            await self.buffer.restore(step, keep_new=True)
+            self.model.restore(step, keep_new=True)
             await self.check_counts()
 
     async def drop(self) -> None:
@@ -229,9 +213,9 @@ class Run:
 
     async def sweep(self) -> None:
         payloads, kept = await swept(self.buffer)
-        there = set().union(self.model.groups, *self.model.checkpoints.values())
-        assert payloads == there
-        assert kept <= set().union(*self.model.checkpoints.values())
+        made = set[int]().union(*(state.groups for state in self.model.checkpoints.values()))
+        assert payloads == made.union(self.model.groups)
+        assert kept <= made
 
     async def prune(self) -> None:
         """A draw may be undone after it."""
@@ -259,9 +243,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("seeds", [[1], pytest.param([0, *range(2, 100)], marks=pytest.mark.long)], ids=len)
 async def test_it_is_as_if_each_checkpoint_were_a_copy(new_url: Callable[[], str], name: str, seeds: list[int]) -> None:
-    """Whatever is put, drawn, undone, changed, replaced, restored, dropped and swept in between."""
-    options = OPTIONS[name]
+    """Whatever is put, filled, drawn, undone, changed, refreshed, replaced, restored, dropped and swept in between."""
     for seed in seeds:
-        async with build(new_url(), keep_checkpoints=None, **options) as buffer:
-            model = Copies(options.get("max_times_sampled", 1), "archive" in options, options.get("history", 1000))
-            await Run(buffer, model, seed).go_on(50)
+        async with build(new_url(), keep_checkpoints=None, **OPTIONS[name]) as buffer:
+            await buffer.count(TASK, Status.COMPLETED)
+            await end_background_work(buffer)  # which would prune at any time
+            await Run(buffer, Copies(**OPTIONS[name]), seed).go_on(50)

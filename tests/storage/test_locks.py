@@ -28,6 +28,7 @@ async def meanwhile(url: str, statement: str, *calls: Awaitable[Any]) -> AsyncIt
         waiting = (
             "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
         )
+        await other.execute("SELECT pg_stat_clear_snapshot()")  # else it has the connections of the first look
         return bool(await other.fetchval(waiting) == len(calls))
 
     try:

@@ -16,8 +16,8 @@ from replaybuf.storage.sql.engine.postgres_servers import Servers
 #: Connections per store at most, and seconds after which an idle one is closed.
 MOST_CONNECTIONS = 16
 KEPT_SECONDS = 60.0
-#: How many are made as soon as they are asked for, and how long others are waited for before there is one more.
-_QUICKLY_MADE, _PATIENCE_SECONDS = 4, 0.2
+#: Up to how many there are, and how many seconds one of them is waited for before one more is made.
+_PATIENCE_SECONDS = ((0, 0.0), (3, 0.01), (MOST_CONNECTIONS, 0.2))
 #: How long a graceful close may take before the connection is terminated.
 _CLOSING_SECONDS = 2.0
 
@@ -65,12 +65,13 @@ class Pool:
     async def _idle_or_new(self) -> Connection:
         """Return an idle connection, or a new one; wait while all are in use.
 
-        A new one costs the server more than many transactions. So one is made at a time, beyond the first few only for
-        somebody who has waited, and all others may be served by those that are given back meanwhile.
+        A new one costs the server more than many transactions. So one is made at a time, only for somebody who has
+        waited, and all others may be served by those that are given back meanwhile.
         """
-        until = time.monotonic() + _PATIENCE_SECONDS
+        begun = time.monotonic()
         while not self._idle:
-            left = 0.0 if self.size < _QUICKLY_MADE else until - time.monotonic()
+            patience = next(seconds for most, seconds in _PATIENCE_SECONDS if self.size <= most)
+            left = begun + patience - time.monotonic()
             if left <= 0 and not self._is_making and self.size < MOST_CONNECTIONS:
                 self._is_making = True
                 try:

@@ -86,11 +86,11 @@ def list_parts(tx: Transaction, task_name: str) -> dict[int, Part]:
 
 
 _FILLING = """SELECT uid, scoped_key, archived_at FROM rb_lane JOIN rb_group ON lane = rb_lane.id
-WHERE buffer = :buffer AND status = :status AND NOT leased AND scoped_key IS NOT NULL"""
+WHERE buffer = :buffer AND status = :status AND NOT leased AND archived_at IS NOT NULL"""
 
 
 def _parts(rows: Iterable[Sequence[Any]]) -> dict[int, Part]:
-    return {uid: part for uid, scoped, *_ in rows if (part := part_of(scoped)) is not None}
+    return {uid: part for uid, scoped, *_ in rows if scoped and (part := part_of(scoped)) is not None}
 
 
 def overdue(

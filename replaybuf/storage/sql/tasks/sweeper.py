@@ -96,7 +96,10 @@ class Sweeper:
 
     async def _run(self) -> None:
         failing = full = False
-        while not self._stopping.is_set():
+        # Not at once: beside the first calls it would need another connection. But of many short-lived processes, some
+        # have to sweep.
+        pause = random.uniform(0, 2 * _IDLE_SECONDS)
+        while not await self._is_stopped(pause):
             try:
                 changed = full
                 if self._is_time():
@@ -112,9 +115,16 @@ class Sweeper:
                 _logger.log(level, "sweeping failed and will be tried again: %s", error, exc_info=not known)
                 full, failing, self._seen = False, True, -1
             await self._presence.beat()
-            # Writers get at least as much of the write lock's time as the sweep.
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), _LONGEST_SECONDS if full else _IDLE_SECONDS)
+            pause = _LONGEST_SECONDS if full else _IDLE_SECONDS
+
+    async def _is_stopped(self, seconds: float) -> bool:
+        """Wait so long, or until the store is closed; return whether it is.
+
+        Writers get at least as much of the write lock's time as a sweep.
+        """
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+        return self._stopping.is_set()
 
     def _is_time(self) -> bool:
         """Return whether to poll: something has changed, is due by now, or may have been overlooked."""

@@ -1,0 +1,177 @@
+"""A model of a buffer and its checkpoints: each checkpoint is a copy of all groups, as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+#: Groups expire at a refresh with this staleness.
+THRESHOLD = 6
+#: The number of rollouts of groups that fill.
+SIZE = 3
+_EVER = 1000
+
+
+@dataclass
+class Group:
+    """A group: of which model step it is, and its staleness if that isn't by the train step, as it is when it expired.
+
+    `index` is the place of a rollout in a group that fills, whose name is the key. `replaced` are the groups that it
+    stands for. `is_unsure`: it was refreshed while a draw had it that is undone; until the next refresh, its staleness
+    is that of before.
+    """
+
+    status: str
+    key: str | None
+    model: int
+    pinned: int | None = None
+    priority: float = 1.0
+    times: int = 0
+    index: int | None = None
+    replaced: set[int] = field(default_factory=set)
+    is_unsure: bool = False
+
+    @property
+    def name(self) -> tuple[str, int | None] | None:
+        """What no two groups have."""
+        return None if self.key is None else (self.key, self.index)
+
+    def staleness(self, step: int) -> int:
+        return step - self.model - 1 if self.pinned is None else self.pinned
+
+
+@dataclass
+class State:
+    """The groups of a buffer, at a train step."""
+
+    step: int = 0
+    groups: dict[int, Group] = field(default_factory=dict)
+
+    def named(self, name: tuple[str, int | None] | None) -> list[int]:
+        return [uid for uid, one in self.groups.items() if name is not None and one.name == name]
+
+    def seen(self) -> dict[int, tuple[Any, ...]]:
+        """What is seen of each group; None for a staleness that isn't sure."""
+        return {
+            uid: (
+                *(one.status, one.priority, one.times, one.key),
+                None if one.is_unsure else one.staleness(self.step),
+            )
+            for uid, one in self.groups.items()
+        }
+
+
+@dataclass
+class Drawn:
+    """A draw that may be undone: its groups as they were, the checkpoints that were there, and its number."""
+
+    groups: dict[int, Group]
+    step: int
+    before: set[int]
+    number: int
+    undo: Callable[[], Any]
+
+
+class Copies:
+    """What a buffer with these options holds, and what its checkpoints do. `records` has the groups of each draw."""
+
+    def __init__(self, max_times_sampled: int = 1, archive: int = 0, history: int = _EVER) -> None:
+        self.limit, self.archives, self.history = max_times_sampled, archive > 0, history
+        self.now = State()
+        self.checkpoints: dict[int, State] = {}
+        self.drawn: list[Drawn] = []
+        self.records: dict[int, list[int]] = {}
+        self.draws = 0
+
+    @property
+    def groups(self) -> dict[int, Group]:
+        return self.now.groups
+
+    def first(self, count: int) -> list[int]:
+        return sorted(uid for uid, one in self.groups.items() if one.status == "completed")[:count]
+
+    def put(self, uid: int, new: Group, replaced: Iterable[int] = ()) -> None:
+        for old in {*replaced, *self.now.named(new.name)}:
+            one = self.groups.pop(old)
+            if one.status != "archived":
+                new.replaced |= {old} | one.replaced
+            self.received([old])
+        self.groups[uid] = new
+
+    def remove(self, uids: Iterable[int]) -> None:
+        for uid in uids:
+            del self.groups[uid]
+            self.received([uid])
+
+    def record(self, uids: Iterable[int]) -> None:
+        self.draws += 1
+        if uids := [*uids]:
+            self.records[self.draws] = uids
+
+    def draw(self, count: int) -> dict[int, Group]:
+        """Draw so many groups; return them as they were."""
+        before = {uid: deepcopy(self.groups[uid]) for uid in self.first(count)}
+        self.record(before)
+        self.received(before)
+        for uid in before:
+            one = self.groups[uid]
+            one.times += 1
+            if one.times >= self.limit and self.archives:
+                one.status, one.pinned = "archived", one.staleness(self.now.step)
+            elif one.times >= self.limit:
+                del self.groups[uid]
+        return before
+
+    def received(self, uids: Iterable[int]) -> None:
+        """Draws of the same groups before this aren't undone any more."""
+        self.drawn = [one for one in self.drawn if one.groups.keys().isdisjoint(uids)]
+
+    def undo(self, drawn: Drawn) -> None:
+        """A group whose name another one has, now or in a checkpoint since the draw, was replaced by that one."""
+        self.records.pop(drawn.number, None)
+        states = [self.now, *(made for step, made in self.checkpoints.items() if step not in drawn.before)]
+        for uid, was in drawn.groups.items():
+            if was.times + 1 < self.limit:  # it had stayed
+                for state in states:
+                    if uid in state.groups:
+                        state.groups[uid].times -= 1
+            elif all(set(state.named(was.name)) <= {uid} for state in states):
+                for state in states:
+                    refreshed = state.step != drawn.step
+                    state.groups[uid] = again = deepcopy(was)
+                    again.is_unsure = was.is_unsure or refreshed
+
+    def refresh(self, step: int) -> int:
+        """Go on to a train step; return how many groups expire."""
+        self.now.step, expired = step, 0
+        for one in self.groups.values():
+            if one.status == "completed":
+                one.pinned, one.is_unsure = None, False
+                if one.staleness(step) >= THRESHOLD:
+                    one.status, one.pinned = "expired", one.staleness(step)
+                    expired += 1
+            elif one.status == "expired":  # it has no responses any more
+                one.pinned, one.is_unsure = 0, False
+        return expired
+
+    def restore(self, step: int, *, keep_new: bool = False) -> None:
+        """With `keep_new` the groups put since stay, as if they had not been drawn, in place of what they replaced."""
+        then, self.now = self.now, deepcopy(self.checkpoints[step])
+        self.drawn.clear()
+        if keep_new:
+            new = {uid: one for uid, one in then.groups.items() if uid not in self.groups}
+            for one in new.values():
+                one.pinned, one.times = one.staleness(then.step), 0
+                one.status = "completed" if one.status == "archived" else one.status
+            self._let_in(new)
+
+    def _let_in(self, new: dict[int, Group]) -> None:
+        names = {one.name for one in new.values() if one.key is not None}
+        gone = set[int]().union(*(one.replaced for one in new.values()))
+        stay = {uid: one for uid, one in self.groups.items() if uid not in gone and one.name not in names}
+        self.now.groups = stay | new
+        whole = {one.key for one in self.groups.values() if one.index is None}
+        for uid in [uid for uid, one in self.groups.items() if one.index is not None and one.key in whole]:
+            del self.groups[uid]
