@@ -20,7 +20,7 @@ class Group:
 
     `index` is the place of a rollout in a group that fills, whose name is the key. `replaced` are the groups that it
     stands for. `is_unsure`: it was refreshed while a draw had it that is undone; until the next refresh, its staleness
-    is that of before.
+    is that of before. `rest` is what else was seen of it, which the model doesn't know of beforehand.
     """
 
     status: str
@@ -32,6 +32,7 @@ class Group:
     index: int | None = None
     replaced: set[int] = field(default_factory=set)
     is_unsure: bool = False
+    rest: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> tuple[str, int | None] | None:
@@ -137,6 +138,7 @@ class Copies:
                 for state in states:
                     if uid in state.groups:
                         state.groups[uid].times -= 1
+                        state.groups[uid].rest["trained_step"] = was.rest["trained_step"]
             elif all(set(state.named(was.name)) <= {uid} for state in states):
                 for state in states:
                     refreshed = state.step != drawn.step
@@ -165,6 +167,7 @@ class Copies:
             for one in new.values():
                 one.pinned, one.times = one.staleness(then.step), 0
                 one.status = "completed" if one.status == "archived" else one.status
+                one.rest |= {"trained_step": None, "deliveries": 0}
             self._let_in(new)
 
     def _let_in(self, new: dict[int, Group]) -> None:

@@ -20,6 +20,8 @@ from tests.contract.leasing import LONG
 from tests.storage.history_model import SIZE, THRESHOLD, Copies, Drawn, Group, State
 from tests.stores import TASK, build, group, sweep_now
 
+#: What the model takes from the buffer, to find it again after a restore.
+_REST = ("timestamp_id", "tags", "created_at", "reward", "error", "deliveries", "worker", "trained_step", "part")
 _ENDS = (Tally.TAKEN, Tally.DELETED, Tally.REPLACED, Tally.SIZE, Tally.LEASED)
 
 
@@ -49,13 +51,14 @@ class Run:
         self.names: list[str] = []
 
     async def go_on(self, operations: int) -> None:
-        calls = (self.put, self.put, self.fill, self.take, self.draw, self.draw, self.undo, self.undo, self.change)
-        calls += (self.lease, self.replace, self.delete, self.refresh, self.checkpoint, self.checkpoint)
+        changing = (self.put, self.put, self.fill, self.take, self.draw, self.draw, self.change, self.lease)
+        changing += (self.replace, self.delete, self.refresh)
+        calls = (*changing, self.undo, self.undo, self.checkpoint, self.checkpoint)
         calls += (self.restore, self.keep_new, self.drop, self.sweep, self.prune)
         for _ in range(operations):
             call = self.random.choice(calls)
             await call()
-            await self.check(call.__name__)
+            await self.check(call.__name__, changes=call in changing)
             assert await self.records() == [*self.model.records.values()], call.__name__
             made = [(one.step, one.groups, one.bytes) for one in await self.buffer.checkpoints()]
             kept = self.model.checkpoints.items()
@@ -64,18 +67,24 @@ class Run:
         await self.sweep()
         for step in list(self.model.checkpoints):
             await self.restore(step)
-            await self.check(f"restore {step}")
+            await self.check(f"restore {step}", changes=False)
 
-    async def check(self, what: str) -> None:
+    async def check(self, what: str, *, changes: bool) -> None:
+        """Compare the buffer with the model. A call that changes no groups leaves the rest of them as it was."""
         expected = self.model.now.seen()
+        items = {item.uid: item async for item in self.buffer.find({})}
         found = {
-            item.uid: (str(item.status), item.priority, item.times_sampled, item.key, item.staleness)
-            async for item in self.buffer.find({})
-            if item.error is None
+            uid: (str(item.status), item.priority, item.times_sampled, item.key, item.staleness)
+            for uid, item in items.items()
         }
         unsure = {uid for uid, (*_, staleness) in expected.items() if staleness is None}
         found |= {uid: (*found[uid][:-1], None) for uid in unsure & found.keys()}
         assert found == expected, what
+        for uid, item in items.items():
+            rest = {name: getattr(item, name) for name in _REST}
+            rest["content"] = [(one.rollout_id, one.response, one.response_model_steps) for one in item.item]
+            assert changes or rest == self.model.groups[uid].rest, (what, uid, rest, self.model.groups[uid].rest)
+            self.model.groups[uid].rest = rest
 
     def size(self, state: State) -> int:
         return sum(self.sizes[uid] for uid in state.groups)
@@ -106,8 +115,9 @@ class Run:
     async def _put(self, key: str | None = None, replaced: tuple[int, ...] = ()) -> None:
         step = self.model.now.step
         model = step - self.random.randint(1, 4)
-        rollouts, steps = group(1, self.random.randint(1, 3)), {"model_step": model, "current_train_step": step}
-        uid = await self.buffer.put(rollouts, TASK, key=key, replaces=replaced, **steps)
+        rollouts, steps = group(model, self.random.randint(1, 3)), {"model_step": model, "current_train_step": step}
+        tags = self.random.choice([None, {"source": "a"}, {"source": "b", "level": 1}])
+        uid = await self.buffer.put(rollouts, TASK, key=key, tags=tags, replaces=replaced, **steps)
         assert uid is not None
         self.model.put(uid, Group("completed", key, model), replaced)
         await self.read_sizes()
@@ -157,7 +167,8 @@ class Run:
     async def change(self) -> None:
         for uid in self.model.first(99)[:: self.random.randint(1, 3)]:
             self.model.groups[uid].priority = priority = self.random.random()
-            await self.buffer.update({"uid": uid}, priority=priority)
+            tags = {"tags": {"source": "c"}} if priority < 0.5 else {}
+            await self.buffer.update({"uid": uid}, priority=priority, **tags)
 
     async def lease(self) -> None:
         """And acknowledge it or give it back, perhaps after a checkpoint."""
@@ -169,7 +180,7 @@ class Run:
                 await lease.acknowledge()
                 self.model.draw(len(uids))
             else:
-                await lease.give_back()
+                await lease.give_back(failed=self.random.choice([None, "out of memory"]))
                 self.model.record(uids)
 
     async def replace(self) -> None:

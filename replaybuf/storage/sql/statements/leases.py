@@ -219,9 +219,10 @@ def _unsample(tx: Transaction, row: GroupRow, made_before: int) -> bool:
     return undo("rb_group")
 
 
-# The trained step is that of the next draw, if another has followed.
+# The trained step is that of the next draw without a lease, if another has followed.
 _UNSAMPLE = """UPDATE {table} SET times_sampled = times_sampled - 1,
-    trained_step = CASE WHEN times_sampled = :times + 1 THEN :trained ELSE trained_step END,
+    trained_step = CASE WHEN times_sampled - CASE WHEN lease IS NULL THEN 0 ELSE 1 END = :times + 1
+        THEN :trained ELSE trained_step END,
     random_key = coalesce(:key, random_key)
 WHERE uid = :uid AND times_sampled > :times"""
 
