@@ -187,3 +187,11 @@ class CheckpointLaws(Harness):
             for (_, _, name), count in (await buffer.storage.tallies()).items():
                 tallies[name] += count
             assert +tallies == {Tally.PUT: 5, Tally.SIZE: 3, Tally.REPLACED: 2}
+
+    async def test_keep_new_keeps_what_has_replaced_a_group_of_the_same_key(self, buffer: ReplayBuffer) -> None:
+        await buffer.put(group(1), "math", key="p")
+        await buffer.checkpoint(1)
+        again = await buffer.put(group(2), "math", key="p")
+        await buffer.put(group(3), "math", replaces=[again or 0])
+        await buffer.restore(1, keep_new=True)
+        assert [item.item[0].rollout_id for item in await found(buffer)] == [3]

@@ -27,7 +27,8 @@ class Putting(Memory):
         loans, replaced = self._loans.replaced_by(group), groups.replaced_by(group)
         if not group.stays_leased:
             groups.check_room(group, replaced)
-        origins = set(group.replaces).union(*(groups.made_from.get(uid, ()) for uid in group.replaces))
+        gone = {*replaced, *(loan.item.uid for loan in loans)}
+        origins = gone.union(*(groups.made_from.get(uid, ()) for uid in gone))
         self._tell(group.dropped, [*map(groups.item, replaced), *(loan.item for loan in loans)])
         groups.remove(replaced, Tally.REPLACED)
         self._loans.remove(loans)

@@ -95,9 +95,7 @@ class Copies:
 
     def put(self, uid: int, new: Group, replaced: Iterable[int] = ()) -> None:
         for old in {*replaced, *self.now.named(new.name)}:
-            one = self.groups.pop(old)
-            if one.status != "archived":
-                new.replaced |= {old} | one.replaced
+            new.replaced |= {old} | self.groups.pop(old).replaced
             self.received([old])
         self.groups[uid] = new
 

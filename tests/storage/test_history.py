@@ -252,7 +252,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("seeds", [[1], pytest.param([0, *range(2, 100)], marks=pytest.mark.long)], ids=len)
+@pytest.mark.parametrize("seeds", [[16], pytest.param([*range(100)], marks=pytest.mark.long)], ids=len)
 async def test_it_is_as_if_each_checkpoint_were_a_copy(new_url: Callable[[], str], name: str, seeds: list[int]) -> None:
     """Whatever is put, filled, drawn, undone, changed, refreshed, replaced, restored, dropped and swept in between."""
     for seed in seeds:

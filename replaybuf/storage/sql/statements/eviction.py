@@ -56,9 +56,11 @@ def decode_removed(rows: Iterable[GroupRow], codec: Codec) -> list[StorageItem]:
     return items
 
 
-def replace_groups(tx: Transaction, condition: str, leaving: Leaving = None, **values: Any) -> None:
-    """Remove replaced groups, including leased ones."""
-    remove_replaced(tx, lock_replaced(tx, condition, **values), leaving)
+def replace_groups(tx: Transaction, condition: str, leaving: Leaving = None, **values: Any) -> list[GroupRow]:
+    """Remove replaced groups, including leased ones, and return them."""
+    replaced = lock_replaced(tx, condition, **values)
+    remove_replaced(tx, replaced, leaving)
+    return replaced
 
 
 def replaced_by_place(

@@ -161,13 +161,11 @@ def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outco
     if tx.scope.rules.limits.slows_puts and not stays_leased:
         refused |= _refused(tx, groups, replaced, refused)
     kept = [place for place in range(len(groups)) if place not in refused]
-    made_from: Sequence[Sequence[int]] = ()
     groups[0].leaving = leaving = None if first.dropped is None else list[GroupRow]()
+    gone = [replaced.get(place, ()) for place in kept]
     if replaced:
-        gone = [row for place in kept for row in replaced.get(place, ())]
-        made_from = [origins(tx, replaced.get(place, ())) for place in kept]
-        remove_replaced(tx, gone, leaving)
-    uids = store(tx, [groups[place] for place in kept], not stays_leased, made_from, leaving)
+        remove_replaced(tx, [row for rows in gone for row in rows], leaving)
+    uids = store(tx, [groups[place] for place in kept], not stays_leased, gone, leaving)
     keep_leaving(tx, leaving)
     if uids and (rest := groups[0].rest) is not None:
         both = [*uids, *store(tx, [rest])]
@@ -228,12 +226,12 @@ def store(
     tx: Transaction,
     groups: Sequence[EncodedGroup],
     evicting: bool = True,
-    made_from: Sequence[Sequence[int]] = (),
+    gone: Sequence[Sequence[GroupRow]] = (),
     leaving: Leaving = None,
 ) -> list[int]:
     """Insert groups for which there is room, and evict beyond the capacity; return their uids.
 
-    `made_from` has the uids recorded as replaced by each group. Groups that are replaced by key, or evicted, are
+    `gone` has the groups that each of them names, and has replaced. Groups that are replaced by key, or evicted, are
     appended to `leaving`.
     """
     if not groups:
@@ -242,12 +240,16 @@ def store(
     uids = tx.reserve_uids(len(groups))
     counts = counts_of(groups, lanes)
     rows = [(uid, one, _key_of(tx, one.group)) for uid, one in zip(uids, groups, strict=True)]
-    if any(key is not None for _, _, key in rows):
-        replace_groups(tx, WITH_KEYS, leaving, keys=_lock_keys(tx, groups))
+    replaced = {uid: [*named] for uid, named in zip(uids, gone, strict=False)}
+    if keyed := {key: uid for uid, _, key in rows if key is not None}:
+        for row in replace_groups(tx, WITH_KEYS, leaving, keys=_lock_keys(tx, groups)):
+            replaced.setdefault(keyed[row.column("scoped_key")], []).append(row)
     drawn = _draw_keys(tx, lanes, rows)
-    made = dict(zip(uids, made_from, strict=False))
     values = [
-        group_row(uid, one, key, lanes, drawn.get(uid), ticket_column(tx, uid), newest(tx), made.get(uid, ()))
+        group_row(
+            *(uid, one, key, lanes, drawn.get(uid), ticket_column(tx, uid), newest(tx)),
+            origins(tx, replaced.get(uid, ())),
+        )
         for uid, one, key in rows
     ]
     name_files(tx, (one.extent for _, one, _ in rows if one.extent is not None))
