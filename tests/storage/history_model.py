@@ -11,7 +11,7 @@ from typing import Any
 THRESHOLD = 6
 #: The number of rollouts of groups that fill.
 SIZE = 3
-_EVER = 1000
+_MANY = 1000
 
 
 @dataclass
@@ -78,8 +78,10 @@ class Drawn:
 class Copies:
     """What a buffer with these options holds, and what its checkpoints do. `records` has the groups of each draw."""
 
-    def __init__(self, max_times_sampled: int = 1, archive: int = 0, history: int = _EVER) -> None:
-        self.limit, self.archives, self.history = max_times_sampled, archive > 0, history
+    def __init__(
+        self, max_times_sampled: int = 1, archive: int = 0, history: int = _MANY, capacity: int = _MANY
+    ) -> None:
+        self.limit, self.archives, self.history, self.capacity = max_times_sampled, archive > 0, history, capacity
         self.now = State()
         self.checkpoints: dict[int, State] = {}
         self.drawn: list[Drawn] = []
@@ -98,6 +100,8 @@ class Copies:
             new.replaced |= {old} | self.groups.pop(old).replaced
             self.received([old])
         self.groups[uid] = new
+        taking_room = sorted(uid for uid, one in self.groups.items() if one.status in ("completed", "expired"))
+        self.remove(taking_room[: -self.capacity])
 
     def remove(self, uids: Iterable[int]) -> None:
         for uid in uids:

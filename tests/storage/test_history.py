@@ -22,7 +22,7 @@ from tests.stores import TASK, build, group, sweep_now
 
 #: What the model takes from the buffer, to find it again after a restore.
 _REST = ("timestamp_id", "tags", "created_at", "reward", "error", "deliveries", "worker", "trained_step", "part")
-_ENDS = (Tally.TAKEN, Tally.DELETED, Tally.REPLACED, Tally.SIZE, Tally.LEASED)
+_ENDS = (Tally.TAKEN, Tally.EVICTED, Tally.DELETED, Tally.REPLACED, Tally.SIZE, Tally.LEASED)
 
 
 async def swept(buffer: ReplayBuffer) -> tuple[set[int], set[int]]:
@@ -247,7 +247,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "taken": {},
     "again": {"max_times_sampled": 2},
     "archived": {"archive": 1000},
-    "pruned": {"history": 2},
+    "bounded": {"history": 2, "capacity": 6},
 }
 
 
