@@ -82,7 +82,7 @@ class Run:
         assert found == expected, what
         for uid, item in items.items():
             rest = {name: getattr(item, name) for name in _REST}
-            rest["content"] = [(one.rollout_id, one.response, one.response_model_steps) for one in item.item]
+            rest["content"] = [(one.rollout_id, one.response, [*one.response_model_steps]) for one in item.item]
             assert changes or rest == self.model.groups[uid].rest, (what, uid, rest, self.model.groups[uid].rest)
             self.model.groups[uid].rest = rest
 
