@@ -19,6 +19,7 @@ from replaybuf.errors import ClosedError, LeaseLostError, NotReadyError
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.values.rollouts.rollout import Status
+from tests.contract.filling import waits_for_room
 from tests.contract.harness import (
     SOON,
     Harness,
@@ -188,11 +189,15 @@ class ClosingLaws(Harness):
             with pytest.raises(ClosedError, match="build a new one"):
                 await call()
 
-    async def test_close_ends_those_who_wait(self, buffer: ReplayBuffer) -> None:
-        """With ClosedError, however long they would have waited."""
+    async def test_close_ends_those_who_wait(self, open_buffer: OpenBuffer) -> None:
+        """With ClosedError, however long they would have waited: for groups, and for room, in line too."""
+        buffer = await open_buffer(capacity=1, on_full="block")
+        await fill(buffer, 1, "full")
+        puts = [buffer.put(group(number), "full", timeout=None) for number in (1, 2)]
         tasks = [
             await waiting(buffer, buffer.wait_ready({"math": 1}, timeout=None)),
             await waiting(buffer, buffer.take_batch({"math": 1}, timeout=SOON * 10)),
+            *await waits_for_room(buffer, *puts),
         ]
         await buffer.close()
         async with asyncio.timeout(SOON):

@@ -130,23 +130,6 @@ async def test_a_put_that_was_committed_is_not_said_to_have_failed(tmp_path: Pat
         rename(folder.with_name("away"), folder)
 
 
-@pytest.mark.parametrize("way", ["away", "503", "403"])
-async def test_an_object_store_that_is_down_loses_nothing(tmp_path: Path, bucket: str, relay: Relay, way: str) -> None:
-    """Calls fail after the patience, all groups are given back, and when it is back all goes on."""
-    async with apart(f"sqlite:///{tmp_path}/b.db", bucket, reconnect_timeout=1.0) as buffer:
-        await put(buffer, *range(5))
-        relay.leave() if way == "away" else setattr(relay, "status", int(way))
-        with pytest.raises(PayloadStoreError):
-            await buffer.get(5, TASK)
-        with pytest.raises(PayloadStoreError):
-            await buffer.put(heavy(9), TASK)
-        assert await buffer.count(TASK, "completed") == 5
-        relay.well()
-        await put(buffer, 5)
-        assert sorted(await take_all(buffer)) == list(range(6))
-        assert await buffer.count(TASK, "failed") == 0
-
-
 @pytest.mark.parametrize("on_network", [False, True])
 async def test_a_folder_that_answers_nothing_fails_calls_after_the_patience(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, on_network: bool

@@ -156,7 +156,7 @@ def test_an_answer_that_it_cannot_is_asked_again(objects: ObjectStore, relay: Re
     assert read(objects, extent) == [b"x" * 1000]
 
 
-@pytest.mark.parametrize("way", ["away", pytest.param("500", marks=pytest.mark.long)])
+@pytest.mark.parametrize("way", ["away", "503"])
 def test_a_store_that_is_down_is_not_damage(objects: ObjectStore, relay: Relay, way: str) -> None:
     """Whatever its name has in it; and the sentence says how long it was asked."""
     [extent] = written(objects, 1, b"x" * 1000)

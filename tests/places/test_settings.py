@@ -17,7 +17,7 @@ from replaybuf.storage.places.store import MARKER
 from tests.cli.doctored import examine, wrong
 from tests.faults.processes import end, entries, start
 from tests.places import roles
-from tests.places.arrays import apart, ask, files, listed, numbers_in, put, rename, take_all, until_no_files
+from tests.places.arrays import apart, ask, files, listed, numbers_in, put, take_all, until_no_files
 from tests.postgres import new_url
 from tests.stores import TASK, build
 
@@ -54,9 +54,12 @@ async def test_two_databases_on_one_place_are_refused(tmp_path: Path, place: str
 async def test_a_mistake_in_the_setting_is_said(tmp_path: Path, folder: Path) -> None:
     """With what to do, and without secrets."""
     (folder / "file").touch()
+    (folder / "spoilt").mkdir()
+    (folder / "spoilt" / MARKER).write_text("nonsense")
     for payloads, says in (
         (f"{folder}/missing", "isn't there: make it .mkdir -p., mount it, or name another one"),
         (f"{folder}/file", "is a file: name a folder"),
+        (f"{folder}/spoilt", r"restore it .*--take-over writes it again.*or name another place"),
         (f"file://{folder}/missing", "isn't there"),
         ("file://host/run", "a folder .also as file:///absolute/path"),
         ("", "payloads names no place"),
@@ -74,13 +77,6 @@ async def test_a_mistake_in_the_setting_is_said(tmp_path: Path, folder: Path) ->
 async def test_a_database_in_memory_has_no_place(folder: Path) -> None:
     with pytest.raises(ConfigError, match="needs a database that lasts"):
         async with apart("memory://", folder) as buffer:
-            await put(buffer, 1)
-
-
-async def test_a_marker_that_cannot_be_read_is_said_so(tmp_path: Path, folder: Path) -> None:
-    (folder / MARKER).write_text("nonsense")
-    with pytest.raises(PayloadStoreError, match=r"restore it .*--take-over writes it again.*or name another place"):
-        async with apart(f"sqlite:///{tmp_path}/b.db", folder) as buffer:
             await put(buffer, 1)
 
 
@@ -122,16 +118,6 @@ async def test_a_host_that_mounts_the_place_elsewhere_reads_and_writes_there(
         assert entries(ledger, "found") == ["1 2"]
         assert sorted(numbers_in(await buffer.get(9, TASK))) == [1, 2, 10]
     assert entries(ledger, "put") == ["10"]
-
-
-async def test_a_folder_that_was_moved_is_known_by_its_marker(url: str, folder: Path) -> None:
-    async with apart(url, folder) as buffer:
-        await put(buffer, 1, 2)
-    rename(folder, folder.with_name("larger"))
-    async with apart(url, folder.with_name("larger")) as buffer:
-        await put(buffer, 3)
-    async with build(url) as reader:
-        assert sorted(await take_all(reader)) == [1, 2, 3]
 
 
 async def test_places_that_were_added_before_and_after_a_backup_was_put_back_are_two(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replaybuf.errors import ConfigError, DecodeError, PayloadStoreError
-from replaybuf.storage.places.folder import FolderStore
 from replaybuf.storage.places.owners import Marker, claim, recognise, take_over
 from replaybuf.storage.places.store import (
     ALIGNMENT,
     EXTENT_BYTES,
-    FILES,
-    MARKER,
     Extent,
     GoneError,
     PlaceStore,
@@ -157,18 +153,3 @@ def test_a_place_belongs_to_one_of_several_copies_of_a_database(store: PlaceStor
 )
 def test_a_home_is_known_by_two_of_its_facts(change: dict[str, str], same: bool) -> None:
     assert Marker(DATABASE, 1, HOME).belongs_to({**HOME, **change}) is same
-
-
-def test_what_is_missing_in_another_place_is_not_damaged(folder: Path) -> None:
-    """Such as where the mount of another run has taken the place's path."""
-    store = FolderStore(str(folder))
-    store.check_writable()
-    claim(store, DATABASE, 1, HOME)
-    [extent] = written(store, 1, b"one")
-    (folder / FILES).rename(folder / "away")
-    (folder / FILES).mkdir()
-    (folder / MARKER).write_bytes(b'{"database": "other", "place": 1}')
-    with pytest.raises(PayloadStoreError, match="another place than before"):
-        read(store, extent)
-    with pytest.raises(PayloadStoreError, match="another place than before"):
-        written(store, 2, b"two")
