@@ -52,21 +52,31 @@ async def test_cursors_go_with_their_checkpoint(shared_url: str) -> None:
 
 
 async def test_buffers_of_a_database_are_kept_and_restored_apart(shared_url: str) -> None:
-    """A restore of one fences off nobody from another, and takes none of its groups."""
+    """A restore of one fences off nobody from another, and takes none of its groups and cursors."""
+
+    async def cursors() -> list[bytes]:
+        return [(await one.storage.cursor("a")).value for one in (first, second)]
+
     async with build(shared_url) as first, build(shared_url, name="second") as second:
         await fill(first, 2)
         await fill(second, 3)
+        await first.storage.move_cursor(Cursor("a", 0, 1, b"one"))
+        await second.storage.move_cursor(Cursor("a", 0, 2, b"two"))
         await first.checkpoint(1)
         await second.checkpoint(1)
         await take_all(first)
         await take_all(second)
         await fill(second, 1, 50)
+        await first.storage.move_cursor(Cursor("a", 1, 3, b"three"))
+        await second.storage.move_cursor(Cursor("a", 1, 4, b"four"))
         await first.restore(1)
+        assert await cursors() == [b"one", b"four"]
         assert await second.count(TASK, "completed") == 1
         assert numbers_of([item.item async for item in second.find({})]) == [50]
         await fill(second, 1, 60)
         await second.restore(1)
         assert [len(first), len(second)] == [2, 3]
+        assert await cursors() == [b"one", b"two"]
         await second.drop_checkpoint(1)
         assert [made.step for made in await first.checkpoints()] == [1]
         assert await second.checkpoints() == []
@@ -89,21 +99,6 @@ async def test_a_checkpoint_keeps_nothing_of_other_buffers(shared_url: str) -> N
         assert await take_all(first) == [2]
         await first.drop_checkpoint(1)
         assert await swept(first) == (2, 0)
-
-
-async def test_cursors_of_buffers_are_kept_and_restored_apart(shared_url: str) -> None:
-    async with build(shared_url) as first, build(shared_url, name="second") as second:
-        await first.storage.move_cursor(Cursor("a", 0, 1, b"one"))
-        await second.storage.move_cursor(Cursor("a", 0, 2, b"two"))
-        await first.checkpoint(1)
-        await second.checkpoint(1)
-        await first.storage.move_cursor(Cursor("a", 1, 3, b"three"))
-        await second.storage.move_cursor(Cursor("a", 1, 4, b"four"))
-        await first.restore(1)
-        assert [(await one.storage.cursor("a")).value for one in (first, second)] == [b"one", b"four"]
-        await first.drop_checkpoint(1)
-        await second.restore(1)
-        assert [(await one.storage.cursor("a")).value for one in (first, second)] == [b"one", b"two"]
 
 
 async def test_writers_go_on_while_a_checkpoint_is_made(shared_url: str) -> None:

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from replaybuf import ReplayBuffer
-from replaybuf.errors import DecodeError, FencedError
+from replaybuf.errors import DecodeError
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy
 from replaybuf.rules.query import FIELDS
-from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements import ordering
 from replaybuf.storage.sql.statements.past import keep
 from replaybuf.storage.sql.statements.rows import GroupRow
@@ -137,23 +136,6 @@ async def test_very_many_groups_are_kept_for_a_checkpoint(shared_url: str) -> No
         assert numbers_of(await buffer.get(1, TASK)) == [1]
 
 
-async def test_a_payload_that_could_be_decoded_but_is_not_what_was_stored_is_set_aside(shared_url: str) -> None:
-    """A bit of a text has flipped: only the checksum tells."""
-
-    def flip(tx: Transaction) -> None:
-        data = bytearray(tx.value("SELECT data FROM rb_payload WHERE uid = 2"))
-        data[-1] ^= 1
-        tx.change("UPDATE rb_payload SET data = :data WHERE uid = 2", data=bytes(data))
-
-    async with build(shared_url, rollout_type=dict) as buffer:
-        for number in range(3):
-            await buffer.put([{"rollout_id": number, "text": "4"}], TASK)
-        state = buffer.storage
-        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(state.engine.write(flip), state.thread.loop))
-        assert [rollouts[0]["rollout_id"] for rollouts in await buffer.get(3, TASK)] == [0, 2]
-        assert await buffer.count(TASK, "failed") == 1
-
-
 # Draws and puts that take one statement from what a process remembers of lanes (PostgreSQL)
 
 
@@ -168,16 +150,6 @@ async def test_the_id_of_a_lane_that_is_gone_is_of_no_use(lent_database: str) ->
         await buffer.put(group(4), TASK)
         assert await take_all(buffer) == [4]
         assert await take_all(other, "code") == [10]
-
-
-async def test_a_draw_of_nothing_is_fenced_off_as_any_other(shared_url: str) -> None:
-    async with build(shared_url) as buffer, build(shared_url) as other:
-        await buffer.put(group(1), TASK)
-        await buffer.checkpoint(1)
-        assert await other.get(0, TASK) == []
-        await buffer.restore(1)
-        with pytest.raises(FencedError):
-            await other.get(0, TASK)
 
 
 # Groups that leave are told once, also when a transaction is run again or several callers ask at once

@@ -43,13 +43,15 @@ MEANINGS: list[tuple[BaseException, type[ReplayBufError], str, tuple[bool, bool]
     (asyncpg.DiskFullError("x"), StorageError, "disk full", NEVER),
     (asyncpg.LockNotAvailableError("x"), LockedError, "", NEVER),
 ]
-CONFLICTS = [asyncpg.SerializationError("x"), asyncpg.DeadlockDetectedError("x"), asyncpg.UniqueViolationError("x")]
-#: Errors about a row, or about a batch that is too large for the server's limits: its rows are tried one by one.
-REFUSALS = [
-    asyncpg.NotNullViolationError("x"),
-    asyncpg.UntranslatableCharacterError("x"),
-    asyncpg.DataError("x"),
-    asyncpg.QueryCanceledError("x"),
+#: An error; whether it is a conflict, or else about a row or a batch that is too large for the server's limits.
+OF_ROWS: list[tuple[BaseException, bool]] = [
+    (asyncpg.SerializationError("x"), True),
+    (asyncpg.DeadlockDetectedError("x"), True),
+    (asyncpg.UniqueViolationError("x"), True),
+    (asyncpg.NotNullViolationError("x"), False),
+    (asyncpg.UntranslatableCharacterError("x"), False),
+    (asyncpg.DataError("x"), False),
+    (asyncpg.QueryCanceledError("x"), False),
 ]
 
 
@@ -72,19 +74,12 @@ def test_each_error_has_its_kind_and_is_tried_again_or_not(
     assert not is_refusal(ours)
 
 
-@pytest.mark.parametrize("error", CONFLICTS, ids=lambda one: type(one).__name__)
-def test_a_conflict_is_tried_again_on_the_same_connection(error: BaseException) -> None:
+@pytest.mark.parametrize(("error", "conflict"), OF_ROWS, ids=lambda one: type(one).__name__)
+def test_a_conflict_is_tried_again_on_the_same_connection_and_refused_rows_one_by_one(
+    error: BaseException, conflict: bool
+) -> None:
     ours = translation(error)
-    assert is_conflict(ours)
-    assert not is_lost(ours, connected=True)
-    assert not is_refusal(ours)
-
-
-@pytest.mark.parametrize("error", REFUSALS, ids=lambda one: type(one).__name__)
-def test_rows_of_a_batch_that_was_refused_are_tried_one_by_one(error: BaseException) -> None:
-    ours = translation(error)
-    assert is_refusal(ours)
-    assert not is_conflict(ours)
+    assert (is_conflict(ours), is_refusal(ours)) == (conflict, not conflict)
     assert not is_lost(ours, connected=True)
 
 

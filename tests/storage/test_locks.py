@@ -11,7 +11,6 @@ import asyncpg
 import pytest
 
 from replaybuf import FullError, LeaseLostError, ReplayBuffer
-from replaybuf.errors import FencedError
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.statements.past import sweep
 from tests.cancellation.conftest import end_background_work, take
@@ -131,20 +130,6 @@ async def test_one_sweeps_at_a_time(lent_database: str) -> None:
             assert await swept() == 0
         await other.close()
         assert await swept() == 1
-
-
-async def test_puts_and_draws_in_one_statement_are_fenced_off(lent_database: str) -> None:
-    async with build(lent_database) as worker, build(lent_database) as trainer:
-        await fill(worker, 5)
-        for number in (6, 7):  # the second ones go by the lane as it was read
-            await worker.put(group(number), TASK)
-            await worker.get(1, TASK)
-        await trainer.checkpoint(1)
-        await trainer.restore(1)
-        for call in (worker.put(group(8), TASK), worker.get(1, TASK)):
-            with pytest.raises(FencedError):
-                await call
-        assert len(trainer) == 5
 
 
 async def test_puts_in_one_statement_go_by_the_train_step_as_it_is(lent_database: str) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,8 +18,8 @@ from sqlalchemy import Connection, inspect, text
 
 from replaybuf.errors import StorageError
 from replaybuf.storage.sql import schema
-from replaybuf.storage.sql.engine import open_database, sqlite
-from replaybuf.storage.sql.engine.database import HINT_SECONDS, Access
+from replaybuf.storage.sql.engine import open_database
+from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection import writer
@@ -34,9 +31,8 @@ from replaybuf.storage.sql.schema.tables import metadata
 from replaybuf.storage.sql.schema.views import VIEWS
 from tests.faults.failpoints import open_together
 from tests.faults.processes import barrier, end, start
-from tests.faults.proxy import proxied
 from tests.postgres import new_url
-from tests.stores import TASK, because, build, group
+from tests.stores import because, build
 from tests.stores import group as new_group
 
 T = TypeVar("T")
@@ -245,76 +241,6 @@ async def test_processes_create_one_database_together(empty_url: str, tmp_path: 
     async with build(empty_url) as buffer:
         assert sorted([item.item[0].rollout_id async for item in buffer.find({})]) == list(range(count))
     assert await run(empty_url, differences) == []
-
-
-LACKING = {
-    "LISTEN": {b'LISTEN "': b'LISTAN "'},
-    "pg_current_snapshot": {b"pg_current_snapshot": b"pg_current_snapshat"},
-}
-
-
-@pytest.mark.parametrize("lacking", LACKING)
-async def test_who_waits_notices_what_others_put(lent_database: str, lacking: str) -> None:
-    """By polling, twice a second; on connections that are kept."""
-    async with proxied(lent_database) as proxy:
-        proxy.instead = LACKING[lacking]
-        async with build(proxy.url) as waiting, build(proxy.url) as other:
-            for number in range(2):
-                taking = asyncio.create_task(waiting.get(1, TASK, timeout=20))
-                await asyncio.sleep(0.6)  # it waits, and has looked
-                put = time.monotonic()
-                await other.put(group(number), TASK)
-                assert len(await taking) == 1
-                assert time.monotonic() - put < 10
-        assert len(proxy.links) <= 12
-
-
-@pytest.mark.parametrize("change", [("_writes_to", lambda path: None), ("_LONGEST_POLL", 60.0)])
-async def test_who_waits_notices_what_others_put_into_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, Any]
-) -> None:
-    """By polling where the system doesn't tell of writes, and without where it does."""
-    monkeypatch.setattr(sqlite, *change)
-    url = f"sqlite:///{tmp_path}/buffer.db"
-    async with build(url) as waiting, build(url) as other:
-        for number in range(2):
-            taking = asyncio.create_task(waiting.get(1, TASK, timeout=20))
-            await asyncio.sleep(0.1)  # it waits, and has looked
-            await other.put(group(number), TASK)
-            assert len(await taking) == 1
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
-async def test_who_waits_behind_a_busy_writer_watches_the_file_once(tmp_path: Path) -> None:
-    """A system has few inotify instances for each user, and other programs need them, too."""
-    versions = iter([*[None] * 9, 7, 8])
-
-    async def read() -> int | None:
-        return next(versions)
-
-    (tmp_path / "run.db-wal").touch()
-    watch, before = sqlite.DataVersion(read, f"{tmp_path}/run.db"), len(os.listdir("/proc/self/fd"))
-    for _ in range(11):
-        assert await watch.poll()
-        assert len(os.listdir("/proc/self/fd")) <= before + 1
-    await watch.close()
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-async def test_who_waits_looks_once_at_what_is_committed_within_milliseconds(tmp_path: Path) -> None:
-    async def read() -> int:
-        return 7
-
-    log = tmp_path / "run.db-wal"
-    log.touch()
-    watch = sqlite.DataVersion(read, f"{tmp_path}/run.db")
-    assert await watch.poll()
-    began, pausing = time.monotonic(), asyncio.create_task(watch.pause())
-    await asyncio.sleep(0)
-    log.write_bytes(b"another commit")
-    await pausing
-    assert time.monotonic() - began >= HINT_SECONDS
-    await watch.close()
 
 
 def test_numbers_in_names_of_buffers_are_numbers() -> None:

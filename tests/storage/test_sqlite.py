@@ -37,10 +37,10 @@ async def connection() -> AsyncIterator[SqliteConnection]:
     await connection.close()
 
 
-async def test_functions_run_one_after_the_other_in_one_thread_of_its_own(connection: SqliteConnection) -> None:
-    threads = {await connection.in_thread(threading.get_ident) for _ in range(3)}
-    assert len(threads) == 1
-    assert threads.isdisjoint({threading.get_ident()})
+async def test_functions_run_in_one_thread_that_does_not_keep_the_process_alive(connection: SqliteConnection) -> None:
+    [thread] = {await connection.in_thread(threading.current_thread) for _ in range(3)}
+    assert thread.daemon
+    assert thread is not threading.current_thread()
 
 
 INSERT = "INSERT INTO t AS own (a, b, c) VALUES (?1, ?2, 3)"
@@ -64,15 +64,19 @@ def test_many_rows_are_written_as_one_by_one(sql: str, count: int) -> None:
     assert len(written[0]) == count
 
 
-@pytest.mark.parametrize("kind", [bytes, bytearray])
-def test_a_statement_has_at_most_four_megabytes_of_rows(kind: type[bytes | bytearray]) -> None:
+@pytest.mark.parametrize(
+    ("size", "kind", "count"), [(10, bytes, 1), (900_000, bytes, 4), (900_000, bytearray, 4), (1_100_000, bytes, 16)]
+)
+def test_a_statement_has_at_most_four_megabytes_of_rows_and_large_rows_have_one_each(
+    size: int, kind: type[bytes | bytearray], count: int
+) -> None:
     """`sqlite3` keeps copies of the values until the statement is run again."""
     with closing(connect(Access(make_url("sqlite://")))) as raw:
         raw.execute("CREATE TABLE t (a, b, c)")
         statements: list[str] = []
         raw.set_trace_callback(lambda sql: statements.append(sql[:20]))
-        SqliteTransaction(raw).run_many(INSERT, [(n, kind(900_000)) for n in range(16)])
-        assert len(statements) == 4
+        SqliteTransaction(raw).run_many(INSERT, [(n, kind(size)) for n in range(16)])
+        assert len(statements) == count
 
 
 @pytest.mark.parametrize(
@@ -88,21 +92,6 @@ def test_a_statement_has_at_most_four_megabytes_of_rows(kind: type[bytes | bytea
 )
 def test_only_inserts_of_parameters_in_order_write_several_rows(sql: str) -> None:
     assert of_rows(sql, 4) is None
-
-
-@pytest.mark.parametrize(("size", "statements"), [(10, 1), (1_100_000, 16)])
-def test_large_rows_are_written_one_by_one(size: int, statements: int) -> None:
-    """SQLite's driver copies the values of a statement, and keeps them until it runs again."""
-    with closing(connect(Access(make_url("sqlite://")))) as raw:
-        raw.execute("CREATE TABLE t (a INTEGER PRIMARY KEY, b, c)")
-        seen: list[str] = []
-        raw.set_trace_callback(seen.append)
-        SqliteTransaction(raw).run_many(INSERT, [(n, bytes(size)) for n in range(16)])
-        assert len(seen) == statements
-
-
-async def test_the_thread_does_not_keep_the_process_alive(connection: SqliteConnection) -> None:
-    assert await connection.in_thread(lambda: threading.current_thread().daemon)
 
 
 @pytest.mark.parametrize("later", [0.0, 0.05])
