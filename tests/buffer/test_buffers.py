@@ -119,29 +119,19 @@ async def test_refreshes_keys_and_replacements_are_of_their_own_groups(buffers: 
     assert [(item.status, item.staleness) async for item in ours.find({})] == [(Status.EXPIRED, 7)]
 
 
-async def test_capacity_is_that_of_one_buffer(buffers: Buffers) -> None:
+async def test_limits_are_those_of_one_buffer(buffers: Buffers) -> None:
+    """Its capacity, and how far its puts may be ahead of its draws."""
     ours, theirs = await buffers.open(capacity=2), await buffers.open("eval")
-    blocked = await buffers.open("queue", capacity=1, on_full="reject")
-    for number in range(4):
-        for buffer in (ours, theirs):
+    rated = await buffers.open("rated", samples_per_insert=1, error_buffer=2, put_timeout=0)
+    for buffer, count in ((ours, 4), (theirs, 4), (rated, 2)):
+        for number in range(count):
             await buffer.put(group(number), TASK)
-    await blocked.put(group(0), TASK)
-    with pytest.raises(FullError):
-        await blocked.put(group(1), TASK)
     assert await numbers_in(ours) == [2, 3]
-    assert await numbers_in(theirs) == [0, 1, 2, 3]
     assert (await totals(ours))["evicted"] == 2
     assert "evicted" not in await totals(theirs)
-
-
-async def test_rates_are_those_of_one_buffer(buffers: Buffers) -> None:
-    ours = await buffers.open(samples_per_insert=1, error_buffer=2, put_timeout=0)
-    theirs = await buffers.open("eval")
-    await fill(theirs, 10)
-    await take_all(theirs)
-    await fill(ours, 2)
+    assert await take_all(theirs) == [0, 1, 2, 3]
     with pytest.raises(FullError):
-        await ours.put(group(2), TASK)
+        await rated.put(group(2), TASK)
 
 
 async def test_leases_are_held_and_ended_by_their_own(buffers: Buffers) -> None:
@@ -205,22 +195,14 @@ async def test_random_draws_are_those_of_the_buffer_alone(shared_url: str, tmp_p
     assert drawn[0] == drawn[1]
 
 
-async def test_a_snapshot_holds_one_buffer(buffers: Buffers, tmp_path: Path) -> None:
-    ours, theirs = await buffers.open(), await buffers.open("eval")
-    await fill(ours, 2)
-    await fill(theirs, 3, first=10)
-    await theirs.save(tmp_path / "copy")
-    alone = build(f"sqlite:///{tmp_path}/alone.db")
-    async with alone:
-        await alone.resume(tmp_path / "copy")
-        assert sorted(await numbers_in(alone)) == [10, 11, 12]
-        assert (await totals(alone))["put"] == 3
-
-
-async def test_groups_come_into_a_database_that_has_others(buffers: Buffers, tmp_path: Path) -> None:
-    async with build(f"sqlite:///{tmp_path}/source.db", policy="staleness", max_times_sampled=2) as source:
+async def test_a_snapshot_holds_one_buffer_and_comes_into_a_database_that_has_others(
+    buffers: Buffers, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path}/source.db"
+    async with build(url, policy="staleness", max_times_sampled=2) as source, build(url, name="beside") as beside:
         for number in range(4):
             await source.put(group(number), TASK, key=f"key-{number}", priority=number)
+        await fill(beside, 2, first=50)
         await source.get(1, TASK)
         await source.delete({"uid": 2})
         await source.save(tmp_path / "copy")
@@ -286,49 +268,39 @@ def blocking() -> Iterator[SyncReplayBuffer]:
         yield buffer
 
 
-async def test_with_on_an_asynchronous_buffer_names_async_with(buffer: ReplayBuffer) -> None:
-    built: Any = buffer
-    with pytest.raises(InputError, match=r"open it by `async with`; for `with`, make one by build_sync\(\)"), built:
-        pass
-
-
-async def test_a_chunk_buffer_has_coroutines_only() -> None:
-    config = ChunkBufferConfig(url="memory://", fragments_per_chunk=1)
-    built: Any = config.build()
-    with pytest.raises(InputError, match="open it by `async with`"), built:
-        pass
-    with pytest.raises(ConfigError, match=r"run those of build\(\) by replaybuf.buffer.sync.run"):
-        config.build_sync()
-
-
-async def test_async_with_on_a_synchronous_buffer_names_with(blocking: SyncReplayBuffer) -> None:
-    built: Any = blocking
-    with pytest.raises(InputError, match=r"open it by `with`; for `async with`, make one by build\(\)"):
-        async with built:
+async def test_what_is_entered_in_the_wrong_way_names_the_right_one(
+    buffer: ReplayBuffer, blocking: SyncReplayBuffer
+) -> None:
+    chunks = ChunkBufferConfig(url="memory://", fragments_per_chunk=1)
+    leasing, also_leasing = buffer.lease_batch({"math": 1}), blocking.lease_batch({"math": 1})
+    built: Any
+    for built, message in (
+        (buffer, r"open it by `async with`; for `with`, make one by build_sync\(\)"),
+        (chunks.build(), "open it by `async with`"),
+        (leasing, "is entered by `async with`, not by `with`"),
+    ):
+        with pytest.raises(InputError, match=message), built:
             pass
-
-
-async def test_a_lease_is_entered_as_its_buffer_is(buffer: ReplayBuffer, blocking: SyncReplayBuffer) -> None:
-    leasing: Any = buffer.lease_batch({"math": 1})
-    with pytest.raises(InputError, match=r"is entered by `async with`, not by `with`"), leasing:
-        pass
+    for built, message in (
+        (blocking, r"open it by `with`; for `async with`, make one by build\(\)"),
+        (also_leasing, "is entered by `with`, not by `async with`"),
+    ):
+        with pytest.raises(InputError, match=message):
+            async with built:
+                pass
     await leasing
-    leasing = blocking.lease_batch({"math": 1})
-    with pytest.raises(InputError, match=r"is entered by `with`, not by `async with`"):
-        async with leasing:
-            pass
-    leasing.begin()
+    also_leasing.begin()
+    with pytest.raises(ConfigError, match=r"run those of build\(\) by replaybuf.buffer.sync.run"):
+        chunks.build_sync()
 
 
 async def test_a_lease_that_nobody_begins_is_a_warning(buffer: ReplayBuffer, blocking: SyncReplayBuffer) -> None:
+    """And one that was begun is none."""
     with pytest.warns(RuntimeWarning, match="nothing was leased"):
         buffer.lease_batch({"math": 1})
     with pytest.warns(RuntimeWarning, match="nothing was leased") as caught:
         blocking.lease_batch({"math": 1})
     assert caught[0].filename == __file__
-
-
-async def test_a_lease_that_was_begun_is_no_warning(buffer: ReplayBuffer, blocking: SyncReplayBuffer) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         await buffer.lease_batch({"math": 1})
