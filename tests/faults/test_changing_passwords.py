@@ -23,7 +23,7 @@ from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.writer import over_sqlalchemy
 from tests.bad_input.conftest import refused, refused_put
-from tests.bad_input.test_passwords import all_logs, leaks, shown
+from tests.bad_input.test_secrets import all_logs, leaks, shown
 from tests.faults.conftest import Figures
 from tests.postgres import Databases, execute, own_server
 from tests.stores import TASK, build, group, numbers_of, until
