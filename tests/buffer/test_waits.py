@@ -129,16 +129,6 @@ async def test_a_put_of_responses_without_rewards_or_a_status_warns_once(caplog:
     assert line.startswith(f"a group of task {TASK} has responses without rewards, and its status was never set")
 
 
-async def test_a_put_of_model_steps_after_its_train_step_warns_once(caplog: pytest.LogCaptureFixture) -> None:
-    async with build("memory://") as buffer:
-        await buffer.put(group(1), TASK, model_step=9, current_train_step=9)
-        assert told(caplog, "replaybuf.puts") == []
-        for _ in range(2):
-            await buffer.put(group(2), TASK, model_step=9, current_train_step=3)
-        [line] = told(caplog, "replaybuf.puts")
-    assert "newer than its train step by 6: are model_step and current_train_step exchanged?" in line
-
-
 async def test_finished_rollouts_whose_status_was_never_set_are_completed(shared_url: str) -> None:
     """Not those that lack a response or a reward."""
     async with build(shared_url) as buffer:
@@ -160,6 +150,11 @@ def completed(**fields: Any) -> RolloutState:
         ({"response_ids": [1, 2], "response_mask": [1] * 4}, {}, "has 2 response_ids, 4 response_mask in"),
         ({"response_ids": [1], "response_model_steps": [2, 3]}, {}, "1 response_ids, 2 response_model_steps"),
         ({}, {"current_train_step": 9, "stale_threshold": 4}, "has no response_model_steps, so its staleness is"),
+        (
+            {"response_ids": [1]},
+            {"current_train_step": 3, "model_step": 9},
+            "newer than its train step by 6: are model_step and current_train_step exchanged?",
+        ),
     ],
 )
 async def test_a_put_that_is_probably_a_mistake_warns_once(
@@ -168,6 +163,7 @@ async def test_a_put_that_is_probably_a_mistake_warns_once(
     async with build("memory://") as buffer:
         whole = {"response_ids": [1], "logprobs": [-0.5], "response_mask": [1], "response_model_steps": [5]}
         await buffer.put([completed(**whole)], TASK, current_train_step=9, stale_threshold=4)
+        await buffer.put([completed(response_ids=[1])], TASK, current_train_step=9, model_step=9)
         assert told(caplog, "replaybuf.puts") == []
         for _ in range(2):
             await buffer.put([completed(**fields)], TASK, **options)

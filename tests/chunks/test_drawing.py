@@ -67,15 +67,6 @@ async def test_prepared__is_the_last_selection_for_every_rank(stores: Stores) ->
         assert same(await rank1.prepared(), selection)
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"], indirect=True)
-async def test_prepared__survives_a_restart(stores: Stores) -> None:
-    first = stores.open(1)
-    await send(first, range(2))
-    selection = await first.fetch(2, timeout=5)
-    await first.close()
-    assert same(await stores.open(1).prepared(), selection)
-
-
 async def test_prepared__waits_for_a_selection_after_the_one_seen(stores: Stores) -> None:
     rank0, rank1 = stores.open(1), stores.open(1)
     await send(rank0, range(3))

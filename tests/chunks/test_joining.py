@@ -14,7 +14,7 @@ from replaybuf.errors import InputError, RolloutError
 from replaybuf.integrations.chunks import ChunkBufferConfig
 from replaybuf.storage.sql.statements.buffer_facts import read_cursors
 from replaybuf.view.metrics import prompts_drawn
-from tests.chunks.conftest import Stores, W, numbers, problem, send, starts, stored
+from tests.chunks.conftest import Stores, W, numbers, problem, same, send, starts, stored
 
 
 async def test_put__consecutive_fragments_of_each_worker_are_joined(stores: Stores) -> None:
@@ -185,16 +185,17 @@ def test_config__is_checked() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"], indirect=True)
-async def test_restart__unfinished_chunks_go_on_and_what_is_expected_is_known(stores: Stores) -> None:
+async def test_restart__unfinished_chunks_go_on_and_what_is_expected_and_prepared_is_known(stores: Stores) -> None:
     for index in range(7):
         chunks = stores.open()
         await send(chunks, [index])
         await chunks.close()
     again = stores.open()
     assert [numbers(chunk) for chunk in await stored(again)] == [[0, 1, 2], [3, 4, 5]]
-    await again.fetch(2, timeout=5)
+    selection = await again.fetch(2, timeout=5)
     await again.close()
     again = stores.open()
+    assert same(await again.prepared(), selection)
     assert await again.expected(W) == 7
     assert (await problem(again.put(1, worker=W, index=8, session=1, version=0))).reason == "gap"
     assert (await problem(again.put(1, worker=W, index=2, session=1, version=0))).reason == "duplicate"

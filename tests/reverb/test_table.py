@@ -6,6 +6,8 @@ import asyncio
 import math
 import pickle
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -183,59 +185,54 @@ async def test_what_is_known_of_a_table(url: str) -> None:
         assert (numbers["buffered"]["completed"], totals) == (1, [3, 2, 1])
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "no name": ({"name": ""}, "name is empty"),
-    "max_size": ({"max_size": 0}, "table replay: max_size must be a whole number of at least 1"),
-    "sampler of Reverb": ({"sampler": object()}, r"sampler must be one of replaybuf\.integrations\.reverb\.selectors"),
-    "remover by name": ({"remover": "fifo"}, r"remover must be one of replaybuf\.integrations\.reverb\.selectors"),
-    "limiter": (
+#: Arguments of a table, and what is said of them.
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"name": ""}, "name is empty"),
+    ({"max_size": 0}, "table replay: max_size must be a whole number of at least 1"),
+    ({"sampler": object()}, r"sampler must be one of replaybuf\.integrations\.reverb\.selectors"),
+    ({"remover": "fifo"}, r"remover must be one of replaybuf\.integrations\.reverb\.selectors"),
+    (
         {"rate_limiter": Fifo()},
         r"rate_limiter must be one of replaybuf\.integrations\.reverb\.rate_limiters",
     ),
-    "extensions": ({"extensions": [object()]}, "extensions"),
-    "signature": ({"signature": {"a": 1}}, "signature"),
-    "times": ({"max_times_sampled": 1.5}, "max_times_sampled must be a whole number"),
-    "never full enough": (
+    ({"extensions": [object()]}, "extensions"),
+    ({"signature": {"a": 1}}, "signature"),
+    ({"max_times_sampled": 1.5}, "max_times_sampled must be a whole number"),
+    (
         {"max_size": 3, "rate_limiter": MinSize(4)},
         "max_size 3 is below min_size_to_sample 4: nothing could ever be drawn; raise max_size or lower",
     ),
-    "two exponents": (
+    (
         {"sampler": Prioritized(0.6), "remover": Prioritized(1.0)},
         "remover: its priority_exponent has to be that of the sampler",
     ),
-    "too few samples": (
+    (
         {"rate_limiter": SampleToInsertRatio(4, 1, 8), "max_times_sampled": 1},
         "samples_per_insert 4 can't be reached with max_times_sampled 1",
     ),
-    "above": (
+    (
         {"rate_limiter": SampleToInsertRatio(1, 1, (5, 10))},
         "above samples_per_insert \\* min_size_to_sample",
     ),
-    "narrow": ({"rate_limiter": SampleToInsertRatio(1, 1, 0.5)}, "error_buffer 0.5 is too small"),
-    "ours": ({"capacity": 4}, "capacity is what the arguments of the table say"),
-    "unknown": ({"durabilty": "full"}, r"^table \w+: durabilty is no field; did you mean durability\?$"),
-    "strange": ({"flavour": 3}, r"^table \w+: flavour is no field \(fields: url, "),
-    "option": ({"durability": "total"}, r"^table \w+: durability: Input should be"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_done_is_refused_by_name(case: str) -> None:
-    changes, message = REFUSED[case]
-    with pytest.raises(ConfigError, match=message):
-        table(None, **changes)
+    ({"rate_limiter": SampleToInsertRatio(1, 1, 0.5)}, "error_buffer 0.5 is too small"),
+    ({"capacity": 4}, "capacity is what the arguments of the table say"),
+    ({"durabilty": "full"}, r"^table \w+: durabilty is no field; did you mean durability\?$"),
+    ({"flavour": 3}, r"^table \w+: flavour is no field \(fields: url, "),
+    ({"durability": "total"}, r"^table \w+: durability: Input should be"),
+]
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: MinSize(0), "min_size_to_sample must be a whole number of at least 1"),
-        (lambda: SampleToInsertRatio(1, 0, 2), "min_size_to_sample"),
-        (lambda: Queue(0), "size must be a whole number"),
-        (lambda: Prioritized(-1), "priority_exponent must be a number of at least 0"),
+        *((partial(table, None, **changes), message) for changes, message in REFUSED),
+        (partial(MinSize, 0), "min_size_to_sample must be a whole number of at least 1"),
+        (partial(SampleToInsertRatio, 1, 0, 2), "min_size_to_sample"),
+        (partial(Queue, 0), "size must be a whole number"),
+        (partial(Prioritized, -1), "priority_exponent must be a number of at least 0"),
     ],
 )
-def test_a_part_that_can_never_work_is_refused(make: Any, message: str) -> None:
+def test_what_can_never_work_is_refused_by_name(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
 
