@@ -12,6 +12,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from replaybuf.storage.places import store as place_store
+from replaybuf.storage.places.folder import FolderStore
 from replaybuf.storage.places.owners import claim, open_place
 from replaybuf.storage.places.store import ALIGNMENT, Extent, PlaceStore, file_name
 from replaybuf.storage.sql.tasks import payload_files as tasks
@@ -145,6 +146,20 @@ def in_folder(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
 @pytest.fixture
 def in_file(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
     return kept_at("sqlite", request, tmp_path)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[list[Extent]]:
+    """What is read of folders: the extents of each call that wants any."""
+    calls: list[list[Extent]] = []
+    read = FolderStore.read
+
+    def noted(store: FolderStore, extents: list[Extent], timeout: float) -> list[Any]:
+        calls.extend([[*extents]] if extents else [])
+        return read(store, extents, timeout)
+
+    monkeypatch.setattr(FolderStore, "read", noted)
+    return calls
 
 
 DATABASE = "d" * 32

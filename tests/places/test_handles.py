@@ -20,7 +20,6 @@ from pydantic import BaseModel, ConfigDict
 
 from replaybuf import LeaseLostError, ReplayBuffer, Status, load_into
 from replaybuf.errors import DecodeError, InputError, PayloadStoreError, StorageError
-from replaybuf.storage.places.folder import FolderStore
 from replaybuf.storage.sql.statements.past import sweep
 from replaybuf.storage.sql.tasks.handles import ArrayHandle, load_all
 from tests.places.arrays import PLACES, Kept, experts, kept_at, lent, rollout, same
@@ -258,27 +257,20 @@ async def test_what_is_no_handle(in_file: Kept) -> None:
     assert load_all([]) == []
 
 
-async def test_load_into_loads_each_handle_once_and_in_one_request(
-    in_folder: Kept, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_load_into_loads_each_handle_once_and_in_one_request(in_folder: Kept, reads: list[list[Any]]) -> None:
     async with in_folder.opened() as buffer:
         for number in range(5):
             await buffer.put([rollout(number)], TASK)
         lease, found = await lent(buffer, 5)
-        calls: list[int] = []
-        original = FolderStore.read
-        monkeypatch.setattr(
-            FolderStore, "read", lambda store, ranges, t: (calls.append(len(ranges)), original(store, ranges, t))[1]
-        )
         found[0].extra_fields["again"] = found[0].routed_experts
         load_into([*lease.items[TASK], found])
-        assert calls == [5]
+        assert [len(extents) for extents in reads] == [5]
         assert found[0].extra_fields["again"] is found[0].routed_experts
         assert all(same(one.routed_experts, experts(number)) for number, one in enumerate(found))
 
 
 async def test_small_arrays_of_one_field_are_read_together_and_come_apart(
-    in_folder: Kept, monkeypatch: pytest.MonkeyPatch
+    in_folder: Kept, reads: list[list[Any]]
 ) -> None:
     group = [rollout(number) for number in range(3)]
     for number, one in enumerate(group):
@@ -287,13 +279,8 @@ async def test_small_arrays_of_one_field_are_read_together_and_come_apart(
         await buffer.put(group, TASK)
         lease, _ = await lent(buffer, 1, deferred=("extra_fields", "routed_experts"))
         [item] = lease.items[TASK]
-        sizes: list[int] = []
-        original = FolderStore.read
-        monkeypatch.setattr(
-            FolderStore, "read", lambda store, ranges, t: (sizes.append(len(ranges)), original(store, ranges, t))[1]
-        )
         loaded = load_all([*(one.extra_fields["small"] for one in item.item)] * 2)
-    assert sizes == [1]
+    assert [len(extents) for extents in reads] == [1]
     assert all(same(one, np.arange(200 + place % 3)) for place, one in enumerate(loaded))
     assert not any(np.shares_memory(one, other) for one, other in combinations(loaded, 2))
 
