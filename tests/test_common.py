@@ -63,31 +63,32 @@ def test_a_rollout_without_ids_has_no_tokens() -> None:
     assert strip({"response_ids": ["a", {}]}, "abc", None, 10) is None
 
 
-def test_log_probabilities_are_shaded_from_sure_to_unlikely() -> None:
-    found = strip(rollout(logprobs=np.array([-0.01, -0.7, -20.0], dtype=np.float32)), None, None, 10)
+@pytest.mark.parametrize(
+    ("fields", "by", "shown"),
+    [
+        ({"logprobs": np.array([-0.01, -0.7, -20.0], np.float32)}, "logprob", ["lp0", "lp2", "lp6"]),
+        ({"logprobs": [-9.0, -9.0, -0.01, -0.01, -0.01]}, "logprob", ["lp0"] * 3),  # those of the prompt come first
+        ({"response_model_steps": [41, 41, 43]}, "step", ["step0", "step0", "step1"]),
+        *(
+            ({f"{kind}_mask": [0, 1, 1]}, "mask", ["mask0", "mask1", "mask1"])
+            for kind in ("response", "loss", "action")
+        ),
+    ],
+)
+def test_tokens_are_shaded_by_their_values_under_the_names_of_any_framework(
+    fields: dict[str, Any], by: str, shown: list[str]
+) -> None:
+    found = strip(rollout(**fields), None, None, 10)
     assert found is not None
-    assert (found.by, shades(found)) == ("logprob", ["lp0", "lp2", "lp6"])
-    assert found.tokens[1].facts == "token 1  id 6  logprob -0.7"
+    assert (found.by, shades(found)) == (by, shown)
 
 
-def test_every_model_step_has_a_colour_and_a_name() -> None:
-    found = strip(rollout(response_model_steps=[41, 41, 43]), None, "step", 10)
+def test_a_token_has_its_facts_and_a_model_step_its_name() -> None:
+    found = strip(rollout(logprobs=[-0.7] * 3, response_model_steps=[41, 41, 43]), None, "step", 10)
     assert found is not None
-    assert shades(found) == ["step0", "step0", "step1"]
+    assert found.by == "step"
+    assert found.tokens[1].facts == "token 1  id 6  logprob -0.7  step 41"
     assert found.legend == (("step0", "model step 41"), ("step1", "model step 43"))
-
-
-@pytest.mark.parametrize("name", ["response_mask", "loss_mask", "action_mask"])
-def test_masks_of_other_frameworks_are_known(name: str) -> None:
-    found = strip(rollout(**{name: [0, 1, 1]}), None, None, 10)
-    assert found is not None
-    assert (found.by, shades(found)) == ("mask", ["mask0", "mask1", "mask1"])
-
-
-def test_values_for_the_prompt_before_those_of_the_response_are_left_out() -> None:
-    found = strip(rollout(logprobs=[-9.0, -9.0, -0.01, -0.01, -0.01]), None, None, 10)
-    assert found is not None
-    assert shades(found) == ["lp0"] * 3
 
 
 def test_values_that_arent_one_a_token_are_left_out() -> None:

@@ -158,11 +158,13 @@ def started(*command: str, **environment: str) -> Iterator[subprocess.Popen[str]
             process.wait(20)
 
 
-def get(url: str, token: str | None = None) -> tuple[int, str]:
-    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+def get(url: str, token: str | None = None, **headers: str) -> tuple[int, str]:
+    """The status and the text of an answer."""
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return answer.status, answer.read().decode()
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
+            return answer.status, answer.read().decode(errors="replace")
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
 
@@ -330,10 +332,4 @@ def test_the_page_behind_a_proxy(page_of_a_run: tuple[int, str], tmp_path: Path,
 
 def asked(port: int, path: str, token: str | None) -> tuple[int, str]:
     """What a proxy answers to the name that it is for."""
-    headers = {"Host": "runs.example", **({"Authorization": f"Bearer {token}"} if token else {})}
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return answer.status, answer.read().decode(errors="replace")
-    except urllib.error.HTTPError as error:
-        return error.code, ""
+    return get(f"http://127.0.0.1:{port}{path}", token, Host="runs.example")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
@@ -29,9 +30,10 @@ from replaybuf.storage.sql.schema import HEAD, REVISIONS, VERSION_TABLE
 from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.schema.tables import metadata
 from replaybuf.storage.sql.schema.views import VIEWS
+from tests.bad_input.conftest import refused_put
 from tests.faults.failpoints import open_together
 from tests.faults.processes import barrier, end, start
-from tests.postgres import new_url
+from tests.postgres import execute, new_url
 from tests.stores import because, build
 from tests.stores import group as new_group
 
@@ -131,20 +133,17 @@ async def test_what_somebody_else_has_named_like_our_views_stays(
 ) -> None:
     """In an empty database, and in one of ours."""
 
-    def execute(statement: str) -> Any:
-        return run(empty_url, lambda connection: connection.execute(text(statement)))
-
     async def is_theirs() -> bool:
         return await run(empty_url, lambda connection: connection.scalar(text("SELECT mine FROM events"))) == 1
 
-    await execute(f"CREATE {kind} events AS SELECT 1 AS mine")
+    execute(empty_url, f"CREATE {kind} events AS SELECT 1 AS mine")
     with pytest.raises(StorageError, match="named events that are not replaybuf's", check=because("not a database")):
         await run(empty_url, create)
     assert await is_theirs()
-    await execute(f"DROP {kind} events")
+    execute(empty_url, f"DROP {kind} events")
     await run(empty_url, create)
-    await execute("DROP VIEW events")
-    await execute(f"CREATE {kind} events AS SELECT 1 AS mine")
+    execute(empty_url, "DROP VIEW events")
+    execute(empty_url, f"CREATE {kind} events AS SELECT 1 AS mine")
     with pytest.raises(
         StorageError, match=r"named events that are not replaybuf's.*nothing was changed", check=because("schema")
     ):
@@ -163,28 +162,23 @@ async def test_an_upgrade_keeps_rows_and_views(empty_url: str, next_revision: No
     await run(empty_url, lambda connection: connection.execute(text("SELECT gpu FROM rb_worker")))
 
 
-async def test_an_older_schema_is_refused(empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message says how to upgrade, without the password."""
+@pytest.mark.parametrize(
+    ("revision", "message"),
+    [
+        ("0000", r"revision 0000.*replaybuf doctor .* --upgrade"),
+        ("0999", r"0999.*newer version; upgrade replaybuf here"),
+    ],
+)
+async def test_an_older_or_newer_schema_is_refused(
+    empty_url: str, monkeypatch: pytest.MonkeyPatch, revision: str, message: str
+) -> None:
+    """The message says what to upgrade."""
     await run(empty_url, create)
-    await run(
-        empty_url, lambda connection: connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0000'"))
-    )
+    execute(empty_url, f"UPDATE {VERSION_TABLE} SET version_num = '{revision}'")
     monkeypatch.setattr(schema, "REVISIONS", ("0000", HEAD))
-    buffer = build(empty_url)
-    with pytest.raises(StorageError, match=r"revision 0000.*replaybuf doctor .* --upgrade", check=because("schema")):
-        await buffer.put(new_group(1), "math")
-    await buffer.close()
-
-
-async def test_a_newer_schema_is_refused(empty_url: str) -> None:
-    await run(empty_url, create)
-    await run(
-        empty_url, lambda connection: connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0999'"))
-    )
-    buffer = build(empty_url)
-    with pytest.raises(StorageError, match=r"0999.*newer version; upgrade replaybuf here", check=because("schema")):
-        await buffer.put(new_group(1), "math")
-    await buffer.close()
+    error = await refused_put(empty_url, StorageError)
+    assert error.reason == "schema"
+    assert re.search(message, str(error))
 
 
 async def test_an_upgrade_that_fails_changes_nothing(empty_url: str) -> None:

@@ -8,7 +8,6 @@ import importlib
 import io
 import json
 import shutil
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -22,6 +21,7 @@ import pandas
 import pytest
 
 from replaybuf.storage.sql.schema.views import VIEWS
+from tests.pgbouncer import free_port
 from tests.postgres import new_database
 from tests.sql_example import fill
 
@@ -110,9 +110,7 @@ def test_pandas(file: Path) -> None:
 def datasette(file: Path) -> Iterator[str]:
     """The address of a Datasette that serves the file."""
     pytest.importorskip("datasette")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen([sys.executable, "-m", "datasette", "serve", str(file), "-p", str(port)])
     address = f"http://127.0.0.1:{port}/run"
     try:
