@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.errors import InputError, LeaseLostError
+from replaybuf.errors import InputError
 from replaybuf.storage.values import StorageItem
 from replaybuf.values.rollouts.rollout import RolloutState, Status
 from tests.contract.harness import (
@@ -24,7 +24,7 @@ from tests.contract.harness import (
     ids,
     total,
 )
-from tests.contract.leasing import LONG, lease_of
+from tests.contract.leasing import LONG
 from tests.contract.waiting import waiting
 
 #: Options that drop `stale()`.
@@ -58,17 +58,6 @@ class DroppingLaws(Harness):
         assert await lease.give_back() == 1
         assert ids(await buffer.get(9, "math", "init")) == [1]
         assert await counted(buffer) == (3, 1, 1)
-
-    @pytest.mark.parametrize("how", ["finish", "save"])
-    async def test_a_dropped_result_of_a_lost_lease_is_refused(self, buffer: ReplayBuffer, how: str) -> None:
-        """LeaseLostError; nothing leaves, and nothing is counted."""
-        await buffer.put(group(1), "math")
-        lease = await lease_of(buffer)
-        await buffer.storage.give_back(lease._leased, sorted(lease.open))
-        put = lease.finish if how == "finish" else lease.save
-        with pytest.raises(LeaseLostError):
-            await put(stale(), "math", replaces=lease.open, **DROPPING)
-        assert (len(buffer), await counted(buffer)) == (1, (1, 0, 0))
 
     async def test_puts_at_the_same_time_are_each_told_of_theirs(self, open_buffer: OpenBuffer) -> None:
         """What each replaced, by uid and key, and of what was evicted one group for each that found no room."""

@@ -14,6 +14,7 @@ from replaybuf.storage.values import Cursor, NewGroup
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.values.rollouts.rollout_type import RolloutType
+from tests.contract.dropping import DROPPING, counted, stale
 from tests.contract.harness import Harness, OpenBuffer, found, group, ids, total
 from tests.contract.leasing import LONG
 
@@ -150,7 +151,7 @@ class SettlingLaws(Harness):
         assert (item.uid, ids([item.item]), item.status, item.deliveries) == (newer, [2], Status.ABORTED, 1)
 
     async def test_a_put_for_a_lost_lease_is_refused(self, buffer: ReplayBuffer) -> None:
-        """LeaseLostError, and nothing is stored: the group is with another consumer by then."""
+        """LeaseLostError, and nothing is stored, dropped or counted: the group is with another consumer by then."""
         await buffer.put(group(1, status=Status.INIT), "math")
         lease = await buffer.lease_batch({"math": 1}, group_status="init", seconds=LONG, heartbeat=False)
         other = await buffer.lease_batch({"math": 0}, seconds=LONG)
@@ -159,9 +160,10 @@ class SettlingLaws(Harness):
         await buffer.storage.give_back(lease._leased, sorted(lease.open))
         await buffer.lease_batch({"math": 1}, group_status="init", seconds=LONG, heartbeat=False)
         for put in (lease.finish, lease.save):
-            with pytest.raises(LeaseLostError):
-                await put(group(2), "math", replaces=lease.open)
-        assert len(buffer) == 0
+            for result, options in ((group(2), {}), (stale(), DROPPING)):
+                with pytest.raises(LeaseLostError):
+                    await put(result, "math", replaces=lease.open, **options)
+        assert (len(buffer), await counted(buffer)) == (0, (1, 0, 0))
 
     async def test_of_several_results_at_once_only_the_lost_one_is_refused(self, buffer: ReplayBuffer) -> None:
         """Each is stored or refused as if it were alone, in the order of the calls."""

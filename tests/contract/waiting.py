@@ -32,7 +32,6 @@ from tests.contract.harness import (
     new_group,
     only,
 )
-from tests.reference.snapshots import load_snapshot, snapshot_of
 from tests.stores import set_by
 
 
@@ -314,27 +313,6 @@ class RecordLaws(Harness):
         else:
             [item] = (await buffer.sample({"math": 1}))["math"]
         assert (item.trained_step, (await only(buffer)).trained_step) == (3, 3)
-
-    @pytest.mark.parametrize("keep_new", [False, True])
-    async def test_a_restore_takes_train_steps_back(self, open_buffer: OpenBuffer, keep_new: bool) -> None:
-        """Those of groups that it brings back; groups that stay are as if they had never been drawn."""
-        buffer = await open_buffer(max_times_sampled=0)
-        old, *_ = await made_by(buffer, "gpu-1")
-        await buffer.get(1, "math", current_train_step=1)
-        await buffer.checkpoint(1)
-        new, *_ = await made_by(buffer, "gpu-2")
-        await buffer.get(2, "math", current_train_step=2)
-        await buffer.restore(1, keep_new=keep_new)
-        kept = {item.uid: (item.worker, item.trained_step) for item in await found(buffer)}
-        assert kept == {old: ("gpu-1", 1)} | ({new: ("gpu-2", None)} if keep_new else {})
-
-    async def test_copies_have_workers_and_train_steps(self, open_buffer: OpenBuffer) -> None:
-        buffer, fresh = await open_buffer(max_times_sampled=0), await open_buffer(max_times_sampled=0)
-        await made_by(buffer, "gpu-1")
-        await buffer.get(1, "math", current_train_step=5)
-        load_snapshot(fresh, snapshot_of(buffer))
-        item = await only(fresh)
-        assert (item.worker, item.trained_step) == ("gpu-1", 5)
 
 
 class LeaseRecordLaws(Harness):

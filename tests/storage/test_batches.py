@@ -172,17 +172,6 @@ async def test_a_draw_that_nobody_received_is_not_kept(buffer: ReplayBuffer, sec
     assert (there["trained_step"], there["holder"], there["times_sampled"]) == (None, None, 0)
 
 
-async def test_an_undone_draw_has_trained_nothing(shared_url: str) -> None:
-    """A group that stays has the step of the draw before."""
-    async with build(shared_url, max_times_sampled=0) as buffer:
-        await put(buffer, 0, "gpu")
-        await buffer.get(1, TASK, current_train_step=1)
-        undo = await take(buffer, 1, train_step=2)
-        assert [row["trained_step"] for row in await rows(buffer, tables.group)] == [2]
-        await undo()
-        assert [row["trained_step"] for row in await rows(buffer, tables.group)] == [1]
-
-
 async def test_names_and_rewards_may_be_anything(buffer: ReplayBuffer) -> None:
     for number, reward in enumerate([math.nan, math.inf, -math.inf, 0.5]):
         await put(buffer, number, HOSTILE, reward=reward)

@@ -36,11 +36,11 @@ def saved_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any
     folder = tmp_path_factory.mktemp("saved")
 
     async def save() -> tuple[Path, list[Any]]:
-        async with build(f"sqlite:///{folder}/source.db") as buffer:
+        async with build(f"sqlite:///{folder}/source.db", max_times_sampled=2, worker="trainer") as buffer:
             for number in range(COUNT):
                 details = {"priority": 1 + number / 7, "tags": {"n": number}, "key": f"key {number}"}
                 await buffer.put(large(number), "math", **details)
-            await buffer.get(3, "math")
+            await buffer.get(3, "math", current_train_step=5)
             return await buffer.save(folder / "snapshot"), await everything(buffer)
 
     return asyncio.run(save())
