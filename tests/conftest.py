@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from tests.faults.conftest import Summary
 from tests.matrix import mark_fast, mark_long
 from tests.postgres import Databases, new_database, new_urls, running_server
+from tests.postgres import new_url as new_url_of
 
 # On a busy machine any example may be slow.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -154,6 +155,12 @@ def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty store: a SQLite file, SQLite in memory, PostgreSQL."""
     return request.param if request.param == "memory://" else database(request, tmp_path)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a database that isn't there, or has no tables."""
+    yield from new_url_of(request.param, request, tmp_path)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

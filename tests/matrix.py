@@ -30,7 +30,7 @@ _FIXTURES = {
     "where",
     "places",
     "copies",
-    "unmade",
+    "empty_url",
 }
 _NAMES = {
     "memory://": "memory",

@@ -12,7 +12,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import pytest
 from sqlalchemy import make_url
 
@@ -20,7 +19,6 @@ from replaybuf import ReplayBuffer, Status
 from replaybuf.errors import AccessError, ReplayBufError
 from replaybuf.storage.sql.engine import postgres_pool
 from replaybuf.storage.sql.engine.database import Access
-from replaybuf.storage.sql.engine.driver_errors import is_lost
 from replaybuf.storage.sql.engine.locks import Stamp, next_stamp
 from replaybuf.storage.sql.engine.postgres_pool import MOST_CONNECTIONS, Pool, UnreachableError
 from replaybuf.storage.sql.engine.urls import parse_url
@@ -164,12 +162,6 @@ async def test_a_pool_closes_though_one_is_in_use(lent_database: str, monkeypatc
     connection = await pool.take()
     await asyncio.wait_for(pool.close(), 5)
     assert connection.is_closed()
-
-
-def test_one_whose_end_is_still_to_come_counts_as_lost() -> None:
-    """asyncpg has heard why the server ends it, and refuses to send more, but doesn't know that it is closed."""
-    error = asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress")
-    assert is_lost(error, connected=True)
 
 
 TEXT = (DOCS / "operating.md").read_text("utf-8")

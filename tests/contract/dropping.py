@@ -17,7 +17,6 @@ from tests.contract.harness import (
     Harness,
     OpenBuffer,
     drawn,
-    eventually,
     fill,
     found,
     group,
@@ -26,6 +25,7 @@ from tests.contract.harness import (
 )
 from tests.contract.leasing import LONG
 from tests.contract.waiting import waiting
+from tests.stores import until
 
 #: Options that drop `stale()`.
 DROPPING: dict[str, Any] = {"stale_threshold": 4, "expired_groups_retryable": False}
@@ -171,7 +171,7 @@ class ArchiveLaws(Harness):
         async def pruned() -> bool:
             return await buffer.count("math", "archived") == 3
 
-        await eventually(pruned)
+        await until(pruned, SOON)
         assert [item.uid for item in await found(buffer, {"task_name": "math"})] == uids[:3]
         assert await buffer.count("code", "archived") == 1
         assert await total(buffer, "pruned") == 3
@@ -188,7 +188,7 @@ class ArchiveLaws(Harness):
             await drawn(buffer)
             return await buffer.count_where({"uid": {"$lte": after}}) == 0
 
-        await eventually(pruned)
+        await until(pruned, SOON)
         assert await total(buffer, "pruned") >= 2
 
     @pytest.mark.parametrize("status", [Status.FILTERED, Status.FAILED])
@@ -207,7 +207,7 @@ class ArchiveLaws(Harness):
         async def pruned() -> bool:
             return await buffer.count("math", status) == 2
 
-        await eventually(pruned)
+        await until(pruned, SOON)
         assert {item.uid for item in await found(buffer, {"task_name": "math", "status": status})} == {uids[-1], first}
         assert (await buffer.count("code", status), await buffer.count("math", "archived")) == (1, 3)
         assert await total(buffer, "pruned") == 5
@@ -222,6 +222,6 @@ class ArchiveLaws(Harness):
             await buffer.update({"uid": late}, priority=2)  # in memory, groups leave as others change
             return await buffer.count("math", "filtered") == 0
 
-        await eventually(pruned)
+        await until(pruned, SOON)
         await buffer.update({"uid": late}, status="failed")
         assert await buffer.count("math", "failed") == 1

@@ -24,7 +24,6 @@ from tests.contract.harness import (
     Open,
     OpenBuffer,
     drawn,
-    eventually,
     everything,
     fill,
     found,
@@ -39,6 +38,7 @@ from tests.contract.leasing import LONG, lease_of
 from tests.contract.persistence import fill_in_every_way
 from tests.contract.waiting import waiting
 from tests.reference.snapshots import held_by, load_snapshot, snapshot_of
+from tests.stores import until
 
 SamePlace = Callable[[SQLStorage, Codec], SQLStorage]
 Another = Callable[[ReplayBuffer], Awaitable[ReplayBuffer]]
@@ -164,7 +164,7 @@ class DurableRulesLaws(InOnePlace):
         again = await reopened(buffer, another)
         there = [item.uid for item in await found(again)]
         assert there == uids[2:] or time.time() > lease.until - 0.1  # this machine was too slow
-        await eventually(lambda: again.is_ready({"math": 3}))
+        await until(lambda: again.is_ready({"math": 3}), SOON)
         assert [(item.uid, item.deliveries) for item in await found(again)] == [
             (uids[0], 1),
             (uids[1], 1),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from copy import deepcopy
 from typing import Any
@@ -162,13 +161,6 @@ async def total(buffer: ReplayBuffer, name: str, task: str = "math") -> int:
     """Return one of a task's metrics."""
     tasks = (await buffer.metrics(distributions=False))["tasks"]
     return int(tasks[task][name]) if task in tasks else 0
-
-
-async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until something holds. Raises TimeoutError if it doesn't."""
-    async with asyncio.timeout(SOON):
-        while not await holds():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
 
 
 def chi_square(observed: Iterable[float], expected: Iterable[float]) -> float:

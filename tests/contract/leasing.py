@@ -16,7 +16,6 @@ from tests.contract.harness import (
     Harness,
     OpenBuffer,
     drawn,
-    eventually,
     fill,
     found,
     group,
@@ -25,6 +24,7 @@ from tests.contract.harness import (
     total,
 )
 from tests.contract.waiting import waiting
+from tests.stores import until
 
 #: A lease that doesn't end while a test runs, in seconds.
 LONG = 1000.0
@@ -185,7 +185,7 @@ class LeaseTimeLaws(Harness):
         """After the lease's time, in their old place, with the delivery counted."""
         uids = await fill(buffer, 3)
         await lease_of(buffer, 2, SHORT)
-        await eventually(lambda: buffer.is_ready({"math": 3}))
+        await until(lambda: buffer.is_ready({"math": 3}), SOON)
         items = await found(buffer)
         assert [(item.uid, item.times_sampled) for item in items] == [(uid, 0) for uid in uids]
         assert [item.deliveries for item in items] == [1, 1, 0]

@@ -12,7 +12,7 @@ import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.common.checks import Tags
-from replaybuf.errors import ConflictError, InputError, RolloutError
+from replaybuf.errors import ConflictError, InputError
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.values.rollouts.rollout import RolloutState, Status
 from tests.contract.harness import (
@@ -75,13 +75,6 @@ class PuttingLaws(Harness):
         items = await found(buffer)
         assert [item.status for item in items] == order[1:]
         assert [[stored.status for stored in item.item] for item in items] == [list(pair) for pair in pairwise(order)]
-
-    async def test_one_bad_group_fails_alone(self, buffer: ReplayBuffer) -> None:
-        """Of puts that wait together, the one that can't be stored raises RolloutError, the others are stored."""
-        groups = [group(i, extra_fields={"x": object() if i == 3 else i}) for i in range(8)]
-        results = await asyncio.gather(*(buffer.put(g, "math") for g in groups), return_exceptions=True)
-        assert [i for i, result in enumerate(results) if isinstance(result, RolloutError)] == [3]
-        assert sorted(item.item[0].rollout_id for item in await found(buffer)) == [0, 1, 2, 4, 5, 6, 7]
 
     async def test_plain_dicts_are_rollouts_too(self, open_buffer: OpenBuffer) -> None:
         """Dicts are stored and come back as dicts; those without a status are completed."""

@@ -6,7 +6,6 @@ import asyncio
 import os
 import pickle
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from tests.cli.doctored import examine, wrong
 from tests.faults.processes import end, entries, start
 from tests.places import roles
 from tests.places.arrays import apart, ask, files, listed, numbers_in, put, take_all, until_no_files
-from tests.postgres import new_url
 from tests.stores import TASK, build
 
 pytestmark = pytest.mark.usefixtures("soon_swept")
@@ -144,22 +142,16 @@ async def test_places_that_were_added_before_and_after_a_backup_was_put_back_are
         assert sorted(await take_all(buffer)) == [1, 3, 4]
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def unmade(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of a database that isn't there, or has no tables."""
-    yield from new_url(request.param, request, tmp_path)
-
-
 @pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.long) for turn in range(1, 10))])
 async def test_those_who_create_a_database_at_the_same_moment_share_its_place(
-    unmade: str, folder: Path, turn: int
+    empty_url: str, folder: Path, turn: int
 ) -> None:
     async def begin(number: int) -> None:
-        async with apart(unmade, folder) as buffer:
+        async with apart(empty_url, folder) as buffer:
             await put(buffer, number)
 
     await asyncio.gather(*(begin(number) for number in range(4)))
-    async with build(unmade) as buffer:
+    async with build(empty_url) as buffer:
         assert sorted(await take_all(buffer)) == [0, 1, 2, 3]
 
 

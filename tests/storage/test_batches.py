@@ -231,11 +231,7 @@ async def test_a_group_says_what_it_replaced(shared_url: str) -> None:
 async def test_a_lease_that_lapses_settles_nothing(buffer: ReplayBuffer) -> None:
     await put(buffer, 0, "gpu")
     await buffer.lease_batch({TASK: 1}, seconds=0.01, heartbeat=False)
-
-    async def is_back() -> bool:
-        return await buffer.count(TASK, "completed") == 1
-
-    await until(is_back)
+    await buffer.wait_ready({TASK: 1}, timeout=20)
     assert [row["settled"] for row in await rows(buffer)] == [0]
     assert [row["holder"] for row in await rows(buffer, tables.group)] == [None]
 

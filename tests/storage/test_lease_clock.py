@@ -67,11 +67,7 @@ async def test_processes_with_other_clocks_agree_on_leases(shared_url: str, ahea
         held = await lease_of(buffer, 1000)
         assert await skewed(shared_url, ahead) == [1, 2]
         await held.acknowledge()
-
-        async def back() -> bool:
-            return await buffer.is_ready({TASK: 1})
-
-        await until(back, 60)
+        await until(lambda: buffer.is_ready({TASK: 1}), 60)
         assert numbers_of(await buffer.get(9, TASK)) == [3]
 
 
@@ -392,12 +388,8 @@ async def test_a_waiting_take_wakes_although_its_listening_connection_died(lent_
         await other.put(group(7), TASK)
         batch, _ = await task
         assert numbers_of(batch[TASK]) == [7]
-        engine_of_buffer = buffer.storage.engine
-
-        async def none_is_leaked() -> bool:
-            return int(engine_of_buffer.pool.lent) <= 1  # for a moment the sweep may have another one
-
-        await until(none_is_leaked)
+        pool = buffer.storage.engine.pool
+        await until(lambda: pool.lent <= 1)  # none is leaked: for a moment the sweep may have another one
         await engine.dispose()
 
 

@@ -6,7 +6,7 @@ import asyncio
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,7 +33,7 @@ from replaybuf.storage.sql.schema.views import VIEWS
 from tests.bad_input.conftest import refused_put
 from tests.faults.failpoints import open_together
 from tests.faults.processes import barrier, end, start
-from tests.postgres import execute, new_url
+from tests.postgres import execute
 from tests.stores import because, build
 from tests.stores import group as new_group
 
@@ -47,12 +47,6 @@ async def run(url: str, function: Callable[[Connection], T]) -> T:
 
 def create(connection: Connection) -> None:
     create_schema(transaction_of(connection), "here")
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A new, empty database."""
-    yield from new_url(request.param, request, tmp_path)
 
 
 def differences(connection: Connection) -> list[Any]:

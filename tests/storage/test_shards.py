@@ -95,11 +95,8 @@ class Rounds(Hook):
         self.rounds += 1
 
     async def wait(self, count: int) -> None:
-        async def passed() -> bool:
-            return self.rounds >= end
-
         end = self.rounds + count
-        await until(passed)
+        await until(lambda: self.rounds >= end)
 
 
 async def test_an_idle_process_looks_when_something_is_due_or_has_changed(
