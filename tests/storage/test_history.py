@@ -257,6 +257,6 @@ async def test_it_is_as_if_each_checkpoint_were_a_copy(new_url: Callable[[], str
     """Whatever is put, filled, drawn, undone, changed, refreshed, replaced, restored, dropped and swept in between."""
     for seed in seeds:
         async with build(new_url(), keep_checkpoints=None, **OPTIONS[name]) as buffer:
-            await buffer.count(TASK, Status.COMPLETED)
+            await buffer.storage.open()
             await end_background_work(buffer)  # which would prune at any time
             await Run(buffer, Copies(**OPTIONS[name]), seed).go_on(50)
