@@ -191,6 +191,18 @@ def new_url(backend: str, request: pytest.FixtureRequest, folder: Path) -> Itera
             yield url
 
 
+def filled_by(fill: Callable[[str], Coroutine[Any, Any, None]]) -> Any:
+    """Return a fixture: the URL of a database of each kind that was filled once, which tests only read."""
+
+    @pytest.fixture(scope="session", params=["sqlite", "postgres"])
+    def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+        for url in new_url(request.param, request, tmp_path_factory.mktemp("filled")):
+            asyncio.run(fill(url))
+            yield url
+
+    return filled
+
+
 def set_default(url: str, **settings: str) -> None:
     """Let new connections to a database begin with other settings."""
     for name, value in settings.items():

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from replaybuf.cli.commands import app
 from tests.cli.example import fill, fill_busy, fill_hostile
-from tests.postgres import is_in_memory, new_url, running_server
+from tests.postgres import filled_by, is_in_memory, new_url, running_server
 
 BACKENDS = ("sqlite", "postgres")
 _ROOT = Path(__file__).parents[2]
@@ -47,28 +47,9 @@ def url(shared_url: str) -> str:
     return shared_url
 
 
-@pytest.fixture(scope="session", params=BACKENDS)
-def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of the example buffer, which tests only read."""
-    for url in new_url(request.param, request, tmp_path_factory.mktemp("filled")):
-        asyncio.run(fill(url))
-        yield url
-
-
-@pytest.fixture(scope="session", params=BACKENDS)
-def busy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a database with two buffers, leased groups and an archive, which tests only read."""
-    for url in new_url(request.param, request, tmp_path_factory.mktemp("busy")):
-        asyncio.run(fill_busy(url))
-        yield url
-
-
-@pytest.fixture(scope="session", params=BACKENDS)
-def hostile(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a buffer whose texts try to drive the terminal."""
-    for url in new_url(request.param, request, tmp_path_factory.mktemp("hostile")):
-        asyncio.run(fill_hostile(url))
-        yield url
+filled = filled_by(fill)
+busy = filled_by(fill_busy)
+hostile = filled_by(fill_hostile)
 
 
 @pytest.fixture(params=BACKENDS)

@@ -1,4 +1,4 @@
-"""The outputs of commands on docs/cli.md and docs/outages.md are true.
+"""The outputs of commands on docs/cli.md, docs/outages.md and, of `trace`, on docs/looking.md are true.
 
 `REPLAYBUF_TEST_UPDATE_DOCS=1 pytest tests/cli/test_docs.py` writes the outputs anew.
 """
@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.cli.commands import app
-from tests.cli.example import fill
+from tests.cli.example import LAST, fill, train
 from tests.cli.test_help import COMMANDS, LIVE
 from tests.pages import DOCS
 from tests.postgres import execute
@@ -25,9 +26,7 @@ from tests.postgres import execute
 #: Its output is measured: tests/bench/test_bench.py.
 MEASURING = [("bench",)]
 
-PAGES = [DOCS / "outages.md", DOCS / "cli.md"]
-#: Its outputs are of other runs: tests/cli/test_why.py, tests/cli/test_trace.py.
-OTHER_RUNS = DOCS / "looking.md"
+PAGES = [DOCS / name for name in ("outages.md", "cli.md", "looking.md")]
 BLOCK = re.compile(r"(?ms)^```console\n\$ (replaybuf [^\n]*)\n(.*?)^```$")
 
 # What differs from machine to machine, or from day to day.
@@ -46,26 +45,31 @@ _VARYING = [
 ]
 
 
-def blocks(*pages: Path) -> list[tuple[str, str]]:
-    return [block for page in pages for block in BLOCK.findall(page.read_text("utf-8"))]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `run.db`: its groups were put 1.1 to 2.5 hours ago, and there is a checkpoint of step 43."""
-    path = tmp_path_factory.mktemp("docs")
-    asyncio.run(fill(f"sqlite:///{path}/run.db"))
+def fill_hours_ago(file: Path) -> None:
+    """The groups were put 1.1 to 2.5 hours ago, and there is a checkpoint of step 43."""
+    asyncio.run(fill(f"sqlite:///{file}"))
     execute(
-        path / "run.db",
+        file,
         f"UPDATE rb_group SET created_at = {time.time()} - (26 - uid) * 360",
         f"UPDATE rb_batch SET taken_at = {time.time() - 5000}",
         f"UPDATE rb_past SET created_at = {time.time() - 9000}",
         "UPDATE rb_worker SET seen_at = seen_at - 3900, ended_at = ended_at - 3900",
         "DELETE FROM rb_history",
     )
-    with ReplayBufferConfig(url=f"sqlite:///{path}/run.db", worker="trainer").build_sync() as buffer:
+    with ReplayBufferConfig(url=f"sqlite:///{file}", worker="trainer").build_sync() as buffer:
         buffer.checkpoint(43)
-    return path
+
+
+def train_minutes_ago(file: Path) -> None:
+    """Each step took a minute, and the last one was ten minutes ago."""
+    asyncio.run(train(f"sqlite:///{file}"))
+    now = time.time()
+    execute(
+        file,
+        f"UPDATE rb_batch SET taken_at = {now - 600} - 60 * ({LAST} - step)",
+        f"UPDATE rb_group SET created_at = {now - 620} - 60 * ({LAST} - put_step)",
+        f"UPDATE rb_group SET archived_at = {now - 590} - 60 * ({LAST} - put_step)",
+    )
 
 
 def output_of(command: str) -> str:
@@ -79,18 +83,29 @@ def same(text: str) -> str:
     return text.strip()
 
 
-def test_outputs_are_those_of_the_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
-    if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
-        for page in PAGES:
-            text = BLOCK.sub(lambda m: f"```console\n$ {m[1]}\n{output_of(m[1])}```", page.read_text("utf-8"))
-            page.write_text(text, "utf-8")
-        return  # some commands give another output the second time
-    for command, output in blocks(*PAGES):
-        assert same(output) == same(output_of(command)), command
+#: Runs, and the commands that pages show of them; the other ones of looking.md are in tests/cli/test_why.py.
+RUNS = [(fill_hours_ago, PAGES[:2], "replaybuf "), (train_minutes_ago, PAGES[2:], "replaybuf trace ")]
+
+
+@pytest.mark.parametrize(("run", "pages", "begins"), RUNS)
+def test_outputs_are_those_of_the_commands(
+    run: Callable[[Path], None], pages: list[Path], begins: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(tmp_path / "run.db")
+    for page in pages:
+        text = page.read_text("utf-8")
+        shown = [block for block in BLOCK.finditer(text) if block[1].startswith(begins)]
+        assert shown
+        for block in shown:
+            found = output_of(block[1])
+            if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
+                page.write_text(text := text.replace(block[0], f"```console\n$ {block[1]}\n{found}```"), "utf-8")
+            else:
+                assert same(block[2]) == same(found), block[1]
 
 
 @pytest.mark.parametrize("path", [path for path, _ in COMMANDS if path not in LIVE + MEASURING])
 def test_every_command_is_shown_with_its_output(path: tuple[str, ...]) -> None:
-    shown = blocks(*PAGES, OTHER_RUNS)
+    shown = [block for page in PAGES for block in BLOCK.findall(page.read_text("utf-8"))]
     assert [output for command, output in shown if command.startswith(f"replaybuf {' '.join(path)} ") and output]

@@ -16,7 +16,7 @@ from replaybuf import ReplayBufferConfig
 from replaybuf.cli.doctor import check_payloads
 from replaybuf.cli.doctor.check_groups import LOST
 from replaybuf.storage.sql import schema
-from tests.cli.conftest import BACKENDS, run
+from tests.cli.conftest import run
 from tests.cli.doctored import (
     CHECKPOINTS,
     DAMAGE,
@@ -31,16 +31,16 @@ from tests.cli.doctored import (
 )
 from tests.cli.example import fill_busy
 from tests.contract.harness import group
-from tests.postgres import execute, new_database, new_url
+from tests.postgres import execute, filled_by, new_database
 
 
-@pytest.fixture(scope="session", params=BACKENDS)
-def sound(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a sound database with two buffers, leased groups and an archive."""
-    for url in new_url(request.param, request, tmp_path_factory.mktemp("sound")):
-        asyncio.run(fill_busy(url))
-        execute(url, LATER)
-        yield url
+async def _fill_soundly(url: str) -> None:
+    """Two buffers, leased groups and an archive."""
+    await fill_busy(url)
+    execute(url, LATER)
+
+
+sound = filled_by(_fill_soundly)
 
 
 @pytest.fixture

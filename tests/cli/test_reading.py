@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from replaybuf.errors import AccessError
 from replaybuf.storage.sql.inspection.reader import Transaction, open_reader
 from tests.cli.conftest import run, run_json
 from tests.scripts import Script
@@ -158,9 +157,3 @@ def test_a_file_without_permission_is_a_clear_error(file: Path, folder: Path) ->
     code, _, problems = ls_as_nobody(file, path)
     assert code == 1
     assert "check the permissions" in problems
-
-
-@pytest.mark.parametrize("filled", ["postgres"], indirect=True)
-def test_postgresql_transactions_are_read_only(filled: str) -> None:
-    with pytest.raises(AccessError):
-        open_reader(filled).read(lambda tx: tx.table("DELETE FROM rb_group"))

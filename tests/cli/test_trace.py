@@ -5,12 +5,8 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
-import os
 import re
-import time
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -20,21 +16,14 @@ from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.cli import output, trace
 from replaybuf.common.worker_name import working_as
 from replaybuf.view.steps import read_steps
-from tests.cli.conftest import BACKENDS, run, run_json, run_on_screen
+from tests.cli.conftest import run, run_json, run_on_screen
 from tests.cli.example import BAD, FELL, FIRST, GROUPS, LAST, WORKERS, rollout, train
-from tests.cli.test_docs import BLOCK, output_of, same
-from tests.pages import DOCS
-from tests.postgres import execute, new_url
+from tests.postgres import filled_by
 from tests.produce.conftest import ledger_of
 from tests.web.conftest import client_of
 
-
-@pytest.fixture(scope="module", params=BACKENDS)
-def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a run of which a worker went bad, which tests only read."""
-    for url in new_url(request.param, request, tmp_path_factory.mktemp("trained")):
-        asyncio.run(train(url))
-        yield url
+#: A run of which a worker went bad.
+trained = filled_by(train)
 
 
 def screen(*args: object) -> list[str]:
@@ -420,34 +409,3 @@ def test_draws_without_a_train_step_are_told_of(url: str) -> None:
         buffer.put([rollout("math", 0, 0, Random(0))], "math")
         buffer.get(1, "math")
     assert "none names its train step: pass current_train_step=" in run("trace", url).stderr
-
-
-PAGE = DOCS / "looking.md"
-
-
-def test_outputs_are_those_of_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    asyncio.run(train(f"sqlite:///{tmp_path}/run.db"))
-    _age(tmp_path / "run.db")
-    page = PAGE.read_text("utf-8")
-    shown = [match for match in BLOCK.finditer(page) if match[1].startswith("replaybuf trace ")]
-    assert len(shown) == 3
-    for match in shown:
-        command, output = match.groups()
-        found = output_of(command)
-        if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
-            page = page.replace(match[0], f"```console\n$ {command}\n{found}```")
-            PAGE.write_text(page, "utf-8")
-        else:
-            assert same(output) == same(found), command
-
-
-def _age(path: Path) -> None:
-    """Let the run be of an hour ago, a minute a step, so that ages are the same every time."""
-    now = time.time()
-    execute(
-        path,
-        f"UPDATE rb_batch SET taken_at = {now - 600} - 60 * (414 - step)",
-        f"UPDATE rb_group SET created_at = {now - 620} - 60 * (414 - put_step)",
-        f"UPDATE rb_group SET archived_at = {now - 590} - 60 * (414 - put_step)",
-    )

@@ -23,15 +23,7 @@ from replaybuf.storage.sql.inspection.writer import over_sqlalchemy
 from replaybuf.storage.sql.schema import tables
 from replaybuf.web.app import PAGES, create_app
 from replaybuf.web.page_tables import Ask
-from tests.postgres import execute, new_url
-
-
-@pytest.fixture(scope="session", params=["sqlite", "postgres"])
-def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of the example, which tests only read."""
-    for url in new_url(request.param, request, tmp_path_factory.mktemp("web")):
-        asyncio.run(fill(url))
-        yield url
+from tests.postgres import execute, filled_by
 
 
 @pytest.fixture
@@ -125,6 +117,9 @@ async def fill(url: str) -> None:
         await buffer.put([_rollout(chance, "Go on.", LONG)], "long")
         await buffer.checkpoint(45)
     await _insert_records(url)
+
+
+filled = filled_by(fill)
 
 
 def _rollout(chance: random.Random, prompt: str, text: str | None = None, *, failed: bool = False) -> RolloutState:
