@@ -25,7 +25,6 @@ _FIXTURES = {
     "busy",
     "hostile",
     "empty",
-    "dipped",
     "started",
     "where",
     "places",

@@ -37,6 +37,7 @@ def test_from_a_step_whose_reward_fell_to_the_worker_within_three_commands(train
     assert fell["step"] == FELL
     shown = screen("trace", trained, "step", fell["step"])
     assert shown[1].strip().startswith(f"{BAD} made {GROUPS // 4} of the {GROUPS} groups")
+    assert run_json("trace", trained, "step", FELL)["runs"][0]["verdict"] == fell["lower"]
     first = shown[shown.index("workers") + 3]
     assert first.startswith(BAD)
     lowest = next(line for line in shown if line.split()[1:2] == [BAD] and line.split()[0].isdigit())

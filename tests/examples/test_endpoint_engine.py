@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import importlib.util
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
@@ -14,10 +14,10 @@ import pytest
 
 from replaybuf import RolloutState, Status
 from replaybuf.errors import ProduceError
-from tests.examples.endpoint import LENGTH, Body, Endpoint, Script, serving, tokens_of
+from tests.examples.conftest import KEY
+from tests.examples.endpoint import LENGTH, Body, Endpoint, Script, tokens_of
 from tests.examples.test_runs import EXAMPLES
-
-KEY = "sk-secret-of-the-tests"
+from tests.stores import until
 
 
 def load() -> Any:
@@ -30,12 +30,6 @@ def load() -> Any:
 
 
 example = load()
-
-
-@pytest.fixture
-def endpoint() -> Iterator[Endpoint]:
-    with serving(Endpoint()) as endpoint:
-        yield endpoint
 
 
 @contextlib.asynccontextmanager
@@ -63,12 +57,6 @@ def whole(rollout: RolloutState) -> bool:
 def first(script: Script) -> Callable[[Body, int], Script]:
     """The script for the first request of every rollout."""
     return lambda body, attempt: script if attempt == 1 else Script()
-
-
-async def until(true: Callable[[], bool]) -> None:
-    """Wait for something that is soon true; the test has a time limit."""
-    while not true():  # noqa: ASYNC110 - there is no event for it
-        await asyncio.sleep(0.01)
 
 
 async def test_a_rollout_has_the_text_the_tokens_their_logprobs_and_its_reward(endpoint: Endpoint) -> None:
@@ -115,11 +103,10 @@ async def test_a_stream_that_breaks_off_is_asked_for_again(endpoint: Endpoint, p
     assert len(endpoint.continued()) == (2 if partial else 0)
 
 
-@pytest.mark.parametrize("status", [503])
 async def test_that_one_waits_for_the_server_is_said_each_time_that_it_goes(
-    endpoint: Endpoint, capsys: pytest.CaptureFixture[str], status: int
+    endpoint: Endpoint, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    endpoint.script = first(Script(status=status, text="busy"))
+    endpoint.script = first(Script(status=503, text="busy"))
     async with engine_of(endpoint, server_timeout=30) as engine:
         for number in range(2):
             group = group_of(4)
@@ -127,7 +114,7 @@ async def test_that_one_waits_for_the_server_is_said_each_time_that_it_goes(
                 rollout.rollout_id += 4 * number
             await engine.generate_group(group, partial=True)
             assert all(map(whole, group))
-            assert capsys.readouterr().err == f"waiting for the server at {endpoint.url}/: HTTP {status}: busy\n"
+            assert capsys.readouterr().err == f"waiting for the server at {endpoint.url}/: HTTP 503: busy\n"
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])

@@ -14,17 +14,11 @@ from pathlib import Path
 import pytest
 
 from replaybuf import ReplayBufferConfig, Status
-from tests.examples.endpoint import LENGTH, Body, Endpoint, Script, serving
+from tests.examples.conftest import KEY
+from tests.examples.endpoint import LENGTH, Body, Endpoint, Script
 from tests.scripts import Program
 
-KEY = "sk-secret-of-the-tests"
 BATCH, K = 4, 2
-
-
-@pytest.fixture
-def endpoint() -> Iterator[Endpoint]:
-    with serving(Endpoint()) as endpoint:
-        yield endpoint
 
 
 @dataclass
