@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 
 import pytest
 
 from replaybuf import FencedError, LeaseLostError, NotReadyError, ReplayBuffer, Status
 from replaybuf.errors import InputError, LockedError
 from replaybuf.storage.values import Draw, Leased
-from tests.produce.conftest import Shuffled, complete, indexed, ledger_of, numbers, prompt
+from tests.produce.conftest import complete, indexed, ledger_of, numbers, prompt
 from tests.produce.laws import LONG, use
 from tests.stores import TASK, until
 
@@ -120,24 +119,7 @@ async def test_a_worker_can_tell_that_its_prompt_is_in_other_hands(buffer: Repla
         await first.finish(complete(first.group))
 
 
-# Draws and saves that are cancelled, or fail half-way, lose no prompt
-
-
-async def test_a_cancelled_draw_skips_nothing(buffer: ReplayBuffer) -> None:
-    """At whatever moment: every prompt is still handed out."""
-    ledger = ledger_of(buffer, Shuffled(10), TASK, seconds=2)
-    for pause in range(12):
-        task = asyncio.create_task(ledger.draw())
-        await asyncio.sleep(pause * 0.0015)
-        task.cancel()
-        for one in (await asyncio.gather(task, return_exceptions=True))[0:1]:
-            for drawn in one if isinstance(one, list) else []:
-                await drawn.finish(complete(drawn.group))
-    while prompts := await ledger.draw(4, timeout=LONG):
-        for one in prompts:
-            await one.finish(complete(one.group))
-    results = Counter(int(group[0].rollout_id) for group in await buffer.get(99, TASK))
-    assert results == dict.fromkeys(range(10), 1)
+# Draws and saves that are cancelled, or fail half-way, lose no prompt (draws that are cancelled: tests/faults)
 
 
 @pytest.mark.parametrize("error", [LockedError, asyncio.CancelledError])

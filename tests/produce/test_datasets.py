@@ -55,18 +55,6 @@ async def test_several_workers_draw_every_prompt_once_an_epoch(url: str) -> None
         assert await buffers[0].count(TASK, "completed") == size * epochs
 
 
-async def test_a_resumed_dataset_goes_on_as_it_would_have(url: str) -> None:
-    """After a restart of the process: the same prompts in the same order, over the ends of epochs."""
-    alone = ledger_of(build("memory://"), Shuffled(5), TASK, epochs=None)
-    expected = [number for _ in range(6) for number in numbers(await alone.draw(3))]
-    async with build(url) as buffer:
-        got = []
-        for _ in range(6):
-            got += numbers(await ledger_of(buffer, Shuffled(5), TASK, epochs=None).draw(3))
-        assert got == expected
-        assert Counter(got[:15]) == dict.fromkeys(range(5), 3)
-
-
 async def test_a_restore_takes_the_cursor_back(buffer: ReplayBuffer) -> None:
     """What was in flight at the checkpoint is handed out again, then what was drawn since; nothing is skipped."""
     ledger = ledger_of(buffer, Shuffled(8), TASK)

@@ -23,8 +23,8 @@ NEVER = -np.inf
 
 
 @pytest.fixture
-def buffer(shared_url: str) -> ReplayBuffer:
-    return build(shared_url)
+def url(shared_url: str) -> str:
+    return shared_url
 
 
 def use(buffer: ReplayBuffer, order: Any = "varied", count: int = 8, **options: Any) -> Sampler:
@@ -52,67 +52,63 @@ async def known(sampler: Sampler) -> dict[int, tuple[float, ...]]:
 
 async def test_what_varies_comes_next(buffer: ReplayBuffer) -> None:
     """Every prompt once in an epoch, first those that were never generated."""
-    async with buffer:
-        sampler = use(buffer)
-        spread = {place: (0.0, place / 10) for place in range(8)}
-        first = await finish(await sampler.draw(3), spread.__getitem__)
-        rest = await finish(await sampler.draw(99), spread.__getitem__)
-        assert sorted(first + rest) == list(range(8))
-        assert first + rest != sorted(first + rest)
-        assert places(await sampler.draw(5)) == [7, 6, 5, 4, 3]
-        assert places(await sampler.draw(5)) == [2, 1, 0]
-        assert len(await sampler.draw(5)) == 5
+    sampler = use(buffer)
+    spread = {place: (0.0, place / 10) for place in range(8)}
+    first = await finish(await sampler.draw(3), spread.__getitem__)
+    rest = await finish(await sampler.draw(99), spread.__getitem__)
+    assert sorted(first + rest) == list(range(8))
+    assert first + rest != sorted(first + rest)
+    assert places(await sampler.draw(5)) == [7, 6, 5, 4, 3]
+    assert places(await sampler.draw(5)) == [2, 1, 0]
+    assert len(await sampler.draw(5)) == 5
 
 
 async def test_what_is_solved_or_hopeless_is_skipped(buffer: ReplayBuffer) -> None:
     """After so many tries; when nothing is left, no prompt is."""
     rewards = {0: (1.0, 1.0), 1: (0.0, 0.0), 2: (0.0, 1.0), 3: (0.9, 1.0)}
-    async with buffer:
-        sampler = use(buffer, Unsolved(high=0.9, tries=2), count=4)
-        drawn = Counter([one for _ in range(6) for one in await finish(await sampler.draw(4), rewards.__getitem__)])
-        assert drawn == {0: 2, 1: 2, 2: 6, 3: 2}
-        for _ in range(2):
-            await finish(await sampler.draw(4), lambda place: (1.0, 1.0))
-        assert await sampler.draw(4) == []
-        assert (await sampler.counts()).finished == drawn.total() + 1
+    sampler = use(buffer, Unsolved(high=0.9, tries=2), count=4)
+    drawn = Counter([one for _ in range(6) for one in await finish(await sampler.draw(4), rewards.__getitem__)])
+    assert drawn == {0: 2, 1: 2, 2: 6, 3: 2}
+    for _ in range(2):
+        await finish(await sampler.draw(4), lambda place: (1.0, 1.0))
+    assert await sampler.draw(4) == []
+    assert (await sampler.counts()).finished == drawn.total() + 1
 
 
 async def test_what_is_known_of_a_prompt(buffer: ReplayBuffer) -> None:
     """Of finished groups that were judged: also filtered ones, kept or not; None counts for nothing."""
-    async with buffer:
-        sampler = use(buffer, lambda rows: -rows["item"], count=7)
-        drawn = await sampler.draw(7)
-        assert places(drawn) == list(range(7))
-        await finish(drawn[:1], lambda _: (1.0, 0.0))
-        await finish(drawn[1:2], lambda _: (1.0, 1.0), status="filtered")
-        await finish(drawn[2:3], lambda _: (3.0, None), status="filtered", keep_unfit=False)
-        await finish(drawn[3:4], lambda _: (None, None))
-        for rollout in drawn[4].group:
-            rollout.response, rollout.reward, rollout.status = "half", 1.0, Status.ABORTED
-        await drawn[4].finish()
-        await drawn[5].give_back(failed="no luck")
-        assert await known(sampler) == {0: (1, 0.5, 0.5, 0.5), 1: (1, 1.0, 0.0, 1.0), 2: (1, 3.0, 0.0, 3.0)}
-        again = await sampler.draw(2)
-        assert places(again) == [4, 5]  # what comes again has the place that it had
-        await again[0].save(model_step=1)
-        await again[0].give_back()
-        assert await finish(await sampler.draw(1), lambda _: (4.0, 2.0)) == [4]
-        assert (await known(sampler))[4] == (1, 3.0, 1.0, 3.0)
-        stored = [item async for item in buffer.find({"tags.prompt": 4})]
-        assert [item.reward for item in stored] == [3.0]
-        await finish(again[1:])
-        await finish(await sampler.draw(1), lambda _: (5.0, 1.0))
-        assert (await known(sampler))[0] == (2, 1.75, pytest.approx(np.std([1, 0, 5, 1])), 3.0)
+    sampler = use(buffer, lambda rows: -rows["item"], count=7)
+    drawn = await sampler.draw(7)
+    assert places(drawn) == list(range(7))
+    await finish(drawn[:1], lambda _: (1.0, 0.0))
+    await finish(drawn[1:2], lambda _: (1.0, 1.0), status="filtered")
+    await finish(drawn[2:3], lambda _: (3.0, None), status="filtered", keep_unfit=False)
+    await finish(drawn[3:4], lambda _: (None, None))
+    for rollout in drawn[4].group:
+        rollout.response, rollout.reward, rollout.status = "half", 1.0, Status.ABORTED
+    await drawn[4].finish()
+    await drawn[5].give_back(failed="no luck")
+    assert await known(sampler) == {0: (1, 0.5, 0.5, 0.5), 1: (1, 1.0, 0.0, 1.0), 2: (1, 3.0, 0.0, 3.0)}
+    again = await sampler.draw(2)
+    assert places(again) == [4, 5]  # what comes again has the place that it had
+    await again[0].save(model_step=1)
+    await again[0].give_back()
+    assert await finish(await sampler.draw(1), lambda _: (4.0, 2.0)) == [4]
+    assert (await known(sampler))[4] == (1, 3.0, 1.0, 3.0)
+    stored = [item async for item in buffer.find({"tags.prompt": 4})]
+    assert [item.reward for item in stored] == [3.0]
+    await finish(again[1:])
+    await finish(await sampler.draw(1), lambda _: (5.0, 1.0))
+    assert (await known(sampler))[0] == (2, 1.75, pytest.approx(np.std([1, 0, 5, 1])), 3.0)
 
 
 async def test_a_strategy_counts_what_it_filters(buffer: ReplayBuffer) -> None:
     """Those are the solved and the hopeless ones."""
-    async with buffer:
-        loop = ScriptedLoop(default=Script(), scripts={0: Script(reward=lambda _: 1.0)})
-        sampler = use(buffer, "unsolved", count=4)
-        await produce(SyncProduceStrategy(is_valid=reward_varies), loop, sampler, 3)
-        assert sorted((await sampler.statistics())["times"]) == [1, 1, 1, 1]
-        assert sorted((await sampler.statistics())["spread"]) == [0, 0.5, 0.5, 0.5]
+    loop = ScriptedLoop(default=Script(), scripts={0: Script(reward=lambda _: 1.0)})
+    sampler = use(buffer, "unsolved", count=4)
+    await produce(SyncProduceStrategy(is_valid=reward_varies), loop, sampler, 3)
+    assert sorted((await sampler.statistics())["times"]) == [1, 1, 1, 1]
+    assert sorted((await sampler.statistics())["spread"]) == [0, 0.5, 0.5, 0.5]
 
 
 async def test_the_same_seed_gives_the_same_order() -> None:
@@ -194,26 +190,24 @@ async def test_a_restore_takes_back_what_is_known_and_what_was_drawn(shared_url:
 
 
 async def test_no_more_is_kept_than_checkpoints_have(buffer: ReplayBuffer) -> None:
-    async with buffer:
-        sampler = use(buffer, count=2)
-        for number in range(9):
-            await finish(await sampler.draw(2))
-            await buffer.checkpoint(number)
-        count = "SELECT count(*) FROM rb_prompt"
-        assert await buffer.storage.thread.run(lambda: buffer.storage.engine.read(lambda tx: tx.value(count))) <= 2 * 5
+    sampler = use(buffer, count=2)
+    for number in range(9):
+        await finish(await sampler.draw(2))
+        await buffer.checkpoint(number)
+    count = "SELECT count(*) FROM rb_prompt"
+    assert await buffer.storage.thread.run(lambda: buffer.storage.engine.read(lambda tx: tx.value(count))) <= 2 * 5
 
 
 async def test_a_copy_goes_on_where_the_run_is(buffer: ReplayBuffer, tmp_path: Path) -> None:
-    async with buffer:
-        sampler = use(buffer, count=12)
-        await finish(await sampler.draw(9), lambda place: (0.0, place))
-        await buffer.save(tmp_path / "saved")
-        async with build(f"sqlite:///{tmp_path}/copy.db") as copy:
-            await copy.resume(tmp_path / "saved")
-            copied = use(copy, count=12)
-            assert await known(copied) == await known(sampler)
-            for _ in range(2):
-                assert places(await copied.draw(6)) == places(await sampler.draw(6))
+    sampler = use(buffer, count=12)
+    await finish(await sampler.draw(9), lambda place: (0.0, place))
+    await buffer.save(tmp_path / "saved")
+    async with build(f"sqlite:///{tmp_path}/copy.db") as copy:
+        await copy.resume(tmp_path / "saved")
+        copied = use(copy, count=12)
+        assert await known(copied) == await known(sampler)
+        for _ in range(2):
+            assert places(await copied.draw(6)) == places(await sampler.draw(6))
 
 
 async def test_a_prompt_of_a_dead_worker_is_counted_once(shared_url: str) -> None:
@@ -303,16 +297,15 @@ async def test_orders_that_are_none_are_refused(name: str) -> None:
 
 async def test_what_an_order_skips_is_said(buffer: ReplayBuffer) -> None:
     """Not that the dataset has ended, in production and in a draw."""
-    async with buffer:
-        sampler = use(buffer, Unsolved(tries=1), count=2)
-        await finish(await sampler.draw(2), lambda place: (1.0, 1.0))
-        await buffer.take_batch({TASK: 2})
-        with pytest.raises(ProduceError, match=r"and all 2 prompts are skipped by order= \(solved or hopeless\)$"):
-            await produce(SyncProduceStrategy(), ScriptedLoop(), sampler, 1)
-        ended = use(buffer, Unsolved(tries=1), count=2, epochs=1, name="ended")
-        await ended.draw(2)
-        assert await ended.draw(1) == []
-        assert ended.why_none == "no prompt is left in the dataset"
+    sampler = use(buffer, Unsolved(tries=1), count=2)
+    await finish(await sampler.draw(2), lambda place: (1.0, 1.0))
+    await buffer.take_batch({TASK: 2})
+    with pytest.raises(ProduceError, match=r"and all 2 prompts are skipped by order= \(solved or hopeless\)$"):
+        await produce(SyncProduceStrategy(), ScriptedLoop(), sampler, 1)
+    ended = use(buffer, Unsolved(tries=1), count=2, epochs=1, name="ended")
+    await ended.draw(2)
+    assert await ended.draw(1) == []
+    assert ended.why_none == "no prompt is left in the dataset"
 
 
 async def test_other_datasets_and_settings_are_refused() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -101,9 +101,6 @@ class CancelledFrom(CancelledAt):
     def __init__(self, call: Awaitable[Any], number: int, moment: str, times: int) -> None:
         super().__init__(call, number, moment)
         self._left = times
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        return super().__await__()
 
     def _cancel(self, waited_for: Any) -> None:
         super()._cancel(waited_for)

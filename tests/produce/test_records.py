@@ -78,16 +78,21 @@ def test_the_reference_answer(messages: list[Any], prompt: list[Any], truth: Any
     assert rollout.extra_fields.get("reference") == reference
 
 
-@pytest.mark.parametrize("given", [{"style": "rule", "ground_truth": "12!"}, "judge"])
-def test_a_given_ground_truth_stays(given: Any) -> None:
-    rollout = to_rollout({"messages": [USER, ANSWER], "reward_model": given})
-    assert (rollout.reward_model, rollout.extra_fields) == (given, {"reference": [ANSWER]})
+TRUE = {"style": "rule", "ground_truth": "12"}
 
 
-@pytest.mark.parametrize("given", [{"style": "rule"}, {"style": "rule", "ground_truth": None}])
-def test_a_reward_model_without_a_ground_truth_gets_it(given: Any) -> None:
+@pytest.mark.parametrize(
+    ("given", "kept", "extra"),
+    [
+        ({**TRUE, "ground_truth": "12!"}, {**TRUE, "ground_truth": "12!"}, {"reference": [ANSWER]}),
+        ("judge", "judge", {"reference": [ANSWER]}),
+        ({"style": "rule"}, TRUE, {}),
+        ({**TRUE, "ground_truth": None}, TRUE, {}),
+    ],
+)
+def test_a_given_ground_truth_stays_and_a_missing_one_is_the_answer(given: Any, kept: Any, extra: Any) -> None:
     rollout = to_rollout({"messages": [USER, ANSWER], "reward_model": given})
-    assert (rollout.reward_model, rollout.extra_fields) == ({"style": "rule", "ground_truth": "12"}, {})
+    assert (rollout.reward_model, rollout.extra_fields) == (kept, extra)
 
 
 def test_the_fields_of_a_rollout_are_taken_as_they_are() -> None:

@@ -204,11 +204,6 @@ class Wrapped:
         return (item for item in self._items) if self._anew else self._items
 
 
-def test_an_iterator_is_refused_at_once() -> None:
-    with pytest.raises(InputError, match=r"this generator can be iterated only once: give a list"):
-        PromptDataset(generator(3), 1)
-
-
 @pytest.mark.parametrize("anew", [True, False])
 def test_what_can_be_iterated_once_has_no_second_epoch(anew: bool) -> None:
     """What is left of the first is given before the error, which comes again and again."""
@@ -231,24 +226,19 @@ def test_an_iterable_that_raised_is_iterated_anew() -> None:
 
 
 @pytest.mark.parametrize("kind", ["indexed", "iterated", "old"])
-@pytest.mark.parametrize("read", [3, 5, 8])
+@pytest.mark.parametrize("read", [3, 5, 8, 99])
 @pytest.mark.parametrize("size", [2, 5])
 def test_a_dataset_that_grows_or_shrinks_goes_on_in_its_epoch(kind: str, read: int, size: int) -> None:
-    """No item is read again in an epoch, none is left out: those of before its change and of after it."""
-    place = place_after(sources(3)[kind](3), read)
-    epoch, index = divmod(read - 1, 3)
+    """No item is read again in an epoch, none is left out: those of before its change and of after it; also when it was
+    read to its end."""
+    items, place = sources(3)[kind](3).read(b"", read)
+    epoch, index = divmod(len(items) - 1, 3)
     if index + 1 > size:
         with pytest.raises(InputError, match="become shorter"):
             sources(size)[kind](3).read(place, 1)
     else:
         rest = [*range(index + 1, size), *(list(range(size)) * (2 - epoch))]
         assert read_all(sources(size)[kind](3), place) == rest
-
-
-@pytest.mark.parametrize("kind", ["indexed", "iterated", "old"])
-def test_a_dataset_that_grows_at_its_end_goes_on(kind: str) -> None:
-    items, place = sources(3)[kind](1).read(b"", 9)
-    assert (items, sources(5)[kind](1).read(place, 9)[0]) == ([0, 1, 2], [3, 4])
 
 
 @dataclass
@@ -297,48 +287,48 @@ def test_items_that_are_never_the_same_tell_nothing(make: Callable[[int], Any]) 
     assert len(PromptDataset(make(5), 1).read(place, 9)[0]) == 2
 
 
-@pytest.mark.parametrize("kind", ["indexed", "shuffled", "iterated"])
-def test_a_cursor_beyond_the_epochs_is_refused(kind: str) -> None:
-    place = place_after(sources(4)[kind](3), 10)
-    with pytest.raises(InputError, match="epochs=2"):
-        sources(4)[kind](2).read(place, 1)
+#: Dataset, epochs and seed of the run, what it is resumed with, and what is said then.
+OTHERS: list[tuple[tuple[Any, ...], tuple[Any, ...], str]] = [
+    ((range(4), 3), (range(4), 2), "epochs=2"),
+    ((range(4), 3, 7), (range(4), 2, 7), "epochs=2"),
+    ((Again(4), 3), (Again(4), 2), "epochs=2"),
+    # Of another size the shuffled order is another one: prompts would be read twice, and others never.
+    ((range(5), 3, 7), (range(4), 3, 7), "had 5 items and has 4 now"),
+    ((range(5), 3, 7), (range(6), 3, 7), "had 5 items and has 6 now"),
+    ((range(5), 3, 7), (range(5), 3, 8), "shuffle=7"),
+    ((range(5), 3, 7), (range(5), 3), "shuffle=7"),
+    ((range(5), 3), (range(5), 3, 7), "without shuffle"),
+]
 
 
-@pytest.mark.parametrize("size", [4, 6])
-def test_a_shuffled_dataset_of_another_size_is_refused(size: int) -> None:
-    """Its order is another one, so that prompts would be read twice, and others never."""
-    place = place_after(PromptDataset(range(5), 1, 7), 2)
-    with pytest.raises(InputError, match=f"had 5 items and has {size} now"):
-        PromptDataset(range(size), 1, 7).read(place, 1)
+@pytest.mark.parametrize(("run", "resumed", "said"), OTHERS)
+def test_another_dataset_or_order_than_that_of_the_run_is_refused(
+    run: tuple[Any, ...], resumed: tuple[Any, ...], said: str
+) -> None:
+    place = place_after(PromptDataset(*run), 10)
+    with pytest.raises(InputError, match=said):
+        PromptDataset(*resumed).read(place, 1)
 
 
-def test_another_shuffle_than_that_of_the_run_is_refused() -> None:
-    shuffled, plain = place_after(PromptDataset(range(5), 1, 7), 2), place_after(PromptDataset(range(5), 1), 2)
-    with pytest.raises(InputError, match="shuffle=7"):
-        PromptDataset(range(5), 1, 8).read(shuffled, 1)
-    with pytest.raises(InputError, match="shuffle=7"):
-        PromptDataset(range(5), 1).read(shuffled, 1)
-    with pytest.raises(InputError, match="without shuffle"):
-        PromptDataset(range(5), 1, 7).read(plain, 1)
+REFUSED: list[tuple[Any, Any, str]] = [
+    (generator(3), None, "this generator can be iterated only once: give a list"),
+    *((one, 7, r"shuffle the dataset itself.*or give list\(dataset\)") for one in (Again(3), OldSequence(3))),
+    *(([1], seed, "shuffle must be a seed") for seed in (-1, 1.5, "7", True, 2**64)),
+    *(
+        (one, None, "expected a dataset of prompts, got")
+        for one in ("text", b"bytes", bytearray(b"bytes"), {"train": [1]}, 7, None, len)
+    ),
+]
 
 
-@pytest.mark.parametrize("dataset", [Again(3), OldSequence(3)], ids=lambda one: type(one))
-def test_only_indexed_datasets_are_shuffled(dataset: Any) -> None:
-    with pytest.raises(InputError, match=r"shuffle the dataset itself.*or give list\(dataset\)"):
-        PromptDataset(dataset, 1, 7)
+@pytest.mark.parametrize(("dataset", "shuffle", "said"), REFUSED)
+def test_what_is_no_dataset_or_no_seed_is_refused_at_once(dataset: Any, shuffle: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        PromptDataset(dataset, 1, shuffle)
 
 
-@pytest.mark.parametrize("shuffle", [-1, 1.5, "7", True, 2**64])
-def test_a_seed_is_a_whole_number(shuffle: Any) -> None:
-    with pytest.raises(InputError, match="shuffle must be a seed"):
-        PromptDataset([1], 1, shuffle)
+def test_a_seed_may_be_a_number_of_numpy() -> None:
     assert read_all(PromptDataset([1], 1, np.int64(0))) == [1]  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("dataset", ["text", b"bytes", bytearray(b"bytes"), {"train": [1]}, 7, None, len])
-def test_what_is_no_dataset_is_refused_at_once(dataset: Any) -> None:
-    with pytest.raises(InputError, match="expected a dataset of prompts, got"):
-        PromptDataset(dataset, 1)
 
 
 NO_PLACES = {
