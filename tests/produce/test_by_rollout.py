@@ -13,8 +13,7 @@ from replaybuf import LeaseLostError, ReplayBuffer, RolloutState, Sampler, Statu
 from replaybuf.errors import ConflictError, InputError
 from replaybuf.produce import ProduceStrategy, SyncProduceStrategy
 from replaybuf.storage.sql.statements.parts import remove_orphans
-from tests.produce.conftest import indexed, ledger_of, prompts
-from tests.produce.laws import produce
+from tests.produce.conftest import indexed, ledger_of, produce, prompts
 from tests.stores import TASK, build, until
 
 

@@ -10,8 +10,9 @@ from replaybuf import FencedError, LeaseLostError, NotReadyError, ReplayBuffer, 
 from replaybuf.errors import InputError, LockedError
 from replaybuf.storage.values import Draw, Leased
 from tests.produce.conftest import complete, indexed, ledger_of, numbers, prompt
-from tests.produce.laws import LONG, use
 from tests.stores import TASK, until
+
+LONG = 600.0
 
 
 async def test_a_finished_prompt_is_replaced_by_its_result(buffer: ReplayBuffer) -> None:
@@ -108,7 +109,7 @@ async def test_a_wait_for_prompts_ends(buffer: ReplayBuffer) -> None:
 async def test_a_worker_can_tell_that_its_prompt_is_in_other_hands(buffer: ReplayBuffer) -> None:
     """While it generates, after a restore; a prompt that was finished in time is not lost."""
     await buffer.checkpoint(1)
-    first, second = await use(buffer, dataset=indexed(2), seconds=0.3).draw(2)
+    first, second = await ledger_of(buffer, indexed(2), TASK, seconds=0.3).draw(2)
     await asyncio.sleep(0.5)
     assert not first.lost
     await buffer.restore(1)

@@ -14,7 +14,6 @@ from replaybuf import FencedError, ReplayBuffer, ReplayBufferConfig, RolloutStat
 from replaybuf.buffer.sync import run
 from replaybuf.errors import DecodeError, InputError, RolloutError
 from tests.produce.conftest import Shuffled, complete, indexed, ledger_of, numbers, prompt
-from tests.produce.laws import use
 from tests.stores import TASK, build
 
 
@@ -95,7 +94,7 @@ async def test_the_dataset_is_left_as_it_is() -> None:
 
 async def test_a_result_without_a_status_is_refused(buffer: ReplayBuffer) -> None:
     """Whoever forgets the status would get the same prompt again, for ever. The prompt stays in flight."""
-    [drawn] = await use(buffer, dataset=indexed(1)).draw()
+    [drawn] = await ledger_of(buffer, indexed(1), TASK).draw()
     with pytest.raises(InputError, match=r"status.*COMPLETED, or call give_back"):
         await drawn.finish()
     await drawn.finish(complete(drawn.group))
@@ -103,12 +102,10 @@ async def test_a_result_without_a_status_is_refused(buffer: ReplayBuffer) -> Non
 
 
 async def test_what_is_no_group_says_that_make_group_made_it(buffer: ReplayBuffer) -> None:
-    for wrong, said in (
-        ({"dataset": [{"a": 1}]}, "item 0 .*by make_group"),
-        ({"dataset": indexed(1), "make_group": lambda item, number: item}, "by make_group"),
-    ):
-        with pytest.raises(RolloutError, match=said):
-            await use(buffer, **wrong).draw()
+    with pytest.raises(RolloutError, match=r"item 0 .*by make_group"):
+        await ledger_of(buffer, [{"a": 1}], TASK).draw()
+    with pytest.raises(RolloutError, match="by make_group"):
+        await ledger_of(buffer, indexed(1), TASK, make_group=lambda item, number: item).draw()
 
 
 async def test_prompts_that_can_not_be_read_back_are_not_kept(

@@ -15,8 +15,7 @@ from replaybuf.errors import InputError, LeaseLostError, ProduceError
 from replaybuf.produce import Prompt, Sampler, SyncProduceStrategy, Unsolved, reward_varies
 from replaybuf.produce.difficulty import OrderedPrompts
 from replaybuf.storage.values import Cursor
-from tests.produce.conftest import Script, ScriptedLoop, prompts
-from tests.produce.laws import produce
+from tests.produce.conftest import Script, ScriptedLoop, produce, prompts
 from tests.stores import TASK, build
 
 NEVER = -np.inf

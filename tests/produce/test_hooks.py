@@ -17,8 +17,18 @@ from replaybuf.produce import (
     SyncProduceStrategy,
     reward_varies,
 )
-from tests.produce.conftest import Script, ScriptedLoop, Told, prompts
-from tests.produce.laws import Clock, ClockedLoop, assert_accounted, ids, items_of, produce
+from tests.produce.conftest import (
+    Clock,
+    ClockedLoop,
+    Script,
+    ScriptedLoop,
+    Told,
+    assert_accounted,
+    ids,
+    items_of,
+    produce,
+    prompts,
+)
 from tests.stores import TASK, build
 
 

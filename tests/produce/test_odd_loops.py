@@ -12,8 +12,7 @@ import pytest
 from replaybuf import RolloutState, Status
 from replaybuf.errors import InputError, ProduceError
 from replaybuf.produce import AsyncProduceStrategy, Sampler, SyncProduceStrategy
-from tests.produce.conftest import Script, ScriptedLoop, Told, prompts
-from tests.produce.laws import assert_accounted, ids, items_of, produce
+from tests.produce.conftest import Script, ScriptedLoop, Told, assert_accounted, ids, items_of, produce, prompts
 from tests.stores import TASK, build
 
 STRATEGY = SyncProduceStrategy(max_failures=5)

@@ -11,13 +11,20 @@ import pytest
 from replaybuf import NotReadyError, ReplayBuffer, Status
 from replaybuf.produce import AsyncProduceStrategy, Sampler, SyncProduceStrategy, TrainState, produce_loop, publish
 from tests.faults.test_cancelled import MOMENTS, CancelledAt
-from tests.produce.conftest import Script, ScriptedLoop, forever, prompts
-from tests.produce.laws import assert_accounted, ids, items_of, leased, produce, take
+from tests.produce.conftest import (
+    Script,
+    ScriptedLoop,
+    assert_accounted,
+    forever,
+    ids,
+    items_of,
+    leased,
+    produce,
+    prompts,
+    sampler_of,
+    take,
+)
 from tests.stores import TASK, build, group, until
-
-
-def sampler_of(buffer: ReplayBuffer) -> Sampler:
-    return Sampler(buffer, prompts(60), TASK, epochs=1)
 
 
 @pytest.mark.parametrize("on_full", ["block", "reject"])

@@ -17,8 +17,7 @@ from replaybuf.errors import InputError
 from replaybuf.produce import Sampler, SyncProduceStrategy, TrainState, batch_sizes, publish, published, wait_published
 from replaybuf.rules.circumstances import TRAINER
 from tests.frameworks import Sample
-from tests.produce.conftest import ScriptedLoop, prompts
-from tests.produce.laws import drawn, produce, questions
+from tests.produce.conftest import ScriptedLoop, drawn, produce, prompts, questions
 from tests.stores import TASK, build
 
 

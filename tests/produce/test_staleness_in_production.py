@@ -12,8 +12,7 @@ import pytest
 from replaybuf import NotReadyError, ReplayBuffer, Status
 from replaybuf.errors import ProduceError
 from replaybuf.produce import AsyncProduceStrategy, ProduceSummary, Sampler
-from tests.produce.conftest import Script, ScriptedLoop, forever
-from tests.produce.laws import assert_accounted, ids, items_of, produce, take
+from tests.produce.conftest import Script, ScriptedLoop, assert_accounted, forever, ids, items_of, produce, take
 from tests.stores import TASK, group
 
 

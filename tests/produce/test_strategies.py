@@ -10,13 +10,22 @@ import pytest
 from replaybuf import ConfigError, NotReadyError, ReplayBuffer, Status
 from replaybuf.errors import ProduceError
 from replaybuf.produce import AsyncProduceStrategy, Sampler, SyncProduceStrategy
-from tests.produce.conftest import Script, ScriptedLoop, Told, forever, prompts
-from tests.produce.laws import Clock, ClockedLoop, assert_accounted, ids, items_of, leased, produce, take
+from tests.produce.conftest import (
+    Clock,
+    ClockedLoop,
+    Script,
+    ScriptedLoop,
+    Told,
+    assert_accounted,
+    forever,
+    ids,
+    items_of,
+    leased,
+    produce,
+    sampler_of,
+    take,
+)
 from tests.stores import TASK, because, build, group
-
-
-def sampler_of(buffer: ReplayBuffer, size: int = 40, *, k: int = 2, epochs: int | None = 1) -> Sampler:
-    return Sampler(buffer, prompts(size), TASK, prompt_repeat_k=k, epochs=epochs)
 
 
 async def test_a_batch_has_exactly_its_size(buffer: ReplayBuffer) -> None:
@@ -30,9 +39,10 @@ async def test_a_batch_has_exactly_its_size(buffer: ReplayBuffer) -> None:
     assert await leased(buffer) == 0
 
 
-async def test_rewards_are_counted_before_groups_are_filtered(buffer: ReplayBuffer) -> None:
+async def test_rewards_are_counted_before_groups_are_filtered(sampler: Sampler) -> None:
     strategy = SyncProduceStrategy(is_valid=lambda group: group[0].group_id != 0)
-    summary = await produce(strategy, ScriptedLoop(Script(reward=lambda place: place + 0.5)), sampler_of(buffer), 3)
+    loop = ScriptedLoop(Script(reward=lambda place: place + 0.5))
+    summary = await produce(strategy, loop, sampler, 3)
     assert (summary.produced, summary.filtered) == (3, 1)
     assert (summary.raw_rewards_sum, summary.raw_rewards_count) == (4 * (0.5 + 1.5), 8)
 
@@ -123,7 +133,7 @@ async def test_a_dataset_that_is_at_its_end_ends_the_batch(buffer: ReplayBuffer)
         await produce(SyncProduceStrategy(), ScriptedLoop(Script(tokens=5)), sampler_of(buffer, 3), 4)
     assert await buffer.count(TASK, Status.COMPLETED) == 3
     summary = end.value.summary
-    assert (summary.produced, summary.tokens) == (3, 3 * 2 * 5)
+    assert (summary.produced, summary.tokens) == (3, 3 * 5)
     assert summary.seconds > 0
 
 
@@ -244,7 +254,7 @@ async def test_interrupted_groups_are_continued_and_each_token_has_its_model_ste
 async def test_leftovers_are_produced_at_the_end_of_the_dataset(url: str) -> None:
     """Also those that would wait for a tail batch."""
     async with build(url) as buffer:
-        sampler = Sampler(buffer, prompts(7), TASK, epochs=1)
+        sampler = sampler_of(buffer, 7)
         strategy = AsyncProduceStrategy(
             over_sample=0.5, enable_partial_rollout=True, tail_batch_trigger_size=5, tail_batch_max_tries=1
         )

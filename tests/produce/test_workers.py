@@ -25,8 +25,16 @@ from replaybuf.produce import (
 )
 from replaybuf.storage.sql.engine.transaction import Hook, installed
 from replaybuf.storage.sql.tasks import sweeper
-from tests.produce.conftest import Script, ScriptedLoop, forever, prompts
-from tests.produce.laws import assert_accounted, items_of, leased
+from tests.produce.conftest import (
+    Script,
+    ScriptedLoop,
+    assert_accounted,
+    forever,
+    items_of,
+    leased,
+    prompts,
+    sampler_of,
+)
 from tests.stores import TASK, build, group, until
 
 STRATEGY = AsyncProduceStrategy(over_sample=0.5, pause_timeout=2)
@@ -34,7 +42,7 @@ STRATEGY = AsyncProduceStrategy(over_sample=0.5, pause_timeout=2)
 
 @pytest.fixture
 def sampler(buffer: ReplayBuffer) -> Sampler:
-    return Sampler(buffer, prompts(400), TASK, epochs=1)
+    return sampler_of(buffer, 400)
 
 
 @asynccontextmanager
@@ -89,7 +97,7 @@ async def test_workers_together_keep_what_one_alone_would(shared_url: str) -> No
     async with build(shared_url) as first, build(shared_url) as second, build(shared_url) as third:
         await publish(first, TrainState(1, 0))
         loops = [ScriptedLoop(Script(seconds=0.005)) for _ in range(3)]
-        samplers = [Sampler(buffer, prompts(400), TASK, epochs=1) for buffer in (first, second, third)]
+        samplers = [sampler_of(buffer, 400) for buffer in (first, second, third)]
         async with contextlib.AsyncExitStack() as stack:
             for loop, sampler in zip(loops, samplers, strict=True):
                 await stack.enter_async_context(working(loop, sampler))
@@ -123,7 +131,7 @@ async def test_a_worker_looks_at_the_store_when_it_has_changed(
         loop = ScriptedLoop(forever() if waits_for == "a group" else Script())
         if waits_for != "a trainer":
             await publish(buffer, TrainState(1, 0))
-        async with working(loop, Sampler(buffer, prompts(400), TASK, epochs=1)):
+        async with working(loop, sampler_of(buffer, 400)):
             if waits_for == "room":
                 await completed(buffer, 6)
             await asyncio.sleep(0)
@@ -140,7 +148,7 @@ async def test_a_worker_looks_at_the_store_when_it_has_changed(
 @pytest.mark.parametrize("on_full", ["block", "reject"])
 async def test_the_capacity_holds_workers_back(url: str, on_full: str) -> None:
     async with build(url, capacity=5, on_full=on_full) as buffer:
-        sampler, loop = Sampler(buffer, prompts(400), TASK, epochs=1), ScriptedLoop()
+        sampler, loop = sampler_of(buffer, 400), ScriptedLoop()
         await publish(buffer, TrainState(1, 0))
         strategy = AsyncProduceStrategy(over_sample=5)
         async with working(loop, sampler, strategy, size=4):
@@ -297,7 +305,7 @@ async def test_a_worker_that_has_nothing_to_do_says_why(buffer: ReplayBuffer, na
         await publish(buffer, state)
     strategy = STRATEGY.model_copy(update=options)
     with pytest.raises(NotReadyError, match=message):
-        await produce_loop(strategy, ScriptedLoop(), Sampler(buffer, prompts(size), TASK, epochs=1), 4, timeout=0.5)
+        await produce_loop(strategy, ScriptedLoop(), sampler_of(buffer, size), 4, timeout=0.5)
 
 
 async def test_a_long_generation_is_no_reason_to_give_up(sampler: Sampler) -> None:
@@ -328,7 +336,7 @@ async def test_many_filtered_groups_do_not_end_a_worker_whose_others_are_complet
 async def test_a_restore_ends_workers(shared_url: str, running: bool) -> None:
     """Those that generate when they store it or begin another, those that wait at once."""
     async with build(shared_url) as buffer:
-        sampler = Sampler(buffer, prompts(400), TASK, epochs=1)
+        sampler = sampler_of(buffer, 400)
         await publish(buffer, TrainState(1, 0))
         await buffer.checkpoint(1)
         loop = ScriptedLoop(Script(tokens=1, seconds=0.4) if running else Script())
