@@ -86,7 +86,7 @@ def list_parts(tx: Transaction, task_name: str) -> dict[int, Part]:
 
 
 _FILLING = """SELECT uid, scoped_key, archived_at FROM rb_lane JOIN rb_group ON lane = rb_lane.id
-WHERE buffer = :buffer AND status = :status AND NOT leased AND archived_at IS NOT NULL"""
+WHERE buffer = :buffer AND status = :status AND NOT leased"""
 
 
 def _parts(rows: Iterable[Sequence[Any]]) -> dict[int, Part]:
@@ -120,11 +120,17 @@ def newest_step(tx: Transaction, uids: Sequence[int]) -> int | None:
 def find_orphans(tx: Transaction) -> list[tuple[str, int]]:
     """Return task and uid of finished rollouts of prompts that were finished, deleted or pruned without them."""
     by_prompt: dict[int, list[tuple[str, int]]] = {}
-    for uid, part in _parts(tx.tuples(_FILLING, buffer=tx.scope.buffer, status=str(Status.FILLING))).items():
-        if isinstance(part.name, int):
-            by_prompt.setdefault(part.name, []).append((part.task_name, uid))
+    values = {"buffer": tx.scope.buffer, "status": str(Status.FILLING)}
+    for uid, part in _parts(tx.tuples(_OF_PROMPTS, **values, low=_FIRST_UID, high=_BEHIND_UIDS)).items():
+        assert isinstance(part.name, int)
+        by_prompt.setdefault(part.name, []).append((part.task_name, uid))
     there = set(tx.values("SELECT uid FROM rb_group WHERE uid {in:uids}", uids=list(by_prompt)) if by_prompt else ())
     return [one for name, parts in by_prompt.items() if name not in there for one in parts]
+
+
+# The rollouts of prompts are found by their keys, in which a number is the name.
+_OF_PROMPTS = f"{_FILLING} AND scoped_key >= :low AND scoped_key < :high"
+_FIRST_UID, _BEHIND_UIDS = f'["{ANY_TASK}", 0', f'["{ANY_TASK}", :'  # ":" is the next character after "9"
 
 
 def remove_orphans(tx: Transaction) -> None:
