@@ -371,3 +371,16 @@ async def test_the_first_random_draws_after_a_restore_are_repeated(shared_url: s
             drawn.append(numbers_of(await trainer.get(9, TASK)))
             await trainer.restore(1)
     assert drawn[0] == drawn[1]
+
+
+async def test_an_undo_takes_the_trained_step_back_from_a_version_that_a_lease_had(shared_url: str) -> None:
+    async with build(shared_url, max_times_sampled=3) as buffer:
+        await fill(buffer, 1)
+        undo = await take(buffer, 1, train_step=5)
+        lease = await buffer.lease_batch({TASK: 1}, heartbeat=False)
+        await buffer.checkpoint(1)
+        await undo()
+        await lease.give_back()
+        await buffer.restore(1)
+        [item] = [item async for item in buffer.find({})]
+        assert (item.times_sampled, item.trained_step) == (0, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -252,11 +252,18 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("seeds", [[16], pytest.param([*range(100)], marks=pytest.mark.long)], ids=len)
-async def test_it_is_as_if_each_checkpoint_were_a_copy(new_url: Callable[[], str], name: str, seeds: list[int]) -> None:
+# These two runs find most mistakes that were made on purpose (`tests/mutations`).
+@pytest.mark.parametrize(
+    ("seeds", "operations"),
+    [([9, 16], 25), pytest.param(range(100), 50, marks=pytest.mark.long)],
+    ids=["short", "long"],
+)
+async def test_it_is_as_if_each_checkpoint_were_a_copy(
+    new_url: Callable[[], str], name: str, seeds: Sequence[int], operations: int
+) -> None:
     """Whatever is put, filled, drawn, undone, changed, refreshed, replaced, restored, dropped and swept in between."""
     for seed in seeds:
         async with build(new_url(), keep_checkpoints=None, **OPTIONS[name]) as buffer:
             await buffer.storage.open()
             await end_background_work(buffer)  # which would prune at any time
-            await Run(buffer, Copies(**OPTIONS[name]), seed).go_on(50)
+            await Run(buffer, Copies(**OPTIONS[name]), seed).go_on(operations)

@@ -192,21 +192,25 @@ class Store:
             engine, transactions = self.engine, self.transactions
             if engine.path is not None and not self._on_any_filesystem:
                 refuse_network_filesystem(engine.path)
-            if not await self._has_schema():
+            scope = await self._join()
+            if scope is None:
                 await engine.write(partial(create_schema, where=engine.where))
-            transactions.scope = await engine.read(joined, transactions.scope)
+                scope = await engine.read(joined, transactions.scope)
+            transactions.scope = scope
             engine.opened = True
             await self.files.prepare(transactions.scope, writes=not self._access.read_only)
             if not self._access.read_only:
                 self.sweeper.start()
             self._ready = True
 
-    async def _has_schema(self) -> bool:
-        """Return whether the schema exists, without creating a missing SQLite file."""
+    async def _join(self) -> Scope | None:
+        """Return the scope of the buffer's users, None without a schema. A missing SQLite file isn't created."""
         engine = self.engine
         if engine.path is not None and not self._access.read_only and not os.path.exists(engine.path):  # noqa: ASYNC240
-            return False
-        return await engine.read(lambda tx: check_schema(tx, engine.where))
+            return None
+        return await engine.read(
+            lambda tx: joined(tx) if check_schema(tx, engine.where) else None, self.transactions.scope
+        )
 
     # Operations
 
