@@ -317,7 +317,7 @@ _RECORD = [
     ("batch-settled-twice", f"{_STATEMENTS}/leases.py", "settle(tx, lease, [row.uid for row in mine], step)", "settle(tx, lease, list(uids), step)", "what was acknowledged before is passed over"),
     ("holder-stays", f"{_STATEMENTS}/counts.py", '"leased_until": None, "holder": None}', '"leased_until": None}', "a group that came back has no holder"),
     ("step-of-lane-lost", f"{_STATEMENTS}/batches.py", "return max({row.step for row in rows if row.step is not None}, default=None)", "return None", "by default the step is that of the last refresh"),
-    ("undone-step-stays", f"{_STATEMENTS}/leases.py", "CASE WHEN times_sampled = :times + 1 THEN :trained ELSE trained_step END", "trained_step", "a draw that is undone trained nothing"),
+    ("undone-step-stays", f"{_STATEMENTS}/leases.py", "        THEN :trained ELSE trained_step END", "        THEN trained_step ELSE trained_step END", "a draw that is undone trained nothing"),
     ("lease-of-another", "storage/values.py", "if None not in (lease.database, database) and lease.database != database:", "if False:", "a lease of another store is refused"),
 ]  # fmt: skip
 

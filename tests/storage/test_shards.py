@@ -16,6 +16,7 @@ from replaybuf.storage.sql.statements import ordering
 from replaybuf.storage.sql.statements.upkeep import clear_what_is_left, find_chores, is_anything_left
 from replaybuf.storage.sql.tasks import sweeper
 from replaybuf.storage.sql.tasks.sweeper import _pause
+from tests.cancellation.conftest import end_background_work
 from tests.stores import TASK, build, fill, group, take_all, until
 
 _SIZES = "SELECT shard, sum(amount)::int FROM rb_tally WHERE name = 'size' GROUP BY shard"
@@ -27,6 +28,7 @@ async def test_shards_of_connections_that_are_gone_are_merged_and_others_stay(le
     connection = await asyncpg.connect(lent_database)
     async with build(lent_database) as buffer:
         await buffer.put(group(0), TASK)
+        await end_background_work(buffer)
         for number in (1, 2):
             async with build(lent_database) as other:
                 await other.put(group(number), TASK)
