@@ -80,6 +80,11 @@ async def test_who_waits_for_a_new_one_has_one_that_is_given_back_meanwhile(
     assert may_make == 1
 
 
+async def test_one_that_is_given_back_in_time_serves_all(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_pool, "_PATIENCE", ((0, 0.0), (MOST_CONNECTIONS, 60.0)))
+    assert len(set(await asyncio.gather(*(process_of(pool) for _ in range(10))))) == 1
+
+
 async def test_one_that_was_idle_for_long_is_closed(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres_pool, "KEPT_SECONDS", 0.05)
     async with pool.lend():

@@ -209,3 +209,10 @@ def test_nothing_imports_opentelemetry() -> None:
         "assert not [name for name in sys.modules if name.startswith('opentelemetry')]"
     )
     assert run(code) == ""
+
+
+async def test_without_a_provider_there_is_no_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
+    async with ReplayBufferConfig(url="memory://").build() as buffer:
+        await buffer.put(group(), "math")
+        assert not trace.get_current_span().get_span_context().is_valid

@@ -108,6 +108,8 @@ async def test_a_folder_that_was_replaced_by_another_runs_is_not_damage(url: str
                 with pytest.raises(PayloadStoreError, match="another place than before"):
                     await ours.get(2, TASK)
             assert await ours.count(TASK, "failed") == 0
+            with pytest.raises(PayloadStoreError, match="another place than before"):
+                await put(ours, 3)
             async with build(url) as reader:
                 with pytest.raises(PayloadStoreError, match="other payloads than those"):
                     await reader.get(2, TASK)
@@ -128,6 +130,23 @@ async def test_a_put_that_was_committed_is_not_said_to_have_failed(tmp_path: Pat
         assert item.item == []
         assert "nothing is lost" in str(item.error)
         rename(folder.with_name("away"), folder)
+
+
+@pytest.mark.parametrize("way", [pytest.param("away", marks=pytest.mark.long), "403"])
+async def test_an_object_store_that_is_down_loses_nothing(tmp_path: Path, bucket: str, relay: Relay, way: str) -> None:
+    """Calls fail after the patience, all groups are given back, and when it is back all goes on."""
+    async with apart(f"sqlite:///{tmp_path}/b.db", bucket, reconnect_timeout=1.0) as buffer:
+        await put(buffer, *range(5))
+        relay.leave() if way == "away" else setattr(relay, "status", int(way))
+        with pytest.raises(PayloadStoreError):
+            await buffer.get(5, TASK)
+        with pytest.raises(PayloadStoreError):
+            await buffer.put(heavy(9), TASK)
+        assert await buffer.count(TASK, "completed") == 5
+        relay.well()
+        await put(buffer, 5)
+        assert sorted(await take_all(buffer)) == list(range(6))
+        assert await buffer.count(TASK, "failed") == 0
 
 
 @pytest.mark.parametrize("on_network", [False, True])

@@ -22,6 +22,7 @@ from tests.produce.conftest import (
     items_of,
     leased,
     produce,
+    prompts,
     sampler_of,
     take,
 )
@@ -129,11 +130,12 @@ async def test_a_loop_whose_groups_are_all_filtered_ends_the_batch(buffer: Repla
 
 async def test_a_dataset_that_is_at_its_end_ends_the_batch(buffer: ReplayBuffer) -> None:
     message = r"3 of 4 completed groups, and no prompt is left in the dataset$"
+    sampler = Sampler(buffer, prompts(3), TASK, prompt_repeat_k=2, epochs=1)
     with pytest.raises(ProduceError, match=message, check=because("exhausted")) as end:
-        await produce(SyncProduceStrategy(), ScriptedLoop(Script(tokens=5)), sampler_of(buffer, 3), 4)
+        await produce(SyncProduceStrategy(), ScriptedLoop(Script(tokens=5)), sampler, 4)
     assert await buffer.count(TASK, Status.COMPLETED) == 3
     summary = end.value.summary
-    assert (summary.produced, summary.tokens) == (3, 3 * 5)
+    assert (summary.produced, summary.tokens) == (3, 3 * 2 * 5)
     assert summary.seconds > 0
 
 

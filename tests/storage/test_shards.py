@@ -133,6 +133,19 @@ async def test_an_idle_process_looks_when_something_is_due_or_has_changed(
             assert len((await buffer.take_batch({TASK: 2}, timeout=20))[0][TASK]) == 2
 
 
+async def test_the_background_work_begins_after_a_pause_which_closing_ends(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the first calls it would need another connection."""
+    monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 3600.0)
+    monkeypatch.setattr(sweeper._random, "uniform", lambda least, most: most)
+    seen = Rounds()
+    async with build(shared_url) as buffer, asyncio.timeout(60):
+        with installed(seen):
+            await fill(buffer, 1)
+    assert seen.polls == 0
+
+
 async def test_what_failed_is_tried_again_though_nothing_has_changed(
     shared_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

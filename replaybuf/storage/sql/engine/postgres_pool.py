@@ -16,8 +16,8 @@ from replaybuf.storage.sql.engine.postgres_servers import Servers
 #: Connections per store at most, and seconds after which an idle one is closed.
 MOST_CONNECTIONS = 16
 KEPT_SECONDS = 60.0
-#: Up to how many there are, and how many seconds one of them is waited for before one more is made.
-_PATIENCE_SECONDS = ((0, 0.0), (3, 0.01), (MOST_CONNECTIONS, 0.2))
+#: Numbers of connections, and for how many seconds one of up to so many is waited for before one more is made.
+_PATIENCE = ((0, 0.0), (3, 0.01), (MOST_CONNECTIONS, 0.2))
 #: How long a graceful close may take before the connection is terminated.
 _CLOSING_SECONDS = 2.0
 
@@ -70,7 +70,7 @@ class Pool:
         """
         begun = time.monotonic()
         while not self._idle:
-            patience = next(seconds for most, seconds in _PATIENCE_SECONDS if self.size <= most)
+            patience = next(seconds for most, seconds in _PATIENCE if self.size <= most)
             left = begun + patience - time.monotonic()
             if left <= 0 and not self._is_making and self.size < MOST_CONNECTIONS:
                 self._is_making = True
@@ -83,7 +83,8 @@ class Pool:
                     self._freed.set()
             self._freed.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._freed.wait(), left if left > 0 else None)
+                async with asyncio.timeout(left if left > 0 else None):
+                    await self._freed.wait()
         return self._idle.pop()
 
     async def discard(self, connection: Connection) -> None:

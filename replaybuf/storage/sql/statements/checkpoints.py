@@ -18,7 +18,7 @@ from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.buffer_facts import StoredCheckpoint, last_uid, list_checkpoints
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, change, read_lane_tallies, totals
-from replaybuf.storage.sql.statements.eviction import replace_groups
+from replaybuf.storage.sql.statements.eviction import predecessors, replace_groups
 from replaybuf.storage.sql.statements.fence import begin_epoch, join, next_ticket, shift_to
 from replaybuf.storage.sql.statements.lanes import all_lanes, lanes_where, need_lanes, race_columns, race_of
 from replaybuf.storage.sql.statements.leases import return_all
@@ -228,7 +228,7 @@ def _set_new_apart(tx: Transaction, uids: Sequence[int]) -> list[GroupRow]:
 def _let_in(tx: Transaction, new: Sequence[GroupRow]) -> None:
     """Move newer groups into their lanes, replacing groups with their keys and groups that they had replaced."""
     keys = {row.uid: row.column("scoped_key") for row in new if row.column("scoped_key") is not None}
-    origins = [uid for row in new for uid in row.parsed("made_from") or ()]
+    origins = [uid for row in new for uid in predecessors(row)]
     replace_groups(tx, WITH_KEYS, keys=list(keys.values()))
     replace_groups(tx, WITH_UIDS, uids=origins)
     counts: Counts = Counter()

@@ -113,14 +113,24 @@ def remove_replaced(tx: Transaction, rows: Collection[GroupRow], leaving: Leavin
     apply(tx, [(row.task_name, removed(Place(row.status, row.is_leased), Tally.REPLACED), [row.uid]) for row in rows])
 
 
-def origins(tx: Transaction, replaced: Collection[GroupRow]) -> list[int]:
-    """Return the uids of these groups, which have just left, and of their predecessors that checkpoints have.
+def origins(tx: Transaction, replaced: Mapping[int, Collection[GroupRow]]) -> dict[int, list[int]]:
+    """Return the uids of what each group has replaced, and of the predecessors of these that checkpoints have.
 
-    A restore that keeps the group which replaces them doesn't bring them back.
+    `replaced` has the groups that have just left, by the uid of the group that replaces them: a restore that keeps this
+    one doesn't bring them back.
     """
-    direct = {row.uid for row in replaced}
-    others = {uid for row in replaced for uid in row.parsed("made_from") or ()} - direct
-    return sorted(direct | in_checkpoints(tx, others) if others else direct)
+    direct = {uid: {row.uid for row in rows} for uid, rows in replaced.items()}
+    others = {uid: {one for row in rows for one in predecessors(row)} for uid, rows in replaced.items()}
+    known = set[int]().union(*others.values())
+    kept = in_checkpoints(tx, known) if known else known
+    return {uid: sorted(direct[uid] | (others[uid] & kept)) for uid in replaced}
+
+
+def predecessors(row: GroupRow) -> list[int]:
+    """Return the uids that are recorded as replaced by a group, none if the record is damaged."""
+    with contextlib.suppress(DecodeError):
+        return list(row.parsed("made_from") or ())
+    return []
 
 
 #: A candidate for eviction, and its lane.

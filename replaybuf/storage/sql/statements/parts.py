@@ -128,8 +128,10 @@ def find_orphans(tx: Transaction) -> list[tuple[str, int]]:
     return [one for name, parts in by_prompt.items() if name not in there for one in parts]
 
 
-# The rollouts of prompts are found by their keys, in which a number is the name.
-_OF_PROMPTS = f"{_FILLING} AND scoped_key >= :low AND scoped_key < :high"
+# The rollouts of prompts are found by their keys, in which a number is the name; the plus keeps SQLite from reading
+# all groups that fill.
+_OF_PROMPTS = """SELECT uid, scoped_key FROM rb_group JOIN rb_lane ON rb_lane.id = +lane
+WHERE scoped_key >= :low AND scoped_key < :high AND buffer = :buffer AND status = :status AND NOT leased"""
 _FIRST_UID, _BEHIND_UIDS = f'["{ANY_TASK}", 0', f'["{ANY_TASK}", :'  # ":" is the next character after "9"
 
 

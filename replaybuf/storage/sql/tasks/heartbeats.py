@@ -57,7 +57,7 @@ class Presence:
         self._beat_at, self._sign_at = time.monotonic(), 0.0
         self._minute = 0
         # Spread, since all processes would try to record the same minute.
-        self._behind = random.uniform(0.0, _SPREAD_SECONDS)
+        self._behind = random.SystemRandom().uniform(0.0, _SPREAD_SECONDS)
         self._failing_since: float | None = None
         self._complained = False
 

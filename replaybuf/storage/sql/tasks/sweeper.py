@@ -52,6 +52,8 @@ _LOOKS_TOGETHER, _LONGEST_IDLE_SECONDS = 50, 4.0
 _TIDY_SECONDS = 30.0
 _BATCHES = 20  # pruned in one transaction
 _PATIENCE = 1.0  # lock timeout of tidying
+# Programs seed the one that all share.
+_random = random.SystemRandom()
 
 _logger = logging.getLogger("replaybuf.sweep")
 
@@ -98,7 +100,7 @@ class Sweeper:
         failing = full = False
         # Not at once: beside the first calls it would need another connection. But of many short-lived processes, some
         # have to sweep.
-        pause = random.uniform(0, 2 * _IDLE_SECONDS)
+        pause = _random.uniform(0, 2 * _IDLE_SECONDS)
         while not await self._is_stopped(pause):
             try:
                 changed = full
@@ -115,15 +117,14 @@ class Sweeper:
                 _logger.log(level, "sweeping failed and will be tried again: %s", error, exc_info=not known)
                 full, failing, self._seen = False, True, -1
             await self._presence.beat()
+            # Writers get at least as much of the write lock's time as the sweep.
             pause = _LONGEST_SECONDS if full else _IDLE_SECONDS
 
     async def _is_stopped(self, seconds: float) -> bool:
-        """Wait so long, or until the store is closed; return whether it is.
-
-        Writers get at least as much of the write lock's time as a sweep.
-        """
+        """Wait so long, or until the store is closed; return whether it is."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
         return self._stopping.is_set()
 
     def _is_time(self) -> bool:
@@ -199,5 +200,5 @@ class Sweeper:
 
 def _pause(connections: int) -> float:
     """Return the shortest time until the next poll, in seconds, for a database with this number of connections."""
-    interval = connections / _LOOKS_TOGETHER * random.uniform(0.8, 1.2)
+    interval = connections / _LOOKS_TOGETHER * _random.uniform(0.8, 1.2)
     return max(_IDLE_SECONDS, min(_LONGEST_IDLE_SECONDS, interval))
