@@ -12,7 +12,7 @@ import pytest
 from replaybuf import LeaseLostError, ReplayBuffer, RolloutState, Sampler, Status
 from replaybuf.errors import ConflictError, InputError
 from replaybuf.produce import ProduceStrategy, SyncProduceStrategy
-from replaybuf.storage.sql.statements.parts import remove_orphans
+from replaybuf.storage.sql.statements.parts import OF_PROMPTS, remove_orphans
 from tests.produce.conftest import indexed, ledger_of, produce, prompts
 from tests.stores import TASK, build, until
 
@@ -192,6 +192,13 @@ async def test_rollouts_of_prompts_that_are_gone_are_removed(buffer: ReplayBuffe
     assert await contents(buffer) == {"completed": [["b", "b", "b"]], "filling": [["a"]]}
     lease.stop()
     await kept.give_back()
+
+
+async def test_rollouts_of_prompts_are_found_among_all_that_fill_by_their_keys(tmp_path: Path) -> None:
+    async with build(f"sqlite:///{tmp_path}/b.db") as buffer:
+        values = {"buffer": "default", "status": "filling", "low": "a", "high": "b"}
+        plan = await buffer.storage._read(lambda tx: tx.rows(f"EXPLAIN QUERY PLAN {OF_PROMPTS}", **values))
+    assert "rb_group_key (scoped_key>? AND scoped_key<?)" in plan[0]["detail"]
 
 
 async def test_a_damaged_rollout_of_a_prompt_is_generated_again(buffer: ReplayBuffer) -> None:

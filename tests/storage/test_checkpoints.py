@@ -17,7 +17,7 @@ from replaybuf.storage.sql.statements.matching import delete_groups
 from replaybuf.storage.sql.statements.past import pass_on
 from replaybuf.storage.values import Cursor
 from tests.cancellation.conftest import take
-from tests.postgres import ask
+from tests.postgres import ask, execute
 from tests.reference.snapshots import held_by
 from tests.stores import TASK, build, fill, group, numbers_of, sweep_now, take_all, until
 
@@ -384,3 +384,14 @@ async def test_an_undo_takes_the_trained_step_back_from_a_version_that_a_lease_h
         await buffer.restore(1)
         [item] = [item async for item in buffer.find({})]
         assert (item.times_sampled, item.trained_step) == (0, None)
+
+
+async def test_a_key_is_put_again_though_the_record_of_what_it_replaced_is_damaged(tmp_path: Path) -> None:
+    async with build(f"sqlite:///{tmp_path}/b.db") as buffer:
+        await buffer.put(group(1), TASK, key="p")
+        await buffer.checkpoint(1)
+        again = await buffer.put(group(2), TASK, key="p")
+        execute(tmp_path / "b.db", f"UPDATE rb_group SET made_from = '[1' WHERE uid = {again}")
+        await buffer.put(group(3), TASK, key="p")
+        await buffer.restore(1, keep_new=True)
+        assert numbers_of([item.item async for item in buffer.find({})]) == [3]

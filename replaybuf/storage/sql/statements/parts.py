@@ -121,16 +121,16 @@ def find_orphans(tx: Transaction) -> list[tuple[str, int]]:
     """Return task and uid of finished rollouts of prompts that were finished, deleted or pruned without them."""
     by_prompt: dict[int, list[tuple[str, int]]] = {}
     values = {"buffer": tx.scope.buffer, "status": str(Status.FILLING)}
-    for uid, part in _parts(tx.tuples(_OF_PROMPTS, **values, low=_FIRST_UID, high=_BEHIND_UIDS)).items():
+    for uid, part in _parts(tx.tuples(OF_PROMPTS, **values, low=_FIRST_UID, high=_BEHIND_UIDS)).items():
         assert isinstance(part.name, int)
         by_prompt.setdefault(part.name, []).append((part.task_name, uid))
     there = set(tx.values("SELECT uid FROM rb_group WHERE uid {in:uids}", uids=list(by_prompt)) if by_prompt else ())
     return [one for name, parts in by_prompt.items() if name not in there for one in parts]
 
 
-# The rollouts of prompts are found by their keys, in which a number is the name; the plus keeps SQLite from reading
-# all groups that fill.
-_OF_PROMPTS = """SELECT uid, scoped_key FROM rb_group JOIN rb_lane ON rb_lane.id = +lane
+#: The rollouts of prompts, found by their keys, in which a number is the name; the plus keeps SQLite from reading all
+#: groups that fill.
+OF_PROMPTS = """SELECT uid, scoped_key FROM rb_group JOIN rb_lane ON rb_lane.id = +lane
 WHERE scoped_key >= :low AND scoped_key < :high AND buffer = :buffer AND status = :status AND NOT leased"""
 _FIRST_UID, _BEHIND_UIDS = f'["{ANY_TASK}", 0', f'["{ANY_TASK}", :'  # ":" is the next character after "9"
 
