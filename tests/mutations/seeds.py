@@ -196,7 +196,7 @@ _SQL = [
     ("sweep-forgets-draws", f"{_STATEMENTS}/past.py", "if key[2] in recorded]", "if key[2] < 0]", "the groups of a draw are known as long as it is"),
     ("records-keep-payloads", f"{_STATEMENTS}/past.py", "WHERE p.uid = rb_payload.uid AND p.removed_at IS NOT NULL)", "WHERE p.uid = rb_payload.uid)", "what a draw took is swept"),
     ("undone-draw-still-recorded", f"{_STATEMENTS}/batches.py", "        tx.change(\"DELETE FROM rb_past WHERE draw = :draw AND draw > 0 AND removed_at IS NULL\", draw=number)\n", "", "an undone draw had no groups"),
-    ("replaced-by-key-forgotten", f"{_STATEMENTS}/put.py", "                replaced[keyed[row.column(\"scoped_key\")]].append(row)\n", "                pass\n", "what replaced a group by its key, also through others, stays in its place"),
+    ("replaced-by-key-forgotten", f"{_STATEMENTS}/put.py", "                replaced.setdefault(keyed[row.column(\"scoped_key\")], []).append(row)\n", "                pass\n", "what replaced a group by its key, also through others, stays in its place"),
     ("leased-version-stays-trained", f"{_STATEMENTS}/leases.py", "CASE WHEN lease IS NULL THEN 0 ELSE 1 END", "0", "an undo takes the trained step back from a version that a lease had"),
     ("undone-draw-renumbered", f"{_STATEMENTS}/batches.py", "        tx.change(_NOT_DRAWN, draw=number)\n", "", "the number of an undone draw may be given again"),
     ("undo-beside-a-sweep", "storage/sql/tasks/delivery.py", "            lock(tx, uids)  # so that a sweep, which goes by the batch and deletes payloads, has ended or skips them\n", "", "an undo waits for a sweep of its groups"),

@@ -123,7 +123,7 @@ def origins(tx: Transaction, replaced: Mapping[int, Collection[GroupRow]]) -> di
     others = {uid: {one for row in rows for one in predecessors(row)} for uid, rows in replaced.items()}
     known = set[int]().union(*others.values())
     kept = in_checkpoints(tx, known) if known else known
-    return {uid: sorted(direct[uid] | (others[uid] & kept)) for uid in replaced}
+    return {uid: sorted(direct[uid] | (others[uid] & kept)) for uid in direct}
 
 
 def predecessors(row: GroupRow) -> list[int]:

@@ -240,14 +240,14 @@ def store(
     uids = tx.reserve_uids(len(groups))
     counts = counts_of(groups, lanes)
     rows = [(uid, one, _key_of(tx, one.group)) for uid, one in zip(uids, groups, strict=True)]
-    replaced = {uid: [*named] for uid, named in zip(uids, gone or [()] * len(uids), strict=True)}
+    replaced = {uid: [*named] for uid, named in zip(uids, gone or [()] * len(uids), strict=True) if named}
     if keyed := {key: uid for uid, _, key in rows if key is not None}:
         for row in replace_groups(tx, WITH_KEYS, leaving, keys=_lock_keys(tx, groups)):
-            if newest(tx):  # a restore would find others of the key by it, but not those that these have replaced
-                replaced[keyed[row.column("scoped_key")]].append(row)
+            if newest(tx):  # else no restore can bring it back
+                replaced.setdefault(keyed[row.column("scoped_key")], []).append(row)
     drawn, made_from = _draw_keys(tx, lanes, rows), origins(tx, replaced)
     values = [
-        group_row(uid, one, key, lanes, drawn.get(uid), ticket_column(tx, uid), newest(tx), made_from[uid])
+        group_row(uid, one, key, lanes, drawn.get(uid), ticket_column(tx, uid), newest(tx), made_from.get(uid, ()))
         for uid, one, key in rows
     ]
     name_files(tx, (one.extent for _, one, _ in rows if one.extent is not None))
