@@ -82,7 +82,12 @@ async def test_who_waits_for_a_new_one_has_one_that_is_given_back_meanwhile(
 
 async def test_one_that_is_given_back_in_time_serves_all(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres_pool, "_PATIENCE", ((0, 0.0), (MOST_CONNECTIONS, 60.0)))
-    assert len(set(await asyncio.gather(*(process_of(pool) for _ in range(10))))) == 1
+    async with pool.lend() as connection:
+        monkeypatch.setattr(pool.servers, "connect", None)
+        others = [asyncio.create_task(process_of(pool)) for _ in range(3)]
+        for _ in range(9):
+            await asyncio.sleep(0)
+    assert set(await asyncio.gather(*others)) == {connection.get_server_pid()}
 
 
 async def test_one_that_was_idle_for_long_is_closed(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:

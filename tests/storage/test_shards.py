@@ -140,9 +140,12 @@ async def test_the_background_work_begins_after_a_pause_which_closing_ends(
     monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 3600.0)
     monkeypatch.setattr(sweeper._random, "uniform", lambda least, most: most)
     seen = Rounds()
-    async with build(shared_url) as buffer, asyncio.timeout(60):
-        with installed(seen):
-            await fill(buffer, 1)
+    async with build(shared_url) as buffer:
+        await buffer.storage.open()  # which creates the tables
+    with installed(seen):
+        async with build(shared_url) as buffer, asyncio.timeout(60):
+            for number in range(5):
+                await fill(buffer, 1, number)
     assert seen.polls == 0
 
 
