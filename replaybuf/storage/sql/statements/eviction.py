@@ -114,10 +114,10 @@ def remove_replaced(tx: Transaction, rows: Collection[GroupRow], leaving: Leavin
 
 
 def origins(tx: Transaction, replaced: Mapping[int, Collection[GroupRow]]) -> dict[int, list[int]]:
-    """Return the uids of what each group has replaced, and of the predecessors of these that checkpoints have.
+    """Return the `made_from` of new groups (`schema.tables`): what each replaced, and those that a checkpoint has of
+    what that had replaced in turn.
 
-    `replaced` has the groups that have just left, by the uid of the group that replaces them: a restore that keeps this
-    one doesn't bring them back.
+    `replaced` has the rows of the groups that have just left, by the uid of the new group.
     """
     direct = {uid: {row.uid for row in rows} for uid, rows in replaced.items()}
     others = {uid: {one for row in rows for one in predecessors(row)} for uid, rows in replaced.items()}
