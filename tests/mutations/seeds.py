@@ -405,6 +405,7 @@ NEAR = {
         "tests/buffer/test_buffers.py",
         "tests/storage/test_snapshots.py",
         "tests/storage/test_draws.py",
+        "tests/storage/test_lease_clock.py",
         "tests/side_by_side/test_statemachine.py",
         "-k",
         "not postgres",

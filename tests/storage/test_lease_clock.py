@@ -27,6 +27,7 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.statements.files import keep_for_reading
 from replaybuf.storage.sql.statements.upkeep import find_chores
+from replaybuf.storage.sql.tasks import sweeper
 from tests.contract.leasing import set_clock
 from tests.faults.proxy import proxied
 from tests.scripts import run
@@ -151,6 +152,27 @@ async def test_payloads_wait_for_their_sweep_by_the_clock_of_the_server(
         await storage.thread.run(lambda: storage.engine.write(lambda tx: keep_for_reading(tx, [1, 2, 3], 120.0)))
         assert not await due(-60)
         assert await due(-180)
+
+
+async def test_a_sweep_leaves_what_was_removed_a_moment_ago(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A take that is cancelled may still be undone, though what others took before is due."""
+    monkeypatch.setattr(sweeper.Sweeper.__init__, "__defaults__", (3600.0,))
+    monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.01)
+    async with build(url, policy="fifo") as buffer:
+        storage: Any = buffer.storage
+        first, second, third = [await buffer.put(group(number), TASK) for number in range(3)]
+        await buffer.get(1, TASK)
+        await storage._write(lambda tx: tx.run("UPDATE rb_past SET removed_at = 0.0"))
+        await buffer.get(1, TASK)
+
+        async def left() -> set[int]:
+            return set(await storage._read(lambda tx: tx.values("SELECT uid FROM rb_payload")))
+
+        async def is_swept() -> bool:
+            return first not in await left()
+
+        await until(is_swept)
+        assert await left() == {second, third}
 
 
 @pytest.mark.parametrize("ahead", [-7200.0, pytest.param(7200.0, marks=pytest.mark.long)])
