@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from replaybuf.common import units
+from replaybuf.common.checks import INT64
 from replaybuf.common.redact import redact_path
 from replaybuf.errors import InputError
 from replaybuf.rules.causes import never_put
@@ -113,7 +114,7 @@ WHERE uid = :uid AND batch = {LAST_ANNOTATED} ORDER BY name"""  # noqa: S608
 
 def read_metadata(tx: Transaction, uids: Sequence[int]) -> list[dict[str, Any]]:
     """Return the metadata of these groups, of any buffer, in this order; missing groups are left out."""
-    found = {row["uid"]: row for row in tx.rows(_GROUPS, uids=uids)}
+    found = {row["uid"]: row for row in tx.rows(_GROUPS, uids=[uid for uid in uids if uid in INT64])}
     return [found[uid] for uid in uids if uid in found]
 
 

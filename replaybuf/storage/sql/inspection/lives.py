@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from replaybuf.common import units
+from replaybuf.common.checks import INT64
 from replaybuf.common.units import time_of
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.group_metadata import buffers_of, read_metadata
@@ -71,6 +72,8 @@ class Life:
 
 def life_of(tx: Transaction, uid: int) -> Life | None:
     """Return the history of a group of any buffer, or None when nothing is recorded of it."""
+    if uid not in INT64:
+        return None
     kept = tx.rows(_IN_CHECKPOINTS, uid=uid)
     rows = tx.rows(_ROW, uid=uid) or kept[-1:]
     buffers = buffers_of(tx)
@@ -229,12 +232,9 @@ def place_of(life: Life) -> str:
     return f"gone: {life.events[-1].kind}" if life.events else "gone"
 
 
-_MOST_UID = 2**63 - 1
-
-
 def why_missing(tx: Transaction, uid: int) -> str:
     """Return why a group doesn't exist: how it was removed, or that there never was one."""
-    life = life_of(tx, uid) if 1 <= uid <= _MOST_UID else None
+    life = life_of(tx, uid)
     return why_unknown(tx, uid) if life is None else place_of(life)
 
 

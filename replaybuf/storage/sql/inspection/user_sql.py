@@ -52,8 +52,10 @@ class View(NamedTuple):
 def run_statement(reader: Reader, statement: str, timeout: float) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Return unique column names, and all rows; no names when the statement returns no rows.
 
-    Raises AccessError when it would write, LockedError after `timeout` seconds, QueryError when it is invalid.
+    Raises AccessError when it would write, LockedError after `timeout` seconds, QueryError when it is invalid, and
+    UnicodeEncodeError when it isn't text.
     """
+    statement.encode()  # asyncpg would lose its connection
 
     def run(tx: Transaction) -> tuple[list[str], list[tuple[Any, ...]]]:
         names, rows = tx.table(statement)
