@@ -57,7 +57,7 @@ _RULES = [
     ("order-none-first", "rules/policies.py", "result = known + unknown", "result = unknown + known", "groups without a value come last"),
     ("order-from-the-wrong-end", "rules/policies.py", "for term in reversed(order):", "for term in order:", "the first term of an order decides"),
     ("staleness-least-first", "rules/policies.py", 'order = (OrderTerm("staleness", descending=True)', 'order = (OrderTerm("staleness")', "the policy staleness draws the most stale first"),
-    ("seed-of-the-remover", "rules/policies.py", "found.seed = check_seed(seed)", "check_seed(seed)", "the config's seed is that of its policy"),
+    ("seed-of-the-remover", "rules/policies.py", "resolved.seed = check_seed(seed)", "check_seed(seed)", "the config's seed is that of its policy"),
     ("policy-seed-bound", "rules/policies.py", "0 <= number < 2**64", "0 <= number <= 2**64", "seeds have 64 bits"),
 ]  # fmt: skip
 
@@ -102,7 +102,7 @@ _ROLLOUTS = [
 
 _QUERY = [
     ("sql-between-open-below", "rules/query/sql_conditions.py", 'self._scalar(field, "$gte", lower)', 'self._scalar(field, "$gt", lower)', "$between has its lower bound in SQL, too"),
-    ("sql-null-in-set", "rules/query/sql_conditions.py", "return found if len(given) == len(values) else or_(found, self._missing(field))", "return found", "None in a set matches what is missing"),
+    ("sql-null-in-set", "rules/query/sql_conditions.py", "return condition if len(operands) == len(values) else or_(condition, self._missing(field))", "return condition", "None in a set matches what is missing"),
     ("sql-null-not-negatable", "rules/query/sql_conditions.py", "and_(self._columns[field].is_not(None), condition) if FIELDS[field].nullable else condition", "condition", "a negated condition holds where the value is missing"),
     ("exact-floor-of-halves", "rules/query/sql_conditions.py", "near if near <= value else math.nextafter(near, -math.inf)", "near", "numbers beyond doubles are compared exactly"),
     ("exact-below-all", "rules/query/sql_conditions.py", "return false() if below else true()", "return true() if below else false()", "what is below all integers is below all"),
@@ -290,8 +290,8 @@ _VIEWS = [
 
 _DIAGNOSIS = [
     ("what-arrives-follows", "rules/diagnosis.py", "return [*slow, *others] if covered else others or slow", "return others or slow", "what arrives comes first"),
-    ("failures-of-long-ago", "rules/causes.py", "        if 2 * bad < every:\n            return None\n", "", "what failed long ago is no reason now"),
-    ("one-of-two-waits", "rules/causes.py", "any(one.name not in names for one in about.alive)", "all(one.name not in names for one in about.alive)", "it is a deadlock only if all producers wait"),
+    ("failures-of-long-ago", "rules/causes.py", "        if 2 * number < total:\n            return None\n", "", "what failed long ago is no reason now"),
+    ("one-of-two-waits", "rules/causes.py", "any(worker.name not in names for worker in about.alive)", "all(worker.name not in names for worker in about.alive)", "it is a deadlock only if all producers wait"),
     ("first-task-is-named", "rules/causes.py", "    explained.sort(key=lambda item: (not item[1][0].cause.final, order.index(item[1][0].cause.reason)))\n", "", "of several tasks the worst is named"),
     ("texts-as-they-are", "common/units.py", "return _cut(escape(\" \"", "return _cut(str(\" \"", "hostile texts stay on their line"),
 ]  # fmt: skip
