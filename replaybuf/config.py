@@ -57,7 +57,7 @@ def _kept(bound: Any) -> Any:
 
 #: A function that returns PostgreSQL's password; a text "module:function" becomes one.
 Password = Annotated[
-    PasswordFunction | str | None, BeforeValidator(lambda given: None if given is None else password_function(given))
+    PasswordFunction | str | None, BeforeValidator(lambda value: None if value is None else password_function(value))
 ]
 
 
@@ -333,16 +333,16 @@ class AsyncReplayBufferConfig(ReplayBufferConfig[R], Generic[R]):
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
-def _parse_kept(kept: int | timedelta | str | None) -> tuple[int | None, float | None]:
+def _parse_kept(bound: int | timedelta | str | None) -> tuple[int | None, float | None]:
     """Parse a retention bound: return a number of groups, or a time in seconds. Raises ValueError."""
-    if isinstance(kept, timedelta):
-        return None, kept.total_seconds()
-    if isinstance(kept, str):
-        number, unit = kept[:-1], kept[-1:]
-        if kept.isascii() and kept.isdigit():  # a text from an environment variable
-            return int(kept), None
+    if isinstance(bound, timedelta):
+        return None, bound.total_seconds()
+    if isinstance(bound, str):
+        number, unit = bound[:-1], bound[-1:]
+        if bound.isascii() and bound.isdigit():  # a text from an environment variable
+            return int(bound), None
         try:
             return None, check_seconds(float(number) * _UNITS[unit], "a time")
         except (KeyError, ValueError):
-            raise ValueError(_EXPECTED.format(repr(kept[:50]))) from None
-    return kept, None
+            raise ValueError(_EXPECTED.format(repr(bound[:50]))) from None
+    return bound, None

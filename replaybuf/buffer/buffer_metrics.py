@@ -47,10 +47,10 @@ def describe(counts: Mapping[int, int]) -> dict[str, Any]:
     total = sum(counts.values())
 
     def quantile(q: float) -> int:
-        seen = 0
+        count = 0
         for value in values:
-            seen += counts[value]
-            if seen >= q * total:
+            count += counts[value]
+            if count >= q * total:
                 return value
         return values[-1]
 

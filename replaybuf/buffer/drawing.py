@@ -65,29 +65,29 @@ class DrawRequest:
         if status == Status.FILLING:
             raise InputError("filling groups are drawn when they are whole; `filling(task)` has what is missing")
         node = None if where is None else parse(where, statuses)
-        wanted, patience = check_sizes(sizes), check_timeout(timeout)
-        replay, replayed, fresh = None, None, wanted
+        numbers, patience = check_sizes(sizes), check_timeout(timeout)
+        replay, replayed, fresh = None, None, numbers
         if mix is not None:
             if status != Status.COMPLETED:
                 raise InputError(f"mix is for draws of completed groups, not of {status} ones")
-            replay = check_mix(mix, wanted)
-            fresh = {task: size - replay.get(task, 0) for task, size in wanted.items()}
+            replay = check_mix(mix, numbers)
+            fresh = {task: size - replay.get(task, 0) for task, size in numbers.items()}
             node, replayed = _both(node, "$eq"), _both(node, "$gt")
         if at_least is not None:
             needed = check_at_least(at_least, fresh)
         else:
             needed = fresh if patience > 0 else {}
         step = None if current_train_step is None else check_whole(current_train_step, "current_train_step")
-        draw = Draw(wanted, status, node, needed, exponent is not None, worker, step, deferred, replay, replayed)
+        draw = Draw(numbers, status, node, needed, exponent is not None, worker, step, deferred, replay, replayed)
         return cls(draw, patience, exponent)
 
     @traced("replaybuf.take", of_drawn)
     async def take(self, storage: SQLStorage, waits: Waits) -> dict[str, list[StorageItem]]:
         """Take the groups and return them by task. Raises NotReadyError."""
-        taken = await waits.draw(self.draw, self.patience, storage.take)
-        await waits.warn_of_draw(self.draw, taken)
-        self._weigh(taken)
-        return taken
+        drawn = await waits.draw(self.draw, self.patience, storage.take)
+        await waits.warn_of_draw(self.draw, drawn)
+        self._weigh(drawn)
+        return drawn
 
     @traced("replaybuf.lease", lambda leased: {**of_drawn(leased.items), "lease": leased.token})
     async def lease(self, storage: SQLStorage, waits: Waits, seconds: float) -> Leased:

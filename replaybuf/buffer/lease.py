@@ -233,19 +233,19 @@ class Lease(Generic[R]):
         }
         parts = {part: (uid, index) for uid, added in self._added.items() for index, part in added.items()}
         query = SetNode("uid", "$in", tuple(parts))
-        found: dict[int, dict[int, R]] = {}
+        rollouts: dict[int, dict[int, R]] = {}
         damaged: list[int] = []
         async for item in self.storage.find(query, order=()):
             uid, index = parts[item.uid]
             if item.item:
-                found.setdefault(uid, {})[index] = item.item[0]
+                rollouts.setdefault(uid, {})[index] = item.item[0]
             else:
                 _logger.warning("rollout %d of group %d is generated again: %s", index, uid, item.error)
                 damaged.append(item.uid)
                 del self._added[uid][index]
         if damaged:
             await self.storage.delete(SetNode("uid", "$in", tuple(damaged)))
-        return found
+        return rollouts
 
     def _parts_of(self, uids: Iterable[int]) -> list[int]:
         return [part for uid in uids for part in self._added.get(uid, {}).values()]
@@ -304,8 +304,8 @@ class Lease(Generic[R]):
             until = await self.storage.extend(leased, chosen, seconds)
             self._leased = replace(leased, until=until)
 
-    def _chosen(self, uids: Iterable[int] | None, what: str = "uids") -> list[int]:
-        chosen = sorted(self._open if uids is None else set(check_uids(uids, what)))
+    def _chosen(self, uids: Iterable[int] | None, name: str = "uids") -> list[int]:
+        chosen = sorted(self._open if uids is None else set(check_uids(uids, name)))
         if unknown := [uid for uid in chosen if uid not in self._open]:
             raise InputError(f"group {unknown[0]} is not open in this lease: settled before, or of another lease")
         return chosen
@@ -329,11 +329,11 @@ class Lease(Generic[R]):
             self._stop = None
 
 
-async def _renew(held: weakref.ref[Lease[Any]], seconds: float) -> None:
+async def _renew(lease_ref: weakref.ref[Lease[Any]], seconds: float) -> None:
     """Renew a lease until it ends. A garbage-collected one isn't renewed, and expires."""
     while True:
         await asyncio.sleep(seconds / _BEATS)
-        if (lease := held()) is None or not await lease.beat():
+        if (lease := lease_ref()) is None or not await lease.beat():
             return
         del lease
 

@@ -112,11 +112,11 @@ def checks_of(statuses: Statuses) -> Callable[[FillOptions], Checked]:
     """
     check = partial(_checked, statuses)
     # Most puts of a train step have the same options. Typed: True equals 1, and is neither a step nor a threshold.
-    known: Callable[..., Checked] = lru_cache(maxsize=1024, typed=True)(check)
+    cached: Callable[..., Checked] = lru_cache(maxsize=1024, typed=True)(check)
 
     def checked(options: FillOptions) -> Checked:
         is_common = _OF_ONE.isdisjoint(options) and _PLAIN.issuperset(map(type, options.values()))
-        return (known if is_common else check)(**options)
+        return (cached if is_common else check)(**options)
 
     return checked
 
@@ -130,25 +130,25 @@ _OPTIONS: Final = FillOptions.__annotations__.keys()
 
 def _checked(statuses: Statuses, **options: Unpack[FillOptions]) -> Checked:
     check_options("a put", options, _OPTIONS)
-    given: Callable[..., Any] = options.get
-    step, newest, token_threshold = given("current_train_step"), given("model_step"), given("token_stale_threshold")
+    get: Callable[..., Any] = options.get
+    step, newest, token_threshold = get("current_train_step"), get("model_step"), get("token_stale_threshold")
     checked = Checked(
         model_step=None if newest is None else check_step(newest, "model_step"),
         train_step=None if step is None else check_step(step, "current_train_step"),
-        rule=ExpiryRule(given("stale_threshold"), token_threshold, given("expired_groups_retryable", True)),
-        priority=check_priority(given("priority", 1.0)),
-        tags=check_tags(given("tags")),
-        key=check_key(given("key")),
-        status=None if (status := given("status")) is None else statuses.check(status),
-        dropped=check_dropped(given("dropped")),
-        keep_unfit=bool(given("keep_unfit", True)),
-        parents=given("parents"),
-        min_size=given("min_size"),
-        filling=options if any(given(name) is not None for name in ("group", "size", "index")) else None,
+        rule=ExpiryRule(get("stale_threshold"), token_threshold, get("expired_groups_retryable", True)),
+        priority=check_priority(get("priority", 1.0)),
+        tags=check_tags(get("tags")),
+        key=check_key(get("key")),
+        status=None if (status := get("status")) is None else statuses.check(status),
+        dropped=check_dropped(get("dropped")),
+        keep_unfit=bool(get("keep_unfit", True)),
+        parents=get("parents"),
+        min_size=get("min_size"),
+        filling=options if any(get(name) is not None for name in ("group", "size", "index")) else None,
     )
     if token_threshold is not None and step is None:
         raise InputError("token_stale_threshold needs current_train_step: the staleness of a token is relative to it")
-    if checked.parents is not None and (given("group") is not None or checked.min_size is not None):
+    if checked.parents is not None and (get("group") is not None or checked.min_size is not None):
         raise InputError("parents can't be given with group= or min_size=: put trees whole")
     return checked
 
@@ -166,9 +166,9 @@ def _checked_place(entries: int, options: FillOptions) -> tuple[str, int, int | 
         raise InputError(f"group {named(name)} can't fill up to {size} rollouts: at most {MOST_ROLLOUTS} are possible")
     if entries != 1:
         raise InputError(f"group {named(name)} gets its rollouts one by one, and this put has {entries}")
-    for what in ("key", "status", "keep_unfit"):
-        if options.get(what) is not None:
-            raise InputError(f"{what} can't be given with group=: a group that fills has the name as its key")
+    for option in ("key", "status", "keep_unfit"):
+        if options.get(option) is not None:
+            raise InputError(f"{option} can't be given with group=: a group that fills has the name as its key")
     if index is not None and check_whole(index, "index") >= size:
         raise InputError(f"index {index} is beyond group {named(name)}, whose size is {size}: they count from 0")
     return name, size, index

@@ -87,9 +87,9 @@ class Putting:
     def _record_rewards(self, new: NewGroup, place: tuple[str, int]) -> None:
         """Set the rewards of a group for the statistics of its prompt, if it has any."""
         get, key = self.rollout_type.get, self.rollout_type.reward_key
-        given = [reward_value(get(rollout, "reward"), key) for rollout in new.rollouts]
-        given = given if new.segments is None else new.segments.rewards(given)
-        rewards = [reward for reward in given if reward is not None]
+        values = [reward_value(get(rollout, "reward"), key) for rollout in new.rollouts]
+        values = values if new.segments is None else new.segments.rewards(values)
+        rewards = [reward for reward in values if reward is not None]
         sums = sum(rewards), sum(reward * reward for reward in rewards)
         if rewards and all(map(math.isfinite, sums)):
             new.judged = (*place, len(rewards), *sums)
@@ -123,9 +123,9 @@ class Putting:
         results: list[int | BaseException | None] = [None] * len(groups)
         pending: dict[int, NewGroup] = {}
         dropped: list[NewGroup] = []
-        for place, (items, task_name, more) in enumerate(zip(groups, task_names, options, strict=True)):
+        for place, (items, task_name, group_options) in enumerate(zip(groups, task_names, options, strict=True)):
             try:
-                new, is_dropped = await self.prepare(items, task_name, **more)
+                new, is_dropped = await self.prepare(items, task_name, **group_options)
             except RolloutError as error:
                 results[place] = error
                 continue
@@ -139,15 +139,15 @@ class Putting:
             results[place] = outcome
         return _uids_or_error(results)
 
-    async def _store_many(self, news: Sequence[NewGroup], patience: float) -> list[int | BaseException | None]:
+    async def _store_many(self, groups: Sequence[NewGroup], patience: float) -> list[int | BaseException | None]:
         """Store groups and return the uid or the error of each; groups without room wait for it."""
-        outcomes: list[int | BaseException | None] = [None] * len(news)
-        alone = [place for place, new in enumerate(news) if new.part is not None]
-        together = [place for place, new in enumerate(news) if new.part is None]
-        for place, outcome in zip(together, await self.storage.put_many([news[at] for at in together]), strict=True):
+        outcomes: list[int | BaseException | None] = [None] * len(groups)
+        alone = [place for place, new in enumerate(groups) if new.part is not None]
+        together = [place for place, new in enumerate(groups) if new.part is None]
+        for place, outcome in zip(together, await self.storage.put_many([groups[at] for at in together]), strict=True):
             outcomes[place] = outcome
         alone += [place for place in together if isinstance(outcomes[place], UnfetchedError | FullError)]
-        puts = [self.fetching([news[at]], partial(self._store_with_room, news[at], patience)) for at in alone]
+        puts = [self.fetching([groups[at]], partial(self._store_with_room, groups[at], patience)) for at in alone]
         for place, result in zip(alone, await asyncio.gather(*puts, return_exceptions=True), strict=True):
             outcomes[place] = result
         return outcomes
@@ -174,25 +174,25 @@ class Putting:
         """
         self.storage.check_open()
         check_task_name(task_name)
-        said = self._checked(options)
-        (rollouts, segments), replaced = segmented(items, said.parents), check_uids(replaces, "replaces")
+        chosen = self._checked(options)
+        (rollouts, segments), replaced = segmented(items, chosen.parents), check_uids(replaces, "replaces")
         if not rollouts:
             return None, False
         created_at = time.time()
-        part = prompt or said.part(task_name, len(items))
+        part = prompt or chosen.part(task_name, len(items))
         unfit: Sequence[Any] = ()
         if part is not None:
-            part.train_step, part.rule = said.train_step, said.rule  # which holds for the whole group
-            normal = _as_part(await self._normalised(rollouts, said._replace(rule=NO_RULE)))
-        elif said.min_size is not None:
-            rollouts, segments, unfit, normal = await self._without_unfit(items, said)
+            part.train_step, part.rule = chosen.train_step, chosen.rule  # which holds for the whole group
+            normal = _as_part(await self._normalised(rollouts, chosen._replace(rule=NO_RULE)))
+        elif chosen.min_size is not None:
+            rollouts, segments, unfit, normal = await self._without_unfit(items, chosen)
         else:
-            normal = await self._normalised(rollouts, said)
+            normal = await self._normalised(rollouts, chosen)
         if part is None and normal.status == Status.FILLING:
             raise InputError(
                 "the status filling is that of groups with put(group=, size=): their rollouts are completed"
             )
-        self._doubt(task_name, normal, is_new=said.status is None and lease is None)
+        self._doubt(task_name, normal, is_new=chosen.status is None and lease is None)
         new = NewGroup(
             task_name=task_name,
             status=normal.status,
@@ -200,37 +200,37 @@ class Putting:
             rollouts=rollouts,
             created_at=created_at,
             train_step=normal.train_step,
-            priority=said.priority,
-            tags=said.tags,
-            key=said.key,
+            priority=chosen.priority,
+            tags=chosen.tags,
+            key=chosen.key,
             replaces=replaced,
             lease=lease,
             stays_leased=stays_leased,
-            dropped=said.dropped,
+            dropped=chosen.dropped,
             worker=self.storage.worker,
-            put_step=said.train_step,
+            put_step=chosen.train_step,
             fields=normal.fields,
             segments=segments,
             part=part,
             parts=tuple(parts),
         )
-        if unfit and said.keep_unfit:
+        if unfit and chosen.keep_unfit:
             new.rest = await self._rest(new, unfit)
-        return new, normal.dropped or (normal.status in UNFIT and not said.keep_unfit)
+        return new, normal.dropped or (normal.status in UNFIT and not chosen.keep_unfit)
 
-    def _normalised(self, rollouts: Sequence[Any], said: Checked) -> Coroutine[Any, Any, Normalised]:
-        return normalise(rollouts, self.rollout_type, said.model_step, said.train_step, said.rule, said.status)
+    def _normalised(self, rollouts: Sequence[Any], chosen: Checked) -> Coroutine[Any, Any, Normalised]:
+        return normalise(rollouts, self.rollout_type, chosen.model_step, chosen.train_step, chosen.rule, chosen.status)
 
     async def _without_unfit(
-        self, items: Sequence[Any], said: Checked
+        self, items: Sequence[Any], chosen: Checked
     ) -> tuple[list[Any], Segments | None, list[Any], Normalised]:
         """Apply the put rules to a group with a `min_size`.
 
         Return the rollouts or segments that it is of, how these belong together, and the rollouts it goes without.
         """
-        least = said.least(len(items))
+        least = chosen.least(len(items))
         normal, fit, unfit = await normalise_fit(
-            items, self.rollout_type, least, said.model_step, said.train_step, said.rule
+            items, self.rollout_type, least, chosen.model_step, chosen.train_step, chosen.rule
         )
         return *segmented(fit), unfit, normal
 
@@ -247,14 +247,14 @@ class Putting:
     async def _rest(self, new: NewGroup, unfit: Sequence[Any]) -> NewGroup:
         """Return the unfit rollouts that a group goes without, as a group of their own."""
         rollouts, segments = segmented(unfit)
-        rest = await normalise(rollouts, self.rollout_type, None, None, NO_RULE)
+        normal = await normalise(rollouts, self.rollout_type, None, None, NO_RULE)
         return replace(
             new,
-            status=rest.status,
-            staleness=rest.staleness,
+            status=normal.status,
+            staleness=normal.staleness,
             rollouts=rollouts,
             segments=segments,
-            fields=rest.fields,
+            fields=normal.fields,
             key=None,
             replaces=(),
         )
@@ -262,8 +262,8 @@ class Putting:
     def warn_of(self, refresh: Refresh) -> None:
         """Warn once of a refresh to an earlier train step than the last one, and of one of a task without groups."""
         for task in refresh.rules.keys() - refresh.tasks if refresh.tasks else ():
-            meant = ". ".join(never_put(task, sorted(refresh.tasks)))
-            self.waits.warn(f"refresh of {task}", f"refresh_staleness of task {named(task)}: {meant}", _logger)
+            advice = ". ".join(never_put(task, sorted(refresh.tasks)))
+            self.waits.warn(f"refresh of {task}", f"refresh_staleness of task {named(task)}: {advice}", _logger)
         for task, step in refresh.earlier.items():
             if step > refresh.train_step:
                 self.waits.warn(
@@ -305,7 +305,7 @@ class Putting:
 
 def _uids_or_error(results: Sequence[int | BaseException | None]) -> list[int | None]:
     """Return the results of a put of many groups. Raises the first error if all were refused, or PartlyStoredError."""
-    refused = {place: one for place, one in enumerate(results) if isinstance(one, BaseException)}
+    refused = {place: result for place, result in enumerate(results) if isinstance(result, BaseException)}
     if not refused:
         return list(results)  # type: ignore[arg-type]
     place, first = next(iter(refused.items()))

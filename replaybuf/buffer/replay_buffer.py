@@ -241,13 +241,13 @@ class ReplayBuffer(Generic[R]):
         """
         groups = check_list(groups, "groups")
         names = [task_name] * len(groups) if isinstance(task_name, str) else check_list(task_name, "task_name")
-        more: Sequence[FillOptions] = [FillOptions()] * len(groups) if each is None else check_list(each, "each")
-        for what, given in (("task_name", names), ("each", more)):
-            if len(given) != len(groups):
-                raise InputError(f"{what} has {len(given)} entries for {len(groups)} groups: give one for each")
-        if not all(isinstance(own, Mapping) for own in more):
+        overrides: Sequence[FillOptions] = [FillOptions()] * len(groups) if each is None else check_list(each, "each")
+        for name, entries in (("task_name", names), ("each", overrides)):
+            if len(entries) != len(groups):
+                raise InputError(f"{name} has {len(entries)} entries for {len(groups)} groups: give one for each")
+        if not all(isinstance(entry, Mapping) for entry in overrides):
             raise InputError(f"each must be a list of dicts with options of puts, got {shown(each)}")
-        merged = [FillOptions(**{**options, **own}) for own in more]
+        merged = [FillOptions(**{**options, **entry}) for entry in overrides]
         return await self.putting.put_many(groups, names, merged, timeout)
 
     # Taking
@@ -295,8 +295,8 @@ class ReplayBuffer(Generic[R]):
         `current_train_step` is the train step of this batch, recorded with the draw (the view `batches`) and with kept
         groups (`trained_step`); default: the step of the last refresh.
         """
-        taken = await self._request(sizes, group_status, **options).take(self.storage, self.waits)
-        batch = {task_name: [item.item for item in items] for task_name, items in taken.items()}
+        drawn = await self._request(sizes, group_status, **options).take(self.storage, self.waits)
+        batch = {task_name: [item.item for item in items] for task_name, items in drawn.items()}
         return batch, {task_name: len(groups) for task_name, groups in batch.items()}
 
     async def sample(
@@ -537,9 +537,9 @@ class ReplayBuffer(Generic[R]):
     async def count_statuses(self, tasks: Iterable[str], statuses: Iterable[S]) -> dict[str, dict[S, int]]:
         """Return the number of groups of each task and status, by the statuses as they were given."""
         tasks = [check_task_name(task) for task in check_list(tasks, "tasks")]
-        wanted = {status: self.rollout_type.statuses.check(status) for status in check_list(statuses, "statuses")}
+        checked = {status: self.rollout_type.statuses.check(status) for status in check_list(statuses, "statuses")}
         counts = sizes_of(await self._opened.tallies())
-        return {task: {given: counts.get((task, status), 0) for given, status in wanted.items()} for task in tasks}
+        return {task: {name: counts.get((task, status), 0) for name, status in checked.items()} for task in tasks}
 
     async def filling(self, task_name: str) -> dict[str, FillingGroup]:
         """Return the groups of a task that fill rollout by rollout (`put(group=, size=)`), by name.
@@ -547,8 +547,8 @@ class ReplayBuffer(Generic[R]):
         `missing` has the indices of the rollouts that didn't come yet: after a crash, a worker goes on with these. No
         payload is read.
         """
-        found = await self._opened.filling_groups(check_task_name(task_name))
-        return {name: group for name, group in found.items() if isinstance(name, str)}
+        groups = await self._opened.filling_groups(check_task_name(task_name))
+        return {name: group for name, group in groups.items() if isinstance(name, str)}
 
     async def count_where(self, query: Query) -> int:
         """Return the number of groups that match a query."""
@@ -596,9 +596,9 @@ class ReplayBuffer(Generic[R]):
 
         With `payloads=False` only the metadata is read, and each `item` is empty.
         """
-        later = self.rollout_type.deferrable(check_list(deferred, "deferred"))
-        order, most = parse_order(order_by), check_limit(limit)
-        return self._opened.find(self._parsed(query), order=order, limit=most, deferred=later, payloads=payloads)
+        fields = self.rollout_type.deferrable(check_list(deferred, "deferred"))
+        order, number = parse_order(order_by), check_limit(limit)
+        return self._opened.find(self._parsed(query), order=order, limit=number, deferred=fields, payloads=payloads)
 
     async def check_fence(self) -> None:
         """Raise FencedError if another process has restored the buffer since it was opened here."""
@@ -680,14 +680,14 @@ class ReplayBuffer(Generic[R]):
         """
         self.storage.check_open()
         check = self.rollout_type.statuses.check
-        statuses = [None if given is None else check(given) for given in (status, as_status)]
+        statuses = [None if value is None else check(value) for value in (status, as_status)]
         cls, names = self.rollout_type.cls, self.rollout_type.names
-        known = None if issubclass(cls, dict) else FIELDS | names
-        mapped = ColumnMapping({} if fields is None else fields, as_task, statuses[1], key, as_they_are, known)
-        wanted = ImportOptions(task, statuses[0], partial, again, dry_run)
+        columns = None if issubclass(cls, dict) else FIELDS | names
+        mapped = ColumnMapping({} if fields is None else fields, as_task, statuses[1], key, as_they_are, columns)
+        options = ImportOptions(task, statuses[0], partial, again, dry_run)
         file = RolloutFile(check_source(source), mapped)
         with working_as(self.worker):
-            return await import_from(self.storage, file, wanted, progress)
+            return await import_from(self.storage, file, options, progress)
 
     def _chosen(
         self, *, where: Query | None = None, order_by: OrderBy = None, limit: int | None = None, exact: bool = False
@@ -698,7 +698,7 @@ class ReplayBuffer(Generic[R]):
 
     # Checkpoints
 
-    @traced("replaybuf.checkpoint", lambda made: {"groups": made.groups})
+    @traced("replaybuf.checkpoint", lambda result: {"groups": result.groups})
     async def checkpoint(self, step: int) -> Checkpoint:
         """Make a checkpoint of the buffer, for a `restore` to this train step; call this when the weights are saved.
 
@@ -709,7 +709,7 @@ class ReplayBuffer(Generic[R]):
         """
         return await self._opened.checkpoint(check_whole(step, "step"), self._keep_checkpoints)
 
-    @traced("replaybuf.restore", lambda made: {"groups": made.groups})
+    @traced("replaybuf.restore", lambda result: {"groups": result.groups})
     async def restore(self, step: int, *, keep_new: bool = False) -> Checkpoint:
         """Restore the buffer exactly as it was at the checkpoint of this train step, in one transaction.
 

@@ -70,8 +70,8 @@ def mirrored(
 
     if returns is not None:
         call.__signature__ = inspect.signature(method).replace(return_annotation=returns)  # type: ignore[attr-defined]
-    for word, other in _WORDS.items():
-        call.__doc__ = (call.__doc__ or "").replace(word, other)
+    for word, replacement in _WORDS.items():
+        call.__doc__ = (call.__doc__ or "").replace(word, replacement)
     return cast("_Method[P, T]", call)
 
 
@@ -100,14 +100,14 @@ def as_it_is(result: T) -> T:
 _END: Any = object()
 
 
-def items_of(found: AsyncIterator[T]) -> Generator[T]:
+def items_of(items: AsyncIterator[T]) -> Generator[T]:
     """Yield the groups that `find` yields: read from the store while they are iterated over, never all at once.
 
     The iteration may be abandoned at any time; `close`, or garbage collection, ends the read.
     """
 
     async def following() -> T:
-        return await anext(found, _END)
+        return await anext(items, _END)
 
     while (item := run(following())) is not _END:
         yield item

@@ -64,11 +64,11 @@ def traced(
             return (method if _tracer() is None else in_span)(*args, **kwargs)
 
         async def in_span(*args: P.args, **kwargs: P.kwargs) -> T:
-            with span(name) as made:
-                _describe(made, lambda: _of_call(signature.bind(*args, **kwargs)))
+            with span(name) as open_span:
+                _describe(open_span, lambda: _of_call(signature.bind(*args, **kwargs)))
                 result = await method(*args, **kwargs)
                 if of_result is not None:
-                    _describe(made, lambda: of_result(result))
+                    _describe(open_span, lambda: of_result(result))
                 return result
 
         return call
@@ -79,19 +79,19 @@ def traced(
 @contextmanager
 def span(name: str, **attributes: str) -> Iterator[Any]:
     """Make a current span of the block, with its error; yield None without a tracer, or if that fails."""
-    current = made = None
+    current = open_span = None
     if (tracer := _tracer()) is not None:
         with _harmless():
             current = tracer.start_as_current_span(name, record_exception=False, set_status_on_exception=False)
-            made = current.__enter__()
-            _describe(made, lambda: attributes)
+            open_span = current.__enter__()
+            _describe(open_span, lambda: attributes)
     try:
-        yield made
+        yield open_span
     except BaseException as error:
-        _record(made, error)
+        _record(open_span, error)
         raise
     finally:
-        if current is not None and made is not None:
+        if current is not None and open_span is not None:
             with _harmless():
                 current.__exit__(None, None, None)
 
@@ -99,22 +99,22 @@ def span(name: str, **attributes: str) -> Iterator[Any]:
 def _of_call(bound: inspect.BoundArguments) -> Attributes:
     """Return the attributes of a call, by its arguments."""
     bound.apply_defaults()
-    given = bound.arguments
-    me, arguments = given["self"], {**given, **given.get("options", {})}
+    values = bound.arguments
+    owner, arguments = values["self"], {**values, **values.get("options", {})}
     storage = arguments.get("storage")  # an empty one is false
-    made: dict[str, Any] = {"buffer": (me.storage if storage is None else storage).name}
-    for name, (called, convert) in _ARGUMENTS.items():
+    attributes: dict[str, Any] = {"buffer": (owner.storage if storage is None else storage).name}
+    for name, (attribute, convert) in _ARGUMENTS.items():
         if arguments.get(name) is not None:
-            made[called] = convert(arguments[name])
-    if (token := getattr(me, "token", None)) is not None:
-        made["lease"] = token
+            attributes[attribute] = convert(arguments[name])
+    if (token := getattr(owner, "token", None)) is not None:
+        attributes["lease"] = token
     if "uids" in arguments:
-        chosen = me.open if arguments["uids"] is None else arguments["uids"]
-        made["groups"] = len(chosen) if hasattr(chosen, "__len__") else None
-    if (draw := getattr(me, "draw", None)) is not None:
-        made |= {"tasks": list(draw.sizes), "sizes": list(draw.sizes.values()), "status": str(draw.status)}
-        made |= {"queried": draw.where is not None, "train_step": draw.train_step, "worker": draw.worker}
-    return made
+        chosen = owner.open if arguments["uids"] is None else arguments["uids"]
+        attributes["groups"] = len(chosen) if hasattr(chosen, "__len__") else None
+    if (draw := getattr(owner, "draw", None)) is not None:
+        attributes |= {"tasks": list(draw.sizes), "sizes": list(draw.sizes.values()), "status": str(draw.status)}
+        attributes |= {"queried": draw.where is not None, "train_step": draw.train_step, "worker": draw.worker}
+    return attributes
 
 
 def of_uid(uid: int | None) -> Attributes:
@@ -152,35 +152,35 @@ def _tracer() -> Any:
         return None
     try:
         provider = trace.get_tracer_provider()
-        known, tracer = _known
-        if provider is not known:
+        current, tracer = _known
+        if provider is not current:
             # Before a provider is set, this is a proxy.
-            nothing = isinstance(provider, (trace.ProxyTracerProvider, trace.NoOpTracerProvider))
-            tracer = None if nothing else provider.get_tracer("replaybuf", __version__)
+            is_unset = isinstance(provider, (trace.ProxyTracerProvider, trace.NoOpTracerProvider))
+            tracer = None if is_unset else provider.get_tracer("replaybuf", __version__)
             _known = provider, tracer
         return tracer
     except AttributeError:  # another thread is still importing opentelemetry.trace
         return None
 
 
-def _describe(made: Any, describe: Callable[[], Attributes]) -> None:
+def _describe(open_span: Any, describe: Callable[[], Attributes]) -> None:
     with suppress(Exception):  # invalid arguments, for which the call itself raises
-        if made is not None and made.is_recording():
+        if open_span is not None and open_span.is_recording():
             for name, value in describe().items():
                 if value is not None:
-                    made.set_attribute(f"replaybuf.{name}", value[:_LONGEST] if isinstance(value, str) else value)
+                    open_span.set_attribute(f"replaybuf.{name}", value[:_LONGEST] if isinstance(value, str) else value)
 
 
-def _record(made: Any, error: BaseException) -> None:
+def _record(open_span: Any, error: BaseException) -> None:
     """Record an error in a span, without traceback and causes, in which drivers quote parameters."""
-    if made is None:
+    if open_span is None:
         return
     with _harmless():
         if isinstance(error, (asyncio.CancelledError, GeneratorExit)):
-            made.set_attribute("replaybuf.cancelled", True)
+            open_span.set_attribute("replaybuf.cancelled", True)
             return
         trace, kind = sys.modules[_MODULE], type(error).__name__
         shows_text = isinstance(error, ReplayBufError) and not isinstance(error, _QUOTING)
         text = redact_words(str(error)) if shows_text else ""
-        made.add_event("exception", {"exception.type": kind, "exception.message": text})
-        made.set_status(trace.Status(trace.StatusCode.ERROR, f"{kind}: {text}" if text else kind))
+        open_span.add_event("exception", {"exception.type": kind, "exception.message": text})
+        open_span.set_status(trace.Status(trace.StatusCode.ERROR, f"{kind}: {text}" if text else kind))

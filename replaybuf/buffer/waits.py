@@ -34,8 +34,8 @@ from replaybuf.values.rollouts.rollout import Status
 def check_possible(draw: Draw, limits: Limits) -> None:
     """Raise InputError for a draw that needs more groups than the limits can ever deliver at once."""
     for task, size in draw.at_least.items():
-        if (found := too_large(limits, task, draw.status, size)) is not None:
-            raise InputError(". ".join(found))
+        if (problem := too_large(limits, task, draw.status, size)) is not None:
+            raise InputError(". ".join(problem))
 
 
 T = TypeVar("T")
@@ -133,7 +133,7 @@ class Waits:
         if any(drawn.values()):
             limits = self._storage.rules.limits
             stay = limits.archives or limits.keeps(Status.COMPLETED, 1)
-            if draw.replay and not stay and all(item.times_sampled <= 1 for some in drawn.values() for item in some):
+            if draw.replay and not stay and all(item.times_sampled <= 1 for items in drawn.values() for item in items):
                 self.warn("mix", _NOTHING_STAYS)
             return
         unknown = drawn.keys() - self._known_tasks
@@ -142,8 +142,8 @@ class Waits:
             with suppress(StorageError):
                 self._known_tasks.update(Circumstances(time.time(), await self._storage.tallies()).tasks)
             for task in unknown - self._known_tasks if self._known_tasks else ():
-                meant = ". ".join(never_put(task, sorted(self._known_tasks)))
-                self.warn(f"task {task}", f"a draw of task {named(task)} found nothing: {meant}")
+                advice = ". ".join(never_put(task, sorted(self._known_tasks)))
+                self.warn(f"task {task}", f"a draw of task {named(task)} found nothing: {advice}")
 
     def warn(self, kind: str, sentence: str, logger: logging.Logger = _logger) -> None:
         """Log a warning, once for each kind."""
@@ -164,7 +164,7 @@ class Waits:
         with ExitStack() as stack, closing(self.open_report("waiting for groups", wait)) as report:
             while True:
                 self._storage.check_open()
-                seen = self.version()
+                version = self.version()
                 tallies = await self.tallies()
                 in_store = await self._in_store(draw, tallies)
                 available = self._available(draw, tallies, in_store)
@@ -172,24 +172,24 @@ class Waits:
                     return waited
                 remaining = deadline - time.monotonic()
                 if remaining <= 0 or report.due:
-                    why = await self.why(
+                    diagnosis = await self.why(
                         report.wait, tallies, None if draw.where is None else in_store, over=remaining <= 0
                     )
-                    if remaining <= 0 or (why.final and not _is_coming(tallies, why.task_name)):
+                    if remaining <= 0 or (diagnosis.final and not _is_coming(tallies, diagnosis.task_name)):
                         after = min(timeout, time.time() - began)
-                        error = NotReadyError(and_also(f"after {after:.3g} s: {why}", "nothing was taken"))
-                        error.diagnosis = why
-                        await report.timed_out(why.sentence, why.task_name)
+                        error = NotReadyError(and_also(f"after {after:.3g} s: {diagnosis}", "nothing was taken"))
+                        error.diagnosis = diagnosis
+                        await report.timed_out(diagnosis.sentence, diagnosis.task_name)
                         raise error
-                    report.update(why.sentence, str(why))
+                    report.update(diagnosis.sentence, str(diagnosis))
                 if not waited:
                     stack.enter_context(_timed(self.for_groups, "groups"))
                     waited = True
-                await self.changed(seen, min(remaining, report.pause))
+                await self.changed(version, min(remaining, report.pause))
 
-    async def report_timeout(self, draw: Draw, since: float, timeout: float, why: Diagnosis | None = None) -> None:
+    async def report_timeout(self, draw: Draw, since: float, timeout: float, cause: Diagnosis | None = None) -> None:
         """Record the timeout of a draw that began at `since`; by default, that others hold some of the groups."""
-        reason, task = ("Others hold some of the groups.", None) if why is None else (why.sentence, why.task_name)
+        reason, task = ("Others hold some of the groups.", None) if cause is None else (cause.sentence, cause.task_name)
         await self.open_report("", self._wait_of(draw, since, timeout)).timed_out(reason, task)
 
     async def ready(self, draw: Draw) -> bool:
@@ -199,13 +199,13 @@ class Waits:
 
     async def _in_store(self, draw: Draw, tallies: Tallies) -> dict[str, int]:
         """Return the numbers of matching groups in the store, by task of the draw; queries count up to `at_least`."""
-        found = {task: tallies.get((task, draw.status, Tally.SIZE), 0) for task in draw.at_least}
+        counts = {task: tallies.get((task, draw.status, Tally.SIZE), 0) for task in draw.at_least}
         if draw.where is not None:
             for task, least in draw.at_least.items():
                 lane = (ScalarNode("task_name", "$eq", task), ScalarNode("status", "$eq", draw.status.value))
                 query = LogicNode("$and", (*lane, draw.where))
-                found[task] = await self._storage.count(query, at_most=least) if least and found[task] else 0
-        return found
+                counts[task] = await self._storage.count(query, at_most=least) if least and counts[task] else 0
+        return counts
 
     def _available(self, draw: Draw, tallies: Tallies, in_store: dict[str, int]) -> dict[str, int]:
         """Return how many of the groups in the store the limits allow to be drawn now."""
@@ -258,8 +258,8 @@ class Waits:
     def _wait_of(self, draw: Draw, since: float, timeout: float) -> Wait:
         wants = {task: least for task, least in draw.at_least.items() if least}
         query = None if draw.where is None else to_text(draw.where)
-        more = any(draw.sizes[task] > least for task, least in wants.items())
-        about = {"status": draw.status, "query": query, "worker": draw.worker, "at_least": more}
+        takes_more = any(draw.sizes[task] > least for task, least in wants.items())
+        about = {"status": draw.status, "query": query, "worker": draw.worker, "at_least": takes_more}
         return self._described(wants, since, timeout, **about)
 
     def _described(self, wants: Mapping[str, int], since: float, timeout: float, **about: Any) -> Wait:
@@ -291,12 +291,12 @@ class Waits:
                     async with asyncio.timeout_at(_loop_deadline(deadline)):
                         await queue.turn.acquire()
                 except TimeoutError as error:
-                    why, found = f"task {new.task_name}: others wait for room, too", None
+                    reason, diagnosis = f"task {new.task_name}: others wait for room, too", None
                     if report.is_long:
                         report.wait = replace(wait, wants={new.task_name: queue.waiting})
-                        found = await self.why(report.wait, await self.tallies(), over=True)
-                        await report.timed_out(found.sentence, new.task_name)
-                    await self._refuse(new, f"after {timeout:g} s: {why}; {_NOTHING_STORED}", error, found)
+                        diagnosis = await self.why(report.wait, await self.tallies(), over=True)
+                        await report.timed_out(diagnosis.sentence, new.task_name)
+                    await self._refuse(new, f"after {timeout:g} s: {reason}; {_NOTHING_STORED}", error, diagnosis)
                 try:
                     return await self._put_in_turn(new, queue, deadline, timeout, report, store)
                 finally:
@@ -316,37 +316,37 @@ class Waits:
         limits, replaces = self._storage.rules.limits, new.key is not None or bool(new.replaces)
         while True:
             self._storage.check_open()
-            seen = self.version()
+            version = self.version()
             tallies = await self.tallies()
             level = level_of(tallies, new.task_name)
             if replaces or limits.insertable(level, new.status) != 0:
                 try:
                     return await store(new)
                 except FullError as error:  # another process was faster
-                    why = str(error)
+                    reason = str(error)
             else:
-                why = f"task {new.task_name}: {limits.why_full(level, new.status)}"
+                reason = f"task {new.task_name}: {limits.why_full(level, new.status)}"
             remaining = deadline - time.monotonic()
             if remaining <= 0 or report.due:
                 report.wait = replace(report.wait, wants={new.task_name: queue.waiting})
-                found = await self.why(report.wait, tallies, over=remaining <= 0)
-                full = found.reason == Reason.HELD_BACK  # otherwise only this group lacks room
-                sentence, all_of_it = (found.sentence, str(found)) if full else (why, why)
+                diagnosis = await self.why(report.wait, tallies, over=remaining <= 0)
+                full = diagnosis.reason == Reason.HELD_BACK  # otherwise only this group lacks room
+                sentence, details = (diagnosis.sentence, str(diagnosis)) if full else (reason, reason)
                 if remaining <= 0:
                     await report.timed_out(sentence, new.task_name)
-                    all_of_it = and_also(f"after {timeout:g} s: {all_of_it}", "nothing was stored")
-                    await self._refuse(new, all_of_it, found=found)
-                report.update(sentence, all_of_it)
-            await self.changed(seen, min(remaining, report.pause))
+                    details = and_also(f"after {timeout:g} s: {details}", "nothing was stored")
+                    await self._refuse(new, details, diagnosis=diagnosis)
+                report.update(sentence, details)
+            await self.changed(version, min(remaining, report.pause))
 
     async def _refuse(
-        self, new: NewGroup, why: str, cause: BaseException | None = None, found: Diagnosis | None = None
+        self, new: NewGroup, reason: str, cause: BaseException | None = None, diagnosis: Diagnosis | None = None
     ) -> None:
         with suppress(StorageError, TimeoutError):  # the count of refusals is best effort
             async with asyncio.timeout(_COUNTING_SECONDS):
                 await self._storage.refuse(new)
-        error = FullError(why)
-        error.diagnosis = found
+        error = FullError(reason)
+        error.diagnosis = diagnosis
         raise error from cause
 
     def _queue(self, lane: LaneName) -> _WaitQueue:
@@ -357,7 +357,7 @@ def _is_coming(tallies: Tallies, task: str | None) -> bool:
     """Return whether a group of a task is leased or unfinished: it may still be completed."""
     unfinished = ((status, Tally.SIZE) for status in IN_FLIGHT)
     leased = ((status, Tally.LEASED) for status in Status)
-    return any(tallies.get((task or "", *one)) for one in (*unfinished, *leased))
+    return any(tallies.get((task or "", *lane)) for lane in (*unfinished, *leased))
 
 
 @contextmanager

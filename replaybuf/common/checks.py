@@ -48,8 +48,8 @@ def check_options(call: str, options: Iterable[str], known: Iterable[str]) -> No
     """Raise TypeError, as Python does, for an option that a call doesn't have, with the one that was probably meant."""
     names = list(known)
     for unknown in sorted(set(options).difference(names)):
-        near = difflib.get_close_matches(unknown, names, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(names)}"
+        similar = difflib.get_close_matches(unknown, names, n=1)
+        hint = f"did you mean {similar[0]}?" if similar else f"it has {', '.join(names)}"
         raise TypeError(f"{call} has no option {unknown!r}; {hint}")
 
 
@@ -145,7 +145,7 @@ def check_tags(tags: Any) -> Tags | None:
     if not isinstance(tags, Mapping):
         raise InputError(f"tags must be a dict, got {type(tags).__name__}")
     return {
-        _check_text(name, "a tag's name"): check_plain(f"tags[{name!r}]", one, "a tag") for name, one in tags.items()
+        _check_text(name, "a tag's name"): check_plain(f"tags[{name!r}]", tag, "a tag") for name, tag in tags.items()
     }
 
 
@@ -249,10 +249,10 @@ def check_at_least(at_least: Any, sizes: Mapping[str, int]) -> dict[str, int]:
 
 def check_mix(mix: Any, sizes: Mapping[str, int]) -> dict[str, int]:
     """Check the `mix` of a draw; return the numbers of groups by task that are drawn again."""
-    given = check_by_task(mix, "mix")
-    if given.keys() != {"replay"}:
+    checked = check_by_task(mix, "mix")
+    if checked.keys() != {"replay"}:
         raise InputError(f'mix must be {{"replay": share}}, or {{"replay": {{task: share}}}}, got {shown(mix)}')
-    shares = given["replay"] if isinstance(given["replay"], Mapping) else dict.fromkeys(sizes, given["replay"])
+    shares = checked["replay"] if isinstance(checked["replay"], Mapping) else dict.fromkeys(sizes, checked["replay"])
     for task, share in check_by_task(shares, "mix['replay']").items():
         if not isinstance(share, (int, float)) or (number := _number(share)) is None or not 0 <= number <= 1:
             raise InputError(f"mix: the share of task {shown(task)} must be a number from 0 to 1, got {shown(share)}")

@@ -84,14 +84,14 @@ def filesystem_type(path: str | os.PathLike[str], mountinfo: str = MOUNTINFO) ->
     except OSError:
         return None
     target = os.path.realpath(path)
-    found: tuple[int, str] | None = None
+    mount: tuple[int, str] | None = None
     for line in table.splitlines():
         place, kind = _read_line(line)
         inside = target == place or target.startswith(place.rstrip("/") + "/")
         # Of several mounts at one point, the last is visible.
-        if kind and inside and (found is None or len(place) >= found[0]):
-            found = len(place), kind
-    return None if found is None else found[1]
+        if kind and inside and (mount is None or len(place) >= mount[0]):
+            mount = len(place), kind
+    return None if mount is None else mount[1]
 
 
 def is_network(kind: str | None) -> bool:

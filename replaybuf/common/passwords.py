@@ -56,12 +56,12 @@ def password_function(given: Any) -> PasswordFunction:
 
 def name_of(function: PasswordFunction) -> str:
     """Return the name of a function for messages. (The repr of a partial function would show its arguments.)"""
-    named: Any = function
-    while (inner := getattr(named, "func", None)) is not None:
-        named = inner
-    if not hasattr(named, "__qualname__"):
-        named = type(named)
-    return f"{named.__module__}:{named.__qualname__}"
+    innermost: Any = function
+    while (inner := getattr(innermost, "func", None)) is not None:
+        innermost = inner
+    if not hasattr(innermost, "__qualname__"):
+        innermost = type(innermost)
+    return f"{innermost.__module__}:{innermost.__qualname__}"
 
 
 async def ask(function: PasswordFunction, seconds: float) -> str:
@@ -78,14 +78,14 @@ async def ask(function: PasswordFunction, seconds: float) -> str:
         text = f"{type(error).__name__}: {redact_words(str(error))}"
         raise NoPasswordError(f"the password function {name} raised {text}") from error
     if not isinstance(answer, str) or not answer:
-        what = "an empty text" if answer == "" else f"a value of the type {type(answer).__name__}, not a text"
-        raise NoPasswordError(f"the password function {name} returned {what}")
+        returned = "an empty text" if answer == "" else f"a value of the type {type(answer).__name__}, not a text"
+        raise NoPasswordError(f"the password function {name} returned {returned}")
     return answer
 
 
 async def in_daemon_thread(function: Callable[[], T]) -> T:
     """Return the result of a blocking function, run in a daemon thread, which doesn't delay the end of the process."""
-    loop, done = asyncio.get_running_loop(), asyncio.Event()
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
     answers: list[T] = []  # not a future's result, which asyncio's debug log would show
     errors: list[BaseException] = []
 
@@ -95,10 +95,10 @@ async def in_daemon_thread(function: Callable[[], T]) -> T:
         except BaseException as error:
             errors.append(error if isinstance(error, Exception) else RuntimeError(type(error).__name__))
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(done.set)
+            loop.call_soon_threadsafe(ended.set)
 
     threading.Thread(target=call, name="replaybuf-blocking", daemon=True).start()
-    await done.wait()
+    await ended.wait()
     if errors:
         raise errors[0]
     return answers[0]

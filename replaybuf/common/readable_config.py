@@ -58,7 +58,7 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
             raise refusal(cls, {"": f"expected a mapping of fields, got {type(values).__name__}"})
         if cls.model_config.get("extra") != "forbid" or isinstance(values, cls):  # a subclass may take other fields
             return values
-        if unknown := [str(one) for one in values if one not in cls.model_fields]:
+        if unknown := [str(name) for name in values if name not in cls.model_fields]:
             raise refusal(cls, {name: f"{name} is no field" + _hint(name, cls.model_fields) for name in unknown})
         return values
 
@@ -100,9 +100,9 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
         except yaml.MarkedYAMLError as error:
             # Without the error's text, which quotes the file, and perhaps a password.
             mark = error.problem_mark
-            where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+            position = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
             raise ConfigError(
-                f"can't read {file}{where} as YAML: {redact_words(error.problem or 'not YAML')}"
+                f"can't read {file}{position} as YAML: {redact_words(error.problem or 'not YAML')}"
             ) from None
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise ConfigError(f"can't read {file}: {error}") from error
@@ -135,8 +135,8 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
             name = key.removeprefix(cls.env_prefix).lower()
             if name.startswith(_LONGER) or name == key.lower() or name in names:
                 continue
-            if near := nearest(name, names, _SIMILAR):
-                raise ConfigError(f"the environment variable {key} is unknown; did you mean {names[near]}?")
+            if similar := nearest(name, names, _SIMILAR):
+                raise ConfigError(f"the environment variable {key} is unknown; did you mean {names[similar]}?")
         values: dict[str, str | None] = {name: environ[key] for name, key in names.items() if key in environ}
         for name, text in values.items():
             if text == "none" and NoneType in get_args(cls.model_fields[name].annotation):
@@ -149,7 +149,7 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
         safe: dict[str | None, Callable[[Any], Any]] = {
             "url": redact,
-            "password": lambda asked: asked and name_of(asked),
+            "password": lambda password: password and name_of(password),
         }
         return [(name, safe[name](value) if name in safe else value) for name, value in super().__repr_args__()]
 
@@ -157,30 +157,30 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
 def _problems(config: type[BaseModel], error: ValidationError, called: Callable[[str], str] = lambda name: name) -> str:
     """Return the errors on one line, without the values, which may contain a password."""
     lines: dict[str, list[str]] = {}
-    for one in error.errors(include_input=False, include_url=False):
-        name = str(one["loc"][0]) if one["loc"] else ""
-        if one["type"] == "missing":
+    for problem in error.errors(include_input=False, include_url=False):
+        name = str(problem["loc"][0]) if problem["loc"] else ""
+        if problem["type"] == "missing":
             examples = config.model_fields[name].examples or ()
             lines[
                 f"{called(name)} is missing" + (f", such as {' or '.join(map(str, examples))}" if examples else "")
             ] = []
         elif name in config.model_fields:
-            lines.setdefault(called(name), []).append(one["msg"].removeprefix("Value error, "))
+            lines.setdefault(called(name), []).append(problem["msg"].removeprefix("Value error, "))
         else:
-            lines[one["msg"]] = []
-    return "; ".join(f"{start}: {' / '.join(dict.fromkeys(rest))}" if rest else start for start, rest in lines.items())
+            lines[problem["msg"]] = []
+    return "; ".join(f"{head}: {' / '.join(dict.fromkeys(texts))}" if texts else head for head, texts in lines.items())
 
 
 def refusal(config: type[BaseModel], whys: Mapping[str, str]) -> ValidationError:
     """Return pydantic's error with these texts by place; without the values, which may contain a password."""
-    types = {place: PydanticCustomError("refused", "{why}", {"why": why}) for place, why in whys.items()}
+    types = {place: PydanticCustomError("refused", "{why}", {"why": text}) for place, text in whys.items()}
     lines: Any = [{"type": kind, "loc": (place,) if place else ()} for place, kind in types.items()]
     return ValidationError.from_exception_data(config.__name__, lines)
 
 
 def _hint(name: str, fields: Iterable[str]) -> str:
-    near = nearest(name, fields)
-    return f"; did you mean {near}?" if near else f" (fields: {', '.join(fields)})"
+    similar = nearest(name, fields)
+    return f"; did you mean {similar}?" if similar else f" (fields: {', '.join(fields)})"
 
 
 def _plain(value: Any, name: str) -> Any:
@@ -191,8 +191,8 @@ def _plain(value: Any, name: str) -> Any:
     try:
         return omegaconf.OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
     except omegaconf.errors.OmegaConfBaseException as error:
-        where = getattr(error, "full_key", None) or name
-        raise ConfigError(f"{where}: {redact_words(str(error).partition(chr(10))[0])}") from None
+        place = getattr(error, "full_key", None) or name
+        raise ConfigError(f"{place}: {redact_words(str(error).partition(chr(10))[0])}") from None
 
 
 def _takes_booleans(annotation: Any) -> bool:

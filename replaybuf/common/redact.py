@@ -30,7 +30,7 @@ def redact(text: str) -> str:
     In any other text, such as a mistyped URL, parts that may be a password are hidden, too.
     """
     text = _OPTION.sub(r"\1***", text)
-    scheme, separator, rest = text.partition("://")
+    scheme, separator, remainder = text.partition("://")
     if text.startswith(_PATHS) and "@" not in text:
         return text
     if not separator or not re.fullmatch(r"[\w+.-]+", scheme):
@@ -39,8 +39,8 @@ def redact(text: str) -> str:
         return re.sub(r":.+", ":***", text, flags=re.DOTALL)
     if scheme.startswith(_PATHS):
         return _CREDENTIALS.sub(r"\1:***@", text)
-    user, at, _ = rest.rpartition("@")
-    if not (_USER.match(user) if at else _HOST.fullmatch(rest)):
+    user, at, _ = remainder.rpartition("@")
+    if not (_USER.match(user) if at else _HOST.fullmatch(remainder)):
         return f"{scheme}://***"
     return _CREDENTIALS.sub(r"\1:***@", text)
 
@@ -48,7 +48,7 @@ def redact(text: str) -> str:
 def redact_words(sentence: str) -> str:
     """Return a sentence that may quote a URL, without passwords."""
     hidden = _IN_WORDS.sub("***", _OPTION.sub(r"\1***", sentence))
-    return _LIKE_URL.sub(lambda found: redact(found[0]), hidden)
+    return _LIKE_URL.sub(lambda match: redact(match[0]), hidden)
 
 
 def redact_path(path: str) -> str:

@@ -121,8 +121,8 @@ def lease(until: datetime | None, now: datetime | None) -> str:
     """Format when a lease expires ("in 45s"), or that it has expired and a draw would return its groups."""
     if until is None or now is None:
         return "-"
-    left = (until - now).total_seconds()
-    return f"in {age(left)}" if left > 0 else f"over {age(-left)} ago"
+    remaining = (until - now).total_seconds()
+    return f"in {age(remaining)}" if remaining > 0 else f"over {age(-remaining)} ago"
 
 
 # Texts and JSON
@@ -175,13 +175,13 @@ def cell(value: Any) -> str:
 def tags(values: Mapping[str, Any] | None) -> str:
     """Format tags on one line: name=value."""
     return " ".join(
-        f"{name}={one if isinstance(one, str) else json.dumps(one)}" for name, one in (values or {}).items()
+        f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in (values or {}).items()
     )
 
 
 def annotated(values: Mapping[str, Any]) -> str:
     """Format annotations on one line, by name."""
-    return ", ".join(f"{name} {annotation(one)}" for name, one in values.items())
+    return ", ".join(f"{name} {annotation(value)}" for name, value in values.items())
 
 
 def annotation(value: Any) -> str:
@@ -192,11 +192,11 @@ def annotation(value: Any) -> str:
 
 def reward(value: float | None, parts: Mapping[str, Any] | None) -> str | None:
     """Format a reward with the parts of a dict: `0.500 (format 1, score 0)`."""
-    named = ", ".join(
-        f"{name} {one:g}" if isinstance(one, int | float) else f"{name} {one}" for name, one in (parts or {}).items()
+    details = ", ".join(
+        f"{key} {part:g}" if isinstance(part, int | float) else f"{key} {part}" for key, part in (parts or {}).items()
     )
     total = None if value is None else f"{value:.3f}"
-    return f"{total or '-'} ({named})" if named else total
+    return f"{total or '-'} ({details})" if details else total
 
 
 def is_there(value: Any) -> bool:
@@ -219,10 +219,10 @@ def plain(value: Any, time: Callable[[datetime], str] = iso) -> Any:
         return value
     if isinstance(value, Mapping):
         return {
-            name if isinstance(name, str) else str(plain(name, time)): plain(one, time) for name, one in value.items()
+            name if isinstance(name, str) else str(plain(name, time)): plain(item, time) for name, item in value.items()
         }
     if isinstance(value, list | tuple):
-        return [plain(one, time) for one in value]
+        return [plain(item, time) for item in value]
     if isinstance(value, set | frozenset):
         return plain(sorted(value, key=repr), time)
     if isinstance(value, datetime):
@@ -260,7 +260,7 @@ def _cell(value: Any) -> Any:
 def html_table(caption: str, headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Return a table for notebooks (`_repr_html_`): at most 50 rows, texts escaped and cut after 200 characters."""
     rows = list(rows)
-    head = "".join(f"<th>{_html(one)}</th>" for one in headers)
+    head = "".join(f"<th>{_html(header)}</th>" for header in headers)
     body = "".join(f"<tr>{''.join(map(_html_cell, row))}</tr>" for row in rows[:_MOST_ROWS])
     more = f"<p>{len(rows) - _MOST_ROWS:,} more</p>" if len(rows) > _MOST_ROWS else ""
     return f"<p><b>{_html(caption)}</b></p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
@@ -308,7 +308,7 @@ def joined(parts: Sequence[str], most: int = _NAMED, *, link: str = "and") -> st
 
 def counted(counts: Mapping[str, int]) -> str:
     """Return names with their counts, the largest first: `b (60) and a (4)`."""
-    largest = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+    largest = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return joined([f"{named(name)} ({count:,})" for name, count in largest])
 
 

@@ -82,12 +82,12 @@ def packed_rows(lengths: Iterable[float], most: float) -> Parts:
     for index in sorted(range(len(checked)), key=lambda index: (-checked[index], index)):
         place = bisect.bisect_left(room, (checked[index], 0))
         if place < len(room):
-            left, row = room.pop(place)
+            free, row = room.pop(place)
         else:
-            left, row = most, len(rows)
+            free, row = most, len(rows)
             rows.append((0, []))
         rows[row][1].append(index)
-        bisect.insort(room, (left - checked[index], row))
+        bisect.insort(room, (free - checked[index], row))
     return [sorted(indices) for _, indices in rows]
 
 
@@ -97,15 +97,15 @@ def _differencing(lengths: Sequence[float], number: int, at_once: int) -> list[_
     ties = itertools.count()
     heap: list[tuple[float, int, list[_Part]]] = []
     for begin in range(0, len(order), at_once):
-        few = order[begin : begin + at_once]
-        parts: list[_Part] = [(lengths[index], [index]) for index in few]
-        parts += [(0, []) for _ in range(number - len(few))]
+        indices = order[begin : begin + at_once]
+        parts: list[_Part] = [(lengths[index], [index]) for index in indices]
+        parts += [(0, []) for _ in range(number - len(indices))]
         heap.append((_spread(parts), next(ties), parts))
     heapq.heapify(heap)
     while len(heap) > 1:
         _, _, first = heapq.heappop(heap)
         _, _, second = heapq.heappop(heap)
-        joined = [(a + b, mine + theirs) for (a, mine), (b, theirs) in zip(first, reversed(second), strict=True)]
+        joined = [(a + b, left + right) for (a, left), (b, right) in zip(first, reversed(second), strict=True)]
         joined.sort(key=lambda part: -part[0])
         heapq.heappush(heap, (_spread(joined), next(ties), joined))
     return heap[0][2]
@@ -120,7 +120,7 @@ def _fill_empty(parts: list[_Part], lengths: Sequence[float]) -> None:
     """Give each empty part the shortest sequence of the largest part that has several: no difference grows."""
     for place, (_, indices) in enumerate(parts):
         if not indices:
-            giver = max((other for other in range(len(parts)) if len(parts[other][1]) > 1), key=lambda i: parts[i][0])
+            giver = max((donor for donor in range(len(parts)) if len(parts[donor][1]) > 1), key=lambda i: parts[i][0])
             shortest = min(parts[giver][1], key=lambda index: lengths[index])
             parts[giver][1].remove(shortest)
             parts[giver] = (parts[giver][0] - lengths[shortest], parts[giver][1])

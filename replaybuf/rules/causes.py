@@ -36,24 +36,24 @@ def diagnose(wait: Wait, about: Circumstances) -> Diagnosis:
     explained = _explain(wait, about)
     if not explained:
         return _ready(wait, about)
-    (need, causes), *rest = explained
-    said = {(found.text, found.advice): (found, [need]) for found in causes}
-    for other, (found, *_) in rest:
-        said.setdefault((found.text, found.advice), (found, []))[1].append(other)
-    (first, alike), *others = [*said.values()][: len(causes) + _TASKS_NAMED]
-    also = [
-        (found.text if of == [need] else f"{head_of(of)}: {found.text}", found.cause.reason) for found, of in others
+    (need, causes), *other_tasks = explained
+    sentences = {(cause.text, cause.advice): (cause, [need]) for cause in causes}
+    for other_need, (cause, *_) in other_tasks:
+        sentences.setdefault((cause.text, cause.advice), (cause, []))[1].append(other_need)
+    (first, needs), *tail = [*sentences.values()][: len(causes) + _TASKS_NAMED]
+    further = [
+        (cause.text if gaps == [need] else f"{head_of(gaps)}: {cause.text}", cause.cause.reason) for cause, gaps in tail
     ]
     facts = [Fact(need.line)] if wait.kind == "groups" else []
-    facts += [Fact("; ".join(text for text, _ in also), also[0][1])] if also else []
-    if wait.kind != "room" and (last := about.last_take) is not None:
-        who = "" if last.worker is None else f" by {named(last.worker)}"
-        facts.append(Fact(f"last drawn: {groups(last.groups)}{who} at {clock(last.time, about.now)}"))
+    facts += [Fact("; ".join(text for text, _ in further), further[0][1])] if further else []
+    if wait.kind != "room" and (last_take := about.last_take) is not None:
+        taker = "" if last_take.worker is None else f" by {named(last_take.worker)}"
+        facts.append(Fact(f"last drawn: {groups(last_take.groups)}{taker} at {clock(last_take.time, about.now)}"))
     end = first.advice if first.advice.endswith("?") else f"{first.advice}."
     final = first.cause.final and wait.kind == "groups"
-    each = "in each, " if len(alike) > 1 and first.text.removeprefix("all ")[:1].isdigit() else ""
+    prefix = "in each, " if len(needs) > 1 and first.text.removeprefix("all ")[:1].isdigit() else ""
     return Diagnosis(
-        first.cause.reason, f"{head_of(alike)}: {each}{first.text}. {end}", need.task or None, tuple(facts), final
+        first.cause.reason, f"{head_of(needs)}: {prefix}{first.text}. {end}", need.task or None, tuple(facts), final
     )
 
 
@@ -64,8 +64,8 @@ def _explain(wait: Wait, about: Circumstances) -> list[tuple[Need, list[Found]]]
     if wait.kind != "trainer":
         lacking = [need for task in wait.wants if (need := Need.of(wait, task, about)).missing]
     lacking = lacking[:_TASKS_EXPLAINED]
-    last = max((at for need in lacking if (at := about.last(need.task)) is not None), default=None)
-    explained = [(need, causes_of(replace(need, last=last), table)) for need in lacking]
+    last_put = max((put_at for need in lacking if (put_at := about.last(need.task)) is not None), default=None)
+    explained = [(need, causes_of(replace(need, last=last_put), table)) for need in lacking]
     order = [*Reason]
     explained.sort(key=lambda item: (not item[1][0].cause.final, order.index(item[1][0].cause.reason)))
     return explained
@@ -91,10 +91,10 @@ def _no_such_task(need: Need) -> Said:
 def never_put(name: str, tasks: Sequence[str]) -> tuple[str, str]:
     """Return a sentence about a task that never had a group, with the existing name that was probably meant."""
     comparable = [task for task in tasks[:_TASKS_COMPARED] if len(task) <= _LONGEST]
-    near = difflib.get_close_matches(name[:_LONGEST], comparable, n=1, cutoff=0.5)
-    meant = f"Did you mean {named(near[0])}" if near else "Is it the name under which the producers put"
-    known = f"there {'is the task' if len(tasks) == 1 else 'are the tasks'} {listed(tasks, 5)}"
-    return f"nothing was ever put into this task; {known}", f"{meant}?"
+    similar = difflib.get_close_matches(name[:_LONGEST], comparable, n=1, cutoff=0.5)
+    question = f"Did you mean {named(similar[0])}" if similar else "Is it the name under which the producers put"
+    existing = f"there {'is the task' if len(tasks) == 1 else 'are the tasks'} {listed(tasks, 5)}"
+    return f"nothing was ever put into this task; {existing}", f"{question}?"
 
 
 def _held_back(need: Need) -> Said:
@@ -119,25 +119,25 @@ def _leased(need: Need) -> Said:
     about, count = need.about, need.about.count(need.task, need.status, Tally.LEASED)
     if count < need.missing:
         return None
-    every = f"{count:,} more" if need.stored else "the only" if count == 1 else f"all {count:,}"
-    text = f"{every} {need.status} group{' is' if count == 1 else 's are'} leased"
-    by = about.holders(need.task, (need.status,))
-    if not by:
+    amount = f"{count:,} more" if need.stored else "the only" if count == 1 else f"all {count:,}"
+    text = f"{amount} {need.status} group{' is' if count == 1 else 's are'} leased"
+    holders = about.holders(need.task, (need.status,))
+    if not holders:
         return text
-    held = [one for one in about.held if (one.task_name, one.status) == (need.task, need.status)]
-    until = f"until {_last_end(held, about)}"
-    if [*by] == [need.wait.worker]:
+    leases = [lease for lease in about.held if (lease.task_name, lease.status) == (need.task, need.status)]
+    until = f"until {_last_end(leases, about)}"
+    if [*holders] == [need.wait.worker]:
         advice = f"Acknowledge them, or give them back, before the draw; {_ADOPT}"
-        return f"{text} by {named(*by)}, this process or an earlier one of its name, {until}", advice
-    text = f"{text} by {counted(by) if len(by) > 1 else named(*by)} {until}"
-    gone = [one for one in about.gone if one.name in by]
-    if len({one.name for one in gone}) < len(by):
+        return f"{text} by {named(*holders)}, this process or an earlier one of its name, {until}", advice
+    text = f"{text} by {counted(holders) if len(holders) > 1 else named(*holders)} {until}"
+    gone_workers = [worker for worker in about.gone if worker.name in holders]
+    if len({worker.name for worker in gone_workers}) < len(holders):
         return text
-    return f"{text}, but {_ends_of(gone, about)}", "They come back by themselves then, or at once by a restore"
+    return f"{text}, but {_ends_of(gone_workers, about)}", "They come back by themselves then, or at once by a restore"
 
 
-def _last_end(held: Sequence[Held], about: Circumstances) -> str:
-    return clock(max(one.until for one in held), about.now)
+def _last_end(leases: Sequence[Held], about: Circumstances) -> str:
+    return clock(max(lease.until for lease in leases), about.now)
 
 
 # Ends
@@ -155,10 +155,10 @@ def _end_of_dataset(need: Need) -> Said:
     about, task = need.about, need.task
     if need.status != Status.COMPLETED or task not in about.datasets:
         return None
-    left = need.available + about.unfinished(task, Tally.LEASED) + about.unfinished(task)
-    least = f'at_least={{"{named(task)}": {left}}}'
+    remaining = need.available + about.unfinished(task, Tally.LEASED) + about.unfinished(task)
+    least = f'at_least={{"{named(task)}": {remaining}}}'
     advice = f"Ask for no more ({least}), read more epochs, let order= skip fewer prompts, or end the run"
-    return None if left >= need.least else (_prompts_of(task, about), advice)
+    return None if remaining >= need.least else (_prompts_of(task, about), advice)
 
 
 def _end_of_all_datasets(need: Need) -> Said:
@@ -182,29 +182,29 @@ def _prompts_of(task: str, about: Circumstances) -> str:
 
 def _gone_with(need: Need) -> str | None:
     """Workers that are gone lease as many unfinished groups of the task as are missing, and nobody generates any."""
-    about, held = need.about, need.about.abandoned_leases(need.task)
-    count = sum(one.groups for one in held)
+    about, leases = need.about, need.about.abandoned_leases(need.task)
+    count = sum(lease.groups for lease in leases)
     if count < need.missing or need.flying or not about.alive or need.status != Status.COMPLETED:
         return None
-    gone = [one for one in about.gone if one.name in {lease.holder for lease in held}]
-    until = f"{are(count)} leased until {_last_end(held, about)} to be generated"
-    return f"{until}, by a worker that is gone ({_ends_of(gone, about)})"
+    gone_workers = [worker for worker in about.gone if worker.name in {lease.holder for lease in leases}]
+    until = f"{are(count)} leased until {_last_end(leases, about)} to be generated"
+    return f"{until}, by a worker that is gone ({_ends_of(gone_workers, about)})"
 
 
 def _deadlock(need: Need) -> Said:
     """All live producers wait for room, or for the trainer, and it for their groups; nobody who is gone has them."""
     about, waits = need.about, [wait for wait in need.about.waits if wait.kind != "groups"]
     names = {wait.worker for wait in waits}
-    if not waits or any(one.name not in names for one in about.alive) or need.flying or _gone_with(need):
+    if not waits or any(worker.name not in names for worker in about.alive) or need.flying or _gone_with(need):
         return None
-    tasks = sorted({task for wait in waits if wait.kind == "room" for task in wait.wants})
+    full = sorted({task for wait in waits if wait.kind == "room" for task in wait.wants})
     began = min((wait.since for wait in waits if wait.since is not None), default=about.now)
-    who = people(sorted(name or "a producer" for name in names), "waits", "wait")
-    waiting = f"{who} for {'room' if tasks else 'the trainer'} since {clock(began, about.now)}"
-    if tasks:
-        full = joined([f"{groups(about.count(one, Status.COMPLETED), 'completed')} of {named(one)}" for one in tasks])
-        draw = f"Draw groups of {listed(tasks)} (without a query, or fewer at once), or let the limits allow more puts"
-        return f"{waiting}, with {full} there", draw
+    waiters = people(sorted(name or "a producer" for name in names), "waits", "wait")
+    waiting = f"{waiters} for {'room' if full else 'the trainer'} since {clock(began, about.now)}"
+    if full:
+        text = joined([f"{groups(about.count(task, Status.COMPLETED), 'completed')} of {named(task)}" for task in full])
+        advice = f"Draw groups of {listed(full)} (without a query, or fewer at once), or let the limits allow more puts"
+        return f"{waiting}, with {text} there", advice
     if need.task in about.datasets:
         return None
     return f"deadlock: {waiting}, which has published {_news_of(about)}, while it waits for their groups"
@@ -222,16 +222,16 @@ def _lost(need: Need, kind: Status) -> str | None:
 
     They do if they are half of those that came, and as many as are missing: lately, or else ever.
     """
-    about, (lost, came) = need.about, need.about.losses(need.task)[kind]
-    if need.status != Status.COMPLETED or (about.abandoned and came - lost >= need.missing):
+    about, (lost, arrived) = need.about, need.about.losses(need.task)[kind]
+    if need.status != Status.COMPLETED or (about.abandoned and arrived - lost >= need.missing):
         return None  # enough came while there were producers
     for lately in (True, False):
-        bad, every = about.losses(need.task, lately=lately)[kind]
-        if 2 * bad < every:
+        number, total = about.losses(need.task, lately=lately)[kind]
+        if 2 * number < total:
             return None
-        if bad and bad >= need.missing:
-            since = "" if about.earlier_at is None or bad == lost else f" since {clock(about.earlier_at, about.now)}"
-            return f"{bad:,} of the {groups(every)} put{since}"
+        if number and number >= need.missing:
+            since = "" if about.earlier_at is None or number == lost else f" since {clock(about.earlier_at, about.now)}"
+            return f"{number:,} of the {groups(total)} put{since}"
     return None
 
 
@@ -239,8 +239,8 @@ def _expired(need: Need) -> Said:
     about, task = need.about, need.task
     stored = about.count(task, Status.EXPIRED) if need.status == Status.COMPLETED else 0
     lost = groups(stored) if stored and about.unfinished(task) >= need.missing else _lost(need, Status.EXPIRED)
-    at = "" if (step := about.steps.get(task)) is None else f"; the last refresh was to train step {step}"
-    return None if lost is None else f"{lost} expired{at}"
+    refresh = "" if (step := about.steps.get(task)) is None else f"; the last refresh was to train step {step}"
+    return None if lost is None else f"{lost} expired{refresh}"
 
 
 def _filtered(need: Need) -> Said:
@@ -250,7 +250,7 @@ def _filtered(need: Need) -> Said:
 
 def _failed(need: Need) -> Said:
     about, task, lost = need.about, need.task, _lost(need, Status.FAILED)
-    by = f", with {counted(who)}" if (who := about.failed_by.get(task)) else ""
+    by = f", with {counted(workers)}" if (workers := about.failed_by.get(task)) else ""
     error = f"; the last error: {brief(about.errors[task], _LONGEST)}" if task in about.errors else ""
     return None if lost is None else f"{lost} failed{by}{error}"
 
@@ -264,9 +264,9 @@ def _filling(need: Need) -> Said:
 def _other_status(need: Need) -> Said:
     """There are groups of another status: of a draw of completed ones, those that wait to be generated."""
     about, completed = need.about, need.status == Status.COMPLETED
-    never = (need.status, Status.ARCHIVED, Status.FILLING)
-    others = (Status.INIT, Status.ABORTED) if completed else set(Status).difference(never)
-    stored = {status: count for status in sorted(others) if (count := about.count(need.task, status))}
+    excluded = (need.status, Status.ARCHIVED, Status.FILLING)
+    statuses = (Status.INIT, Status.ABORTED) if completed else set(Status).difference(excluded)
+    stored = {status: count for status in sorted(statuses) if (count := about.count(need.task, status))}
     enough = about.unfinished(need.task) if completed else sum(stored.values())
     if not stored or (enough < need.missing and about.put(need.task, need.status)):
         return None
@@ -280,45 +280,45 @@ def _other_status(need: Need) -> Said:
 def _ends_of(workers: Sequence[Worker], about: Circumstances) -> str:
     """Return when each worker ended or was last seen, in words; the latest first."""
     ends: dict[str, str] = {}
-    for one in sorted(workers, key=lambda one: -one.seen_at):
-        did = ["was killed" if one.killed else "went silent"] if one.state(about.now) == "silent" else []
-        did += ["was fenced off by a restore"] if about.is_fenced(one) else []
-        seen = "ended" if one.ended_at is not None else "last seen"
-        end = f"{' or '.join(did)}: {seen}" if did else seen
-        ends.setdefault(one.name, f"{named(one.name)} {end} at {clock(one.left_at, about.now)}")
+    for worker in sorted(workers, key=lambda worker: -worker.seen_at):
+        events = ["was killed" if worker.killed else "went silent"] if worker.state(about.now) == "silent" else []
+        events += ["was fenced off by a restore"] if about.is_fenced(worker) else []
+        verb = "ended" if worker.ended_at is not None else "last seen"
+        end = f"{' or '.join(events)}: {verb}" if events else verb
+        ends.setdefault(worker.name, f"{named(worker.name)} {end} at {clock(worker.left_at, about.now)}")
     return joined([*ends.values()])
 
 
 def _absent(need: Need) -> Said:
     """Nobody has put anything; all producers are gone; some fell silent at the last put; or all are idle for long."""
-    about, last = need.about, need.about.last(need.task)
+    about, last_put = need.about, need.about.last(need.task)
     start = "Start the producers, or see that they use the same url, name and task"
     if about.abandoned:
-        again = f"Start them again{_REJOIN if any(map(about.is_fenced, about.producers)) else ''}"
-        return f"no producer is left: {_ends_of(about.producers, about)}", again
+        restart = f"Start them again{_REJOIN if any(map(about.is_fenced, about.producers)) else ''}"
+        return f"no producer is left: {_ends_of(about.producers, about)}", restart
     if not about.tasks:
-        known = [one.name for one in about.workers if one.is_alive(about.now) and one.name != need.wait.worker]
-        open_too = f"; {people(known, 'has it open', 'have it open')}" if known else ""
-        others = f", but into {listed(about.others)}" if about.others else ""
-        return f"nothing was ever put into this buffer{others}{open_too}", start
+        names = [user.name for user in about.workers if user.is_alive(about.now) and user.name != need.wait.worker]
+        open_too = f"; {people(names, 'has it open', 'have it open')}" if names else ""
+        elsewhere = f", but into {listed(about.others)}" if about.others else ""
+        return f"nothing was ever put into this buffer{elsewhere}{open_too}", start
     if not about.producers:  # who has put the last group may not have given a sign of life yet
-        known_soon = last is not None and about.now - last < SILENT_SECONDS
+        known_soon = last_put is not None and about.now - last_put < SILENT_SECONDS
         return None if known_soon else ("nobody is known to put any", start)
-    if last is None or need.flying:
+    if last_put is None or need.flying:
         return None
-    alive = {one.name for one in about.alive}
-    lost = [one for one in about.producers if one.state(about.now) == "silent" or about.is_fenced(one)]
-    gone = [one for one in lost if one.name not in alive and one.seen_at >= last - LIVE_SECONDS]
-    if not gone and about.now - last < _IDLE_SECONDS:
+    alive = {worker.name for worker in about.alive}
+    lost = [worker for worker in about.producers if worker.state(about.now) == "silent" or about.is_fenced(worker)]
+    gone_workers = [worker for worker in lost if worker.name not in alive and worker.seen_at >= last_put - LIVE_SECONDS]
+    if not gone_workers and about.now - last_put < _IDLE_SECONDS:
         return None
-    since = f"{_ends_of(gone, about)}; " if gone else ""
-    return f"{since}{_needed(about, last)}", "Start again who is gone, and see in the logs of the others what they do"
+    end = f"{_ends_of(gone_workers, about)}; " if gone_workers else ""
+    return f"{end}{_needed(about, last_put)}", "Start again who is gone, and see in the logs of the others what they do"
 
 
-def _needed(about: Circumstances, last: float | None) -> str:
+def _needed(about: Circumstances, last_put: float | None) -> str:
     """Return which workers are alive, and when the last group was put. `head_of` says how many are missing."""
-    parts = [people(sorted(one.name for one in about.alive), "is alive", "are alive")] if about.alive else []
-    parts += [] if last is None else [f"the last group was put at {clock(last, about.now)}"]
+    parts = [people(sorted(worker.name for worker in about.alive), "is alive", "are alive")] if about.alive else []
+    parts += [] if last_put is None else [f"the last group was put at {clock(last_put, about.now)}"]
     return f"{', '.join(parts)}, and more are needed"
 
 
@@ -332,42 +332,42 @@ def _slow(need: Need) -> Said:
         return f"{text}, by {named(worker)} itself", advice
     if need.puts_alone and not need.is_covered:
         return needed, "Nobody else puts any: put more before the draw, or meanwhile in another task or process"
-    known = about.alive or (not about.abandoned and about.last(need.task) is not None)
-    return needed if known else None
+    has_producers = about.alive or (not about.abandoned and about.last(need.task) is not None)
+    return needed if has_producers else None
 
 
 def _full(need: Need) -> Said:
     limits = need.wait.limits
-    why, advice = _consumers(need, "Is the consumer running?")
-    return f"{'' if limits is None else limits.why_full(need.level, need.status)}; {why}", advice
+    state, advice = _consumers(need, "Is the consumer running?")
+    return f"{'' if limits is None else limits.why_full(need.level, need.status)}; {state}", advice
 
 
 def _unpublished(need: Need) -> Said:
-    why, advice = _consumers(need, "Is it running?")
-    return f"the trainer has published {_news_of(need.about)}; {why}", advice
+    state, advice = _consumers(need, "Is it running?")
+    return f"the trainer has published {_news_of(need.about)}; {state}", advice
 
 
 def _consumers(need: Need, otherwise: str) -> tuple[str, str]:
     """Return the state of the consumers, and advice; of a consumer that waits itself, the cause of its wait."""
     about = need.about
     waiting = [wait for wait in about.waits if wait.kind == "groups"]
-    for consumer in sorted(waiting, key=lambda other: need.task not in other.wants)[:1]:
+    for consumer in sorted(waiting, key=lambda wait: need.task not in wait.wants)[:1]:
         match = "" if consumer.query is None else f" that match {brief(consumer.query)}"
         lacks = f"{wanted(consumer.wants, consumer.status)}{match}"
         text = f"{named(consumer.worker or 'the trainer')} waits itself for {lacks}"
-        for _, (why, *_) in _explain(consumer, replace(about, waits=(*about.waits, need.wait), matches=None))[:1]:
-            return f"{text}: {why.text}", why.advice
+        for _, (cause, *_) in _explain(consumer, replace(about, waits=(*about.waits, need.wait), matches=None))[:1]:
+            return f"{text}: {cause.text}", cause.advice
         return text, "Let it ask for less"
-    takers, last = [one for one in about.workers if one.taken], about.last_take
-    takers = [one for one in takers if not one.groups] or takers  # a sampler draws expired groups, too
-    alive = [one.name for one in takers if one.is_alive(about.now)]
-    names = {one.name for one in about.workers if one.is_alive(about.now)}
-    gone = [one for one in takers if one.name not in names]
-    if gone and not alive:
-        return f"no consumer is left: {_ends_of(gone, about)}", otherwise
-    who = f"{people(alive, 'is alive', 'are alive')}, and " if alive else ""
-    drew = "nobody has drawn any yet" if last is None else f"the last draw was at {clock(last.time, about.now)}"
-    return f"{who}{drew}", otherwise
+    takers, take = [worker for worker in about.workers if worker.taken], about.last_take
+    takers = [worker for worker in takers if not worker.groups] or takers  # a sampler draws expired groups, too
+    alive = [worker.name for worker in takers if worker.is_alive(about.now)]
+    names = {worker.name for worker in about.workers if worker.is_alive(about.now)}
+    gone_workers = [worker for worker in takers if worker.name not in names]
+    if gone_workers and not alive:
+        return f"no consumer is left: {_ends_of(gone_workers, about)}", otherwise
+    living = f"{people(alive, 'is alive', 'are alive')}, and " if alive else ""
+    last_draw = "nobody has drawn any yet" if take is None else f"the last draw was at {clock(take.time, about.now)}"
+    return f"{living}{last_draw}", otherwise
 
 
 _LOOK = "(replaybuf ls --status {}, where unfit=, or keep_unfit=True of a put, keeps them)"

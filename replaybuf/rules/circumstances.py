@@ -204,23 +204,23 @@ class Circumstances:
 
     def abandoned_leases(self, task: str) -> list[Held]:
         """Return the leases of unfinished groups of a task whose holders are gone."""
-        gone = {one.name for one in self.gone}
-        return [one for one in self.held if one.task_name == task and one.status in IN_FLIGHT and one.holder in gone]
+        lost = {worker.name for worker in self.gone}
+        return [row for row in self.held if row.task_name == task and row.status in IN_FLIGHT and row.holder in lost]
 
     def holders(self, task: str, statuses: Collection[Status]) -> Counter[str]:
         """Return the numbers of leased groups of a task and these statuses by holder."""
-        found = Counter[str]()
-        for one in self.held:
-            if one.task_name == task and one.status in statuses:
-                found[one.holder or "somebody"] += one.groups
-        return found
+        counts = Counter[str]()
+        for lease in self.held:
+            if lease.task_name == task and lease.status in statuses:
+                counts[lease.holder or "somebody"] += lease.groups
+        return counts
 
     @cached_property
     def tasks(self) -> list[str]:
         """The tasks into which groups were put."""
-        known = (Tally.PUT, Tally.SIZE, Tally.LEASED)
+        counted = (Tally.PUT, Tally.SIZE, Tally.LEASED)
         names = {task for task, _, _ in self.tallies}
-        return sorted(task for task in names if any(total(self.tallies, task, name) for name in known))
+        return sorted(task for task in names if any(total(self.tallies, task, name) for name in counted))
 
     def last(self, task: str) -> float | None:
         """Return the time of the last put of a task, None if unknown."""
@@ -228,8 +228,8 @@ class Circumstances:
 
     def arrives(self, task: str, status: Status) -> bool:
         """Return whether groups of a status arrive: one was put just now, and a producer is left."""
-        last = self.last_put.get((task, status))
-        return last is not None and self.now - last <= _PAUSE and not self.abandoned
+        last_put = self.last_put.get((task, status))
+        return last_put is not None and self.now - last_put <= _PAUSE and not self.abandoned
 
     def put(self, task: str, status: Status, *, lately: bool = False) -> int:
         """Return the number of groups of a status that were put, ever or since `earlier_at`."""
@@ -243,8 +243,8 @@ class Circumstances:
         """
         before = self.earlier.get(task, {}) if lately else {}
         good, expired, filtered, failed = (
-            self.put(task, one, lately=lately)
-            for one in (Status.COMPLETED, Status.EXPIRED, Status.FILTERED, Status.FAILED)
+            self.put(task, status, lately=lately)
+            for status in (Status.COMPLETED, Status.EXPIRED, Status.FILTERED, Status.FAILED)
         )
         aside = max(0, total(self.tallies, task, Tally.SET_ASIDE) - before.get("set_aside", 0))
         spoilt = min(aside, self.count(task, Status.COMPLETED, Tally.SET_ASIDE))
@@ -263,19 +263,19 @@ class Circumstances:
     def producers(self) -> list[Worker]:
         """The workers that have put groups, lease unfinished ones, or wait for room or the trainer."""
         waiting = {wait.worker for wait in self.waits if wait.kind != "groups"}
-        busy = {one.holder for one in self.held if one.status in IN_FLIGHT} | waiting
-        return [one for one in self.workers if one.groups or one.failures or one.name in busy]
+        busy = {lease.holder for lease in self.held if lease.status in IN_FLIGHT} | waiting
+        return [worker for worker in self.workers if worker.groups or worker.failures or worker.name in busy]
 
     @cached_property
     def alive(self) -> list[Worker]:
         """The producers that have neither ended nor fallen silent, and can put groups."""
-        return [one for one in self.producers if one.is_alive(self.now) and not self.is_fenced(one)]
+        return [worker for worker in self.producers if worker.is_alive(self.now) and not self.is_fenced(worker)]
 
     @cached_property
     def gone(self) -> list[Worker]:
         """The workers of whose name none is alive."""
-        alive = {one.name for one in self.workers if one.is_alive(self.now)}
-        return [one for one in self.workers if one.name not in alive]
+        alive = {worker.name for worker in self.workers if worker.is_alive(self.now)}
+        return [worker for worker in self.workers if worker.name not in alive]
 
     @property
     def abandoned(self) -> bool:
@@ -287,9 +287,9 @@ class Circumstances:
         restored = self.restored
         if restored is None or worker.epoch >= restored.epoch:
             return False
-        by = {(one.host, one.pid) for one in self.workers if one.name == restored.worker}
-        left = worker.seen_at + LIVE_SECONDS if worker.ended_at is None else worker.ended_at
-        return left >= restored.time and (worker.host, worker.pid) not in by
+        restorers = {(other.host, other.pid) for other in self.workers if other.name == restored.worker}
+        end = worker.seen_at + LIVE_SECONDS if worker.ended_at is None else worker.ended_at
+        return end >= restored.time and (worker.host, worker.pid) not in restorers
 
     def state_of(self, worker: Worker) -> str:
         """Return `Worker.state`, "replaced" for a silent one that has a successor, or "fenced" for a live one."""
@@ -299,13 +299,13 @@ class Circumstances:
     @cached_property
     def _replaced(self) -> list[Worker]:
         """The silent workers that have a successor each: a live one that began later, and puts or draws as it did."""
-        alive = [one for one in self.workers if one.is_alive(self.now)]
-        found = []
-        for one in (one for one in self.workers if one.state(self.now) == "silent"):
-            does = bool(one.groups), bool(one.taken)
-            for other in alive:
-                if other.started_at >= one.seen_at and (bool(other.groups), bool(other.taken)) == does:
-                    alive.remove(other)
-                    found.append(one)
+        alive = [worker for worker in self.workers if worker.is_alive(self.now)]
+        replaced = []
+        for worker in (worker for worker in self.workers if worker.state(self.now) == "silent"):
+            activity = bool(worker.groups), bool(worker.taken)
+            for later in alive:
+                if later.started_at >= worker.seen_at and (bool(later.groups), bool(later.taken)) == activity:
+                    alive.remove(later)
+                    replaced.append(worker)
                     break
-        return found
+        return replaced

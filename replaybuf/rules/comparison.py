@@ -66,16 +66,16 @@ class Part:
 
 def mean(values: Iterable[float | None]) -> float | None:
     """Return the mean of the values that are finite numbers, or None when there are none."""
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    return _mean(known) if known else None
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    return _mean(finite) if finite else None
 
 
 def tabulate(groups: Iterable[Drawn]) -> dict[tuple[str, str | None], list[Drawn]]:
     """Return groups by task and worker."""
-    found = defaultdict[tuple[str, str | None], list[Drawn]](list)
-    for one in groups:
-        found[one.task_name, one.worker].append(one)
-    return dict(found)
+    table = defaultdict[tuple[str, str | None], list[Drawn]](list)
+    for group in groups:
+        table[group.task_name, group.worker].append(group)
+    return dict(table)
 
 
 def without(workers: Iterable[str | None], table: Table) -> Table:
@@ -88,15 +88,15 @@ def by_worker(steps: Sequence[Table], level: float = _OF_STEP) -> list[Part]:
     """Return the groups of steps by worker, the worst first, each compared with its task's groups of others."""
     pairs = defaultdict[str | None, list[_Pair]](list)
     for table in steps:
-        for (task, worker), own in table.items():
-            pairs[worker].append((own, _of(without([worker], table), task)))
+        for (task, worker), groups in table.items():
+            pairs[worker].append((groups, _of(without([worker], table), task)))
     return _compared(pairs, level)
 
 
 def by_task(groups: Table, before: Sequence[Table]) -> list[Part]:
     """Return a step's groups by task, the worst first, each compared with those of the steps `before`."""
-    earlier = {task: [one for table in before for one in _of(table, task)] for task, _ in groups}
-    return _compared({task: [(_of(groups, task), others)] for task, others in earlier.items()}, _OF_STEP)
+    earlier = {task: [group for table in before for group in _of(table, task)] for task, _ in groups}
+    return _compared({task: [(_of(groups, task), past)] for task, past in earlier.items()}, _OF_STEP)
 
 
 def over_steps(steps: Sequence[Table]) -> dict[str | None, list[Part]]:
@@ -105,22 +105,22 @@ def over_steps(steps: Sequence[Table]) -> dict[str | None, list[Part]]:
     They are compared block by block, so that a change of the policy isn't taken for a worker's. A worker stands out if
     it does so without the worst of its steps, too.
     """
-    found, tasks = {}, sorted({task for table in steps for task, _ in table})
+    compared, tasks = {}, sorted({task for table in steps for task, _ in table})
     for task in (*tasks, None):
-        of_task = [{key: one for key, one in table.items() if task in (None, key[0])} for table in steps]
+        of_task = [{key: groups for key, groups in table.items() if task in (None, key[0])} for table in steps]
         size = _BLOCK * (len(tasks) if task is None else 1)
-        found[task] = [
+        compared[task] = [
             replace(part, stands_out=part.stands_out and _stands_out_again(part, of_task, size))
             for part in by_worker(_blocks(of_task, size), _OVER_STEPS)
         ]
-    return found
+    return compared
 
 
 def _blocks(steps: Sequence[Table], size: int) -> list[Table]:
     """Return consecutive steps put together, until each block has so many groups."""
     blocks, groups = list[Table](), list[Drawn]()
     for number, table in enumerate(steps, start=1):
-        groups += [one for several in table.values() for one in several]
+        groups += [group for cell in table.values() for group in cell]
         if groups and (len(groups) >= size or number == len(steps)):
             blocks.append(tabulate(groups))
             groups = []
@@ -129,38 +129,38 @@ def _blocks(steps: Sequence[Table], size: int) -> list[Table]:
 
 def _stands_out_again(part: Part, steps: Sequence[Table], size: int) -> bool:
     def lacks(table: Table) -> float:
-        rewards = [one for (_, worker), own in table.items() if worker == part.name for one in _known(own)]
-        return sum((part.others or 0.0) - one for one in rewards)
+        rewards = [reward for (_, worker), groups in table.items() if worker == part.name for reward in _known(groups)]
+        return sum((part.others or 0.0) - reward for reward in rewards)
 
     worst = max(range(len(steps)), key=lambda place: lacks(steps[place]))
-    rest = by_worker(_blocks([*steps[:worst], *steps[worst + 1 :]], size), _OVER_STEPS)
-    return any(one.stands_out for one in rest if one.name == part.name)
+    parts = by_worker(_blocks([*steps[:worst], *steps[worst + 1 :]], size), _OVER_STEPS)
+    return any(other.stands_out for other in parts if other.name == part.name)
 
 
-def worse_workers(found: Mapping[str | None, Sequence[Part]]) -> list[tuple[str | None, Part]]:
+def worse_workers(compared: Mapping[str | None, Sequence[Part]]) -> list[tuple[str | None, Part]]:
     """Return the workers that stand out over steps, each once: in the one task of several, or in all (None)."""
-    of = defaultdict[str | None, list[tuple[str | None, Part]]](list)
-    for task, parts in found.items():  # all comes last
+    by_name = defaultdict[str | None, list[tuple[str | None, Part]]](list)
+    for task, parts in compared.items():  # all comes last
         for part in parts:
             if part.stands_out:
-                of[part.name].append((task, part))
-    several = len(found) > 2  # more than one task, and all
-    return [marks[0 if len(marks) == 2 and several else -1] for marks in of.values()]
+                by_name[part.name].append((task, part))
+    several = len(compared) > 2  # more than one task, and all
+    return [marks[0 if len(marks) == 2 and several else -1] for marks in by_name.values()]
 
 
 #: Groups, and those that they are compared with.
 _Pair = tuple[Sequence[Drawn], Sequence[Drawn]]
 
 
-def _compared(pairs: Mapping[Any, Sequence[_Pair]], level: float) -> list[Part]:
-    found = []
-    for name, several in pairs.items():
-        groups = [one for own, _ in several for one in own]
-        reward, stale = mean(one.reward for one in groups), mean(one.staleness for one in groups)
-        samples = [(mine, rest) for own, others in several if (mine := _known(own)) and (rest := _known(others))]
+def _compared(pairs_of: Mapping[Any, Sequence[_Pair]], level: float) -> list[Part]:
+    parts = []
+    for name, pairs in pairs_of.items():
+        groups = [group for own, _ in pairs for group in own]
+        reward, stale = mean(group.reward for group in groups), mean(group.staleness for group in groups)
+        samples = [(sample, other) for own, others in pairs if (sample := _known(own)) and (other := _known(others))]
         others, below, errors = _below(samples) if samples else (None, None, 0.0)
-        found.append(Part(name, len(groups), reward, stale, others, below, errors, errors >= level))
-    return sorted(found, key=lambda part: (-part.errors, -(part.below or 0.0), part.name or ""))
+        parts.append(Part(name, len(groups), reward, stale, others, below, errors, errors >= level))
+    return sorted(parts, key=lambda part: (-part.errors, -(part.below or 0.0), part.name or ""))
 
 
 def _below(pairs: Sequence[tuple[list[float], list[float]]]) -> tuple[float, float, float]:
@@ -173,24 +173,24 @@ def _below(pairs: Sequence[tuple[list[float], list[float]]]) -> tuple[float, flo
     others = sum(len(own) * _mean(rest) for own, rest in pairs) / count
     below = others - sum(sum(own) for own, _ in pairs) / count
     samples = [sample for pair in pairs for sample in pair]
-    known = sum(map(len, samples)) - len(samples)
-    if min(known, count, fewest) < _FEWEST:
+    dof = sum(map(len, samples)) - len(samples)
+    if min(dof, count, fewest) < _FEWEST:
         return others, below, 0.0
-    squares = sum(_square(one - middle) for sample in samples for middle in [_mean(sample)] for one in sample)
-    spread = max(math.sqrt(squares / known), _LEAST_SPREAD * max(abs(one) for sample in samples for one in sample))
+    squares = sum(_square(value - middle) for sample in samples for middle in [_mean(sample)] for value in sample)
+    spread = max(math.sqrt(squares / dof), _LEAST_SPREAD * max(abs(value) for sample in samples for value in sample))
     error = spread * math.sqrt(sum((1 / len(own) + 1 / len(rest)) * _square(len(own) / count) for own, rest in pairs))
     if not error or not math.isfinite(error) or not math.isfinite(below):
         return others, below, 0.0
-    normal = math.sqrt(known * math.log1p(_square(below / error) / known)) * (8 * known + 1) / (8 * known + 3)
+    normal = math.sqrt(dof * math.log1p(_square(below / error) / dof)) * (8 * dof + 1) / (8 * dof + 3)
     return others, below, math.copysign(normal, below)
 
 
 def _of(table: Table, task: str) -> list[Drawn]:
-    return [one for (name, _), several in table.items() if name == task for one in several]
+    return [group for (name, _), groups in table.items() if name == task for group in groups]
 
 
 def _known(groups: Sequence[Drawn]) -> list[float]:
-    return [one.reward for one in groups if one.reward is not None and math.isfinite(one.reward)]
+    return [group.reward for group in groups if group.reward is not None and math.isfinite(group.reward)]
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -217,14 +217,14 @@ def verdict(
     """
     if worse := [part for part in workers if part.stands_out]:
         total = sum(part.groups for part in tasks)
-        said = [
+        sentences = [
             f"{part.name or 'a worker without a name'} made {part.groups} of the {total} groups, of mean reward "
             f"{part.reward:.3f}, where those of others have {part.others:.3f}"
             for part in worse[:_NAMED]
         ]
-        said += [f"and {len(worse) - _NAMED} more workers"] if len(worse) > _NAMED else []
+        sentences += [f"and {len(worse) - _NAMED} more workers"] if len(worse) > _NAMED else []
         fell = _fallen(others)
-        return "; ".join([*said, *([f"the groups of others are lower than before, too: {fell}"] if fell else [])])
+        return "; ".join([*sentences, *([f"the groups of others are lower than before, too: {fell}"] if fell else [])])
     no_worker = "no other worker" if besides else "no worker"
     if fell := _fallen(tasks):
         return f"{no_worker} stands out, but {fell}"
@@ -239,4 +239,4 @@ def verdict(
 def _fallen(tasks: Sequence[Part]) -> str:
     """Return the tasks whose rewards are lower than before by more than chance explains, or an empty text."""
     fell = [part for part in tasks if part.stands_out][:_NAMED]
-    return ", ".join(f"task {one.name} (mean reward {one.reward:.3f}, before {one.others:.3f})" for one in fell)
+    return ", ".join(f"task {part.name} (mean reward {part.reward:.3f}, before {part.others:.3f})" for part in fell)

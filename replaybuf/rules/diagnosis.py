@@ -114,13 +114,13 @@ class Need:
     @property
     def puts_alone(self) -> bool:
         """Whether the waiting worker is the only live producer."""
-        return {one.name for one in self.about.alive} == {self.wait.worker}
+        return {worker.name for worker in self.about.alive} == {self.wait.worker}
 
     @property
     def flying(self) -> int:
         """The groups that live producers generate."""
         about, task = self.about, self.task
-        lost = sum(one.groups for one in about.abandoned_leases(task) if one.status != self.status)
+        lost = sum(lease.groups for lease in about.abandoned_leases(task) if lease.status != self.status)
         leased = about.unfinished(task, Tally.LEASED)
         leased -= about.count(task, self.status, Tally.LEASED) if self.status in IN_FLIGHT else 0
         return 0 if about.abandoned else max(0, leased - lost)
@@ -133,30 +133,30 @@ class Need:
         """
         about, since = self.about, self.wait.since
         losses = about.losses(self.task, lately=True)
-        expired, came = losses.pop(Status.EXPIRED)
+        expired, arrived = losses.pop(Status.EXPIRED)
         alone = self.puts_alone and since is not None and (about.last(self.task) or since) <= since
-        if about.arrives(self.task, self.status) and 2 * expired < max(1, came) and not alone:
+        if about.arrives(self.task, self.status) and 2 * expired < max(1, arrived) and not alone:
             return True
         passes = 1.0
-        for lost, came in losses.values():
-            passes *= (came - lost) / came if lost else 1.0
+        for lost, arrived in losses.values():
+            passes *= (arrived - lost) / arrived if lost else 1.0
         return self.flying * passes >= self.missing
 
     @property
     def line(self) -> str:
         """The line `task math: 12 completed groups there, 64 needed (3 expired)`, with the limit that blocks them."""
         about, task, status, limits = self.about, self.task, self.status, self.wait.limits
-        counts = {other: about.count(task, other) for other in Status if other not in (status, Status.ARCHIVED)}
-        others = sorted(f"{count} {other}" for other, count in counts.items() if count)
-        leased = sum(about.count(task, other, Tally.LEASED) for other in Status)
-        others += [f"{leased} leased"] if leased else []
+        counts = {kind: about.count(task, kind) for kind in Status if kind not in (status, Status.ARCHIVED)}
+        details = sorted(f"{count} {kind}" for kind, count in counts.items() if count)
+        leased = sum(about.count(task, kind, Tally.LEASED) for kind in Status)
+        details += [f"{leased} leased"] if leased else []
         if self.wait.query is not None:
-            asked = "mix or where" if '"times_sampled"' in self.wait.query else "where"
-            others.insert(0, f"{self.stored} {status} before the {asked}")
-        rest = f" ({', '.join(others)})" if others else ""
+            filters = "mix or where" if '"times_sampled"' in self.wait.query else "where"
+            details.insert(0, f"{self.stored} {status} before the {filters}")
+        suffix = f" ({', '.join(details)})" if details else ""
         least = f"at least {self.least:,}" if self.wait.at_least else f"{self.least:,}"
         blocked = "" if limits is None or self.available >= self.matching else f", but {limits.why_slow(self.level)}"
-        return f"task {named(task)}: {groups(self.matching, status)} there, {least} needed{rest}{blocked}"
+        return f"task {named(task)}: {groups(self.matching, status)} there, {least} needed{suffix}{blocked}"
 
 
 def head_of(needs: Sequence[Need]) -> str:
@@ -165,9 +165,9 @@ def head_of(needs: Sequence[Need]) -> str:
     if kind == "trainer":
         return "There is nothing to do for the workers"
     if kind == "room":
-        return f"No room for {listed(one.task for one in needs)}"
-    much = "Too little" if any(one.available for one in needs) else "Nothing"
-    return f"{much} is ready for {joined([f'{named(one.task)} ({one.available:,} of {one.least:,})' for one in needs])}"
+        return f"No room for {listed(need.task for need in needs)}"
+    head = "Too little" if any(need.available for need in needs) else "Nothing"
+    return f"{head} is ready for {joined([f'{named(gap.task)} ({gap.available:,} of {gap.least:,})' for gap in needs])}"
 
 
 #: A sentence, or a sentence and the advice; None if the cause doesn't hold.
@@ -200,24 +200,24 @@ class Found:
 
 def causes_of(need: Need, table: Sequence[Cause]) -> list[Found]:
     """Return the causes of a table that hold, the reason first."""
-    found = []
+    findings = []
     for cause in table:
-        if (said := cause.of(need)) is not None:
-            found.append(Found(cause, *((said, cause.advice) if isinstance(said, str) else said)))
-    slow = [one for one in found if one.cause.reason == Reason.SLOW]
-    others = [one for one in found if one.cause.reason != Reason.SLOW]
-    covered = bool(slow) and all(one.cause.yields for one in others) and need.is_covered
+        if (words := cause.of(need)) is not None:
+            findings.append(Found(cause, *((words, cause.advice) if isinstance(words, str) else words)))
+    slow = [finding for finding in findings if finding.cause.reason == Reason.SLOW]
+    others = [finding for finding in findings if finding.cause.reason != Reason.SLOW]
+    covered = bool(slow) and all(finding.cause.yields for finding in others) and need.is_covered
     return [*slow, *others] if covered else others or slow
 
 
 def too_large(limits: Limits | None, task: str, status: Status, count: int) -> tuple[str, str] | None:
     """Return why a batch of `count` groups can never be drawn and the advice, or None if it can."""
-    most = None if limits is None else limits.largest_batch
-    if limits is None or most is None or count <= most or status != Status.COMPLETED:
+    largest = None if limits is None else limits.largest_batch
+    if limits is None or largest is None or count <= largest or status != Status.COMPLETED:
         return None
     by_rate = limits.capacity is None or count <= limits.capacity
-    why = f"{limits.rate} allows {most:,} at once" if by_rate else f"the capacity is {limits.capacity:,}"
+    bound = f"{limits.rate} allows {largest:,} at once" if by_rate else f"the capacity is {limits.capacity:,}"
     return (
-        f"a batch of {count:,} groups of task {named(task)} would wait for ever: {why}",
+        f"a batch of {count:,} groups of task {named(task)} would wait for ever: {bound}",
         f"Ask for fewer groups, or {'widen error_buffer' if by_rate else 'raise the capacity'}",
     )

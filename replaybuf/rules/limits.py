@@ -226,7 +226,7 @@ class Limits:
     @property
     def in_force(self) -> dict[str, Any]:
         """The fields that differ from the defaults, as processes record them."""
-        return {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
+        return {limit.name: value for limit in fields(self) if (value := getattr(self, limit.name)) != limit.default}
 
     @classmethod
     def recorded(cls, stored: Mapping[str, Any]) -> Limits | None:
@@ -329,8 +329,8 @@ class Limits:
         """Return the number of completed groups, and so many archived ones, that may be drawn now."""
         if level.completed < self.min_size:
             return 0
-        rate, most = self.rate, level.completed + archived
-        return most if rate is None else max(0, min(most, rate.drawable(level)))
+        rate, stored = self.rate, level.completed + archived
+        return stored if rate is None else max(0, min(stored, rate.drawable(level)))
 
     def insertable(self, level: Level, status: Status) -> int | None:
         """Return the number of groups of this status that may be put now; None for any number.
@@ -365,8 +365,8 @@ class Limits:
 
     def _always_insertable(self, rate: Rate) -> int:
         """Return the number of completed groups that are always allowed: those that can be put before a draw."""
-        most = rate.insertable_at_first
-        return most if self.capacity is None else min(most, self.capacity)
+        number = rate.insertable_at_first
+        return number if self.capacity is None else min(number, self.capacity)
 
     @property
     def rate(self) -> Rate | None:
@@ -379,8 +379,8 @@ class Limits:
         """Return why there is no room for a put, as the middle of FullError's sentence."""
         if self.capacity is not None and self.on_full != "evict" and level.completed >= self.capacity:
             return f"{are(level.completed, 'completed')} buffered, and the capacity is {self.capacity}"
-        put = f"{groups(level.inserted, 'completed')} {'was' if level.inserted == 1 else 'were'} put"
-        return f"{put} and {level.sampled} drawn, and {self.rate} allows no more"
+        puts = f"{groups(level.inserted, 'completed')} {'was' if level.inserted == 1 else 'were'} put"
+        return f"{puts} and {level.sampled} drawn, and {self.rate} allows no more"
 
     def why_slow(self, level: Level) -> str:
         """Return which limit blocks draws, as text; "" if none does."""
@@ -404,7 +404,7 @@ class Rules:
 
     def __post_init__(self) -> None:
         random = [policy for policy in (self.sampler, self.remover) if policy.key is not None]
-        if len({one.key for one in random}) > 1 or len({one.seed for one in random} - {None}) > 1:
+        if len({policy.key for policy in random}) > 1 or len({policy.seed for policy in random} - {None}) > 1:
             raise ConfigError(
                 f"the policies {self.sampler.name} and {self.remover.name} are random in two ways: a buffer has one "
                 "random order, with one seed; use one of them for both, or another remover"
@@ -413,8 +413,8 @@ class Rules:
     @property
     def random(self) -> tuple[str, int | None] | None:
         """The sampling key of the random policies and their seed, if one is given; None if neither is random."""
-        found = [(one.key, one.seed) for one in (self.sampler, self.remover) if one.key is not None]
-        return max(found, key=lambda one: one[1] is not None, default=None)
+        keys = [(policy.key, policy.seed) for policy in (self.sampler, self.remover) if policy.key is not None]
+        return max(keys, key=lambda pair: pair[1] is not None, default=None)
 
 
 #: Validated once, since puts and draws ask for it.

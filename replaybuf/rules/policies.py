@@ -75,7 +75,7 @@ class Race:
 
     def is_worn(self, priorities: Iterable[float]) -> bool:
         """Return whether keys of these priorities have lost too many digits, so that all keys must be drawn again."""
-        return self.idle_time > _FEW_DIGITS or any(self.time * self._weight(one) > _FEW_DIGITS for one in priorities)
+        return self.idle_time > _FEW_DIGITS or any(self.time * self._weight(prio) > _FEW_DIGITS for prio in priorities)
 
     def draw_keys(self, groups: Iterable[tuple[int, float]]) -> list[float]:
         """Return the sampling keys of groups, given as (ticket, priority), that enter the race now."""
@@ -136,8 +136,8 @@ T = TypeVar("T")
 def check_field(name: str, place: str) -> None:
     """Raise QueryError unless `name` is a field that groups can be ordered by."""
     if not isinstance(name, str) or name not in FIELDS:
-        near = difflib.get_close_matches(str(name)[:100], FIELDS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        similar = difflib.get_close_matches(str(name)[:100], FIELDS, n=1)
+        hint = f"; did you mean {similar[0]!r}?" if similar else ""
         raise QueryError(f"can't order by {shown(name)}{hint} (fields: {', '.join(FIELDS)})", place)
 
 
@@ -234,23 +234,23 @@ def resolve_policy(policy: str | ReplayPolicy | type[ReplayPolicy], seed: int | 
 
     `seed` is the policy's seed, unless an instance brings its own.
     """
-    found = _import_policy(policy) if isinstance(policy, str) else policy
-    if isinstance(found, type) and issubclass(found, ReplayPolicy):
-        found = found()
-        if seed is not None and isinstance(found, ReplayPolicy):
-            found.seed = check_seed(seed)
-    if not isinstance(found, ReplayPolicy):
-        if found is not None:
+    resolved = _import_policy(policy) if isinstance(policy, str) else policy
+    if isinstance(resolved, type) and issubclass(resolved, ReplayPolicy):
+        resolved = resolved()
+        if seed is not None and isinstance(resolved, ReplayPolicy):
+            resolved.seed = check_seed(seed)
+    if not isinstance(resolved, ReplayPolicy):
+        if resolved is not None:
             raise ConfigError(f"policy {shown(policy)} is no ReplayPolicy; it must be one, or a subclass of it")
-        known = ", ".join(sorted(POLICIES))
-        near = difflib.get_close_matches(str(policy), POLICIES, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        named = redact_path(policy) if isinstance(policy, str) else policy
-        raise ConfigError(f"unknown policy {named!r:.200}{hint} (there are {known}, or your own as 'module:Class')")
+        names = ", ".join(sorted(POLICIES))
+        similar = difflib.get_close_matches(str(policy), POLICIES, n=1)
+        hint = f"; did you mean {similar[0]!r}?" if similar else ""
+        text = redact_path(policy) if isinstance(policy, str) else policy
+        raise ConfigError(f"unknown policy {text!r:.200}{hint} (there are {names}, or your own as 'module:Class')")
     for attribute in ("name", "order"):
-        if not getattr(found, attribute, None):
-            raise ConfigError(f"the policy {type(found).__name__} has no {attribute}")
-    return found
+        if not getattr(resolved, attribute, None):
+            raise ConfigError(f"the policy {type(resolved).__name__} has no {attribute}")
+    return resolved
 
 
 def _import_policy(name: str) -> object:

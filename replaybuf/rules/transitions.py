@@ -55,8 +55,8 @@ def total(tallies: Tallies, task: str, name: Tally, statuses: Iterable[Status] =
 def level_of(tallies: Tallies, task: str) -> Level:
     """Return the level of a task."""
     counted = (Tally.SIZE, Tally.PUT, Tally.SAMPLED_NEW, Tally.SAMPLED_AGAIN)
-    size, put, new, again = (tallies.get((task, Status.COMPLETED, name), 0) for name in counted)
-    return Level(total(tallies, task, Tally.SIZE, _TAKING_ROOM), size, put, new + again)
+    size, inserted, new, again = (tallies.get((task, Status.COMPLETED, name), 0) for name in counted)
+    return Level(total(tallies, task, Tally.SIZE, _TAKING_ROOM), size, inserted, new + again)
 
 
 def expired_ever(tallies: Tallies, task: str) -> int:
@@ -163,8 +163,8 @@ def undrawn(group: Group) -> Status:
 
 def drawn(group: Group, limits: Limits) -> Transition:
     """Return the transition of a group that is drawn without a lease."""
-    after, taken = _consumed(group.status, group.times_sampled + 1, limits)
-    return _step(Place(group.status), after, {_sampled(group.times_sampled): 1, **taken}, draws=1)
+    after, events = _consumed(group.status, group.times_sampled + 1, limits)
+    return _step(Place(group.status), after, {_sampled(group.times_sampled): 1, **events}, draws=1)
 
 
 def leased(group: Group) -> Transition:
@@ -175,8 +175,8 @@ def leased(group: Group) -> Transition:
 
 def acknowledged(group: Group, limits: Limits) -> Transition:
     """Return the transition of a leased group that was consumed."""
-    after, taken = _consumed(group.status, group.times_sampled, limits)
-    return _step(Place(group.status, leased=True), after, taken, afresh=True)
+    after, events = _consumed(group.status, group.times_sampled, limits)
+    return _step(Place(group.status, leased=True), after, events, afresh=True)
 
 
 def given_back(group: Group, limits: Limits, reason: str | None) -> Transition:
@@ -225,9 +225,9 @@ def is_last(group: Group, limits: Limits) -> bool:
     return 0 < limits.max_deliveries <= group.deliveries
 
 
-def _returned(group: Group, limits: Limits, why: Tally, reason: str | None) -> Transition:
+def _returned(group: Group, limits: Limits, event: Tally, reason: str | None) -> Transition:
     """Return the transition of a leased group that returns as if undrawn; after too many deliveries it is FAILED."""
-    before, counts = Place(group.status, leased=True), {why: 1, _sampled(group.times_sampled - 1): -1}
+    before, counts = Place(group.status, leased=True), {event: 1, _sampled(group.times_sampled - 1): -1}
     if reason is None or not is_last(group, limits):
         return _step(before, Place(group.status), counts, draws=-1, deliveries=-1 if reason is None else 0)
     error = f"delivered {group.deliveries} times without acknowledgement; the last time {reason}"

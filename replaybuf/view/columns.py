@@ -113,8 +113,8 @@ _KINDS_OF = {
 }
 #: The columns of common fields; other fields are whole numbers under their own names.
 COLUMNS = {
-    one.name: one
-    for one in (
+    column.name: column
+    for column in (
         *(Column(name, name, kind) for kind, names in _KINDS_OF.items() for name in names),
         Column("id", "draw", "id"),
         Column("batch", "draw", "id"),
@@ -161,8 +161,8 @@ COLUMNS = {
 
 def columns(*names: str, spare: Collection[str] = (), **headers: str) -> list[Column]:
     """Return the columns of fields, with `headers` in place of their names; `spare` ones may be left out."""
-    found = [COLUMNS.get(name) or Column(name, name) for name in names]
-    return [replace(one, header=headers.get(one.name, one.header), spare=one.name in spare) for one in found]
+    chosen = [COLUMNS.get(name) or Column(name, name) for name in names]
+    return [replace(col, header=headers.get(col.name, col.header), spare=col.name in spare) for col in chosen]
 
 
 def annotated(shown: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> list[Column]:
@@ -173,7 +173,7 @@ def annotated(shown: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> lis
 
 def used(shown: Sequence[Column], rows: Sequence[Any]) -> list[Column]:
     """Return the columns of which some row has another value than the usual one."""
-    return [one for one in shown if one.usual is _ALWAYS or any(value_of(row, one.name) != one.usual for row in rows)]
+    return [col for col in shown if col.usual is _ALWAYS or any(value_of(row, col.name) != col.usual for row in rows)]
 
 
 # The tables of the views

@@ -64,7 +64,7 @@ class Conversation:
 
 def field_of(rollout: Mapping[Any, Any], name: str) -> Any:
     """Return a field of a rollout, by our name for it or another framework's; None if it has none."""
-    return next((rollout[one] for one in (name, *SYNONYMS[name]) if units.is_there(rollout.get(one))), None)
+    return next((rollout[key] for key in (name, *SYNONYMS[name]) if units.is_there(rollout.get(key))), None)
 
 
 def conversation_of(
@@ -94,9 +94,9 @@ def conversation_of(
     )
 
 
-def _messages(value: Any, characters: int | None, most: int | None) -> list[Message]:
+def _messages(value: Any, characters: int | None, limit: int | None) -> list[Message]:
     messages = value if isinstance(value, list) else [{"role": "prompt", "content": value}]
-    return [_message(one, characters) for one in messages[:most]]
+    return [_message(message, characters) for message in messages[:limit]]
 
 
 def _message(message: Any, characters: int | None) -> Message:
@@ -167,12 +167,12 @@ def strip(
     if not ids:
         return None
     # One value for each token of the response; some rollouts also have values for the prompt, before these.
-    values = {name: found[-len(ids) :] for name, found in values.items() if found and len(found) >= len(ids)}
+    values = {name: numbers[-len(ids) :] for name, numbers in values.items() if numbers and len(numbers) >= len(ids)}
     shades = tuple(dict.fromkeys(name for name in (*SHADES, *annotations) if name in values))
     chosen = by if by in shades else next(iter(shades), "")
     texts = _texts(ids, response, rollout)
     steps = {step: f"step{place % _STEP_CLASSES}" for place, step in enumerate(sorted(set(values.get("step", ()))))}
-    low, high = (of(values.get(chosen) or [0]) for of in (min, max))
+    low, high = (bound(values.get(chosen) or [0]) for bound in (min, max))
     tokens = [
         Token(
             str(ids[place]) if texts is None else texts[place],
@@ -211,7 +211,7 @@ def _listed(rollout: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
         value = rollout.get(name)
         if value is not None and hasattr(value, "tolist"):
             value = value.tolist()
-        if isinstance(value, list | tuple) and value and all(type(one) in (int, float, bool) for one in value):
+        if isinstance(value, list | tuple) and value and all(type(item) in (int, float, bool) for item in value):
             return list(value)
     return []
 
@@ -225,12 +225,12 @@ def _texts(ids: Sequence[Any], response: Any, rollout: Mapping[str, Any]) -> lis
         if (
             isinstance(value, list)
             and len(value) == len(ids)
-            and all(isinstance(one, str) for one in value)
+            and all(isinstance(item, str) for item in value)
             and "".join(value) == response
         ):
             return value
     if list(response.encode(errors="replace")) == list(ids):  # bytes: each character is shown at its first byte
-        return [piece for one in response for piece in (one, *[""] * (len(one.encode(errors="replace")) - 1))]
+        return [piece for char in response for piece in (char, *[""] * (len(char.encode(errors="replace")) - 1))]
     return _characters(ids, response)
 
 
@@ -243,6 +243,6 @@ def _characters(ids: Sequence[Any], response: str) -> list[str] | None:
     if len(ids) - len(end) != len(response):
         return None
     pairs = set(zip(ids, response, strict=False))
-    if len(pairs) != len({one for one, _ in pairs}) or len(pairs) != len({one for _, one in pairs}):
+    if len(pairs) != len({token for token, _ in pairs}) or len(pairs) != len({char for _, char in pairs}):
         return None
     return [*response, *end]

@@ -61,11 +61,11 @@ class StepRow:
         trained = _consumed(batches)
         return cls(
             **asdict(key),
-            first_at=min(one.taken_at for one in batches),
-            last_at=max(one.taken_at for one in batches),
+            first_at=min(batch.taken_at for batch in batches),
+            last_at=max(batch.taken_at for batch in batches),
             batches=len(batches),
-            groups=sum(one.groups - one.back for one in batches) or sum(one.groups for one in batches),
-            settled=sum(one.settled for one in batches),
+            groups=sum(batch.groups - batch.back for batch in batches) or sum(batch.groups for batch in batches),
+            settled=sum(batch.settled for batch in batches),
             reward=_weighted(trained, "reward"),
             min_reward=min(_known(trained, "min_reward"), default=None),
             max_reward=max(_known(trained, "max_reward"), default=None),
@@ -73,7 +73,7 @@ class StepRow:
             max_staleness=max(_known(trained, "max_staleness"), default=None),
             oldest_model_step=min(_known(trained, "oldest_model_step"), default=None),
             newest_model_step=max(_known(trained, "newest_model_step"), default=None),
-            taken_by=sorted({one.worker for one in batches if one.worker is not None}),
+            taken_by=sorted({batch.worker for batch in batches if batch.worker is not None}),
         )
 
     @property
@@ -134,23 +134,23 @@ def compare(drawn: Drawn, tables: Mapping[StepKey, Table], key: StepKey) -> Comp
     before, table = _before(drawn, tables, key), tables[key]
     workers, tasks = by_worker([table]), by_task(table, before)
     worse = [part.name for part in workers if part.stands_out]
-    others = by_task(without(worse, table), [without(worse, one) for one in before])
-    every = mean(one.reward for of in before for groups in of.values() for one in groups)
-    return Compared(workers, tasks, others, every, len(before))
+    others = by_task(without(worse, table), [without(worse, earlier) for earlier in before])
+    reward = mean(group.reward for earlier in before for groups in earlier.values() for group in groups)
+    return Compared(workers, tasks, others, reward, len(before))
 
 
 def _before(drawn: Drawn, tables: Mapping[StepKey, Table], key: StepKey) -> list[Table]:
     """Return the tables of the steps before one, in the runs that it continues, newest first."""
     earlier: dict[int, Table] = {}
-    for other, batches in drawn.items():
-        if other.step < key.step and other.restores <= key.restores and any(one.settled for one in batches):
-            earlier.setdefault(other.step, tables[other])  # the last run that this one continues comes first
+    for past, batches in drawn.items():
+        if past.step < key.step and past.restores <= key.restores and any(batch.settled for batch in batches):
+            earlier.setdefault(past.step, tables[past])  # the last run that this one continues comes first
     return list(earlier.values())[:STEPS_BEFORE]
 
 
 def of_task(drawn: Drawn, task: str | None) -> Drawn:
     """Return these draws, with the groups of one task only."""
-    return drawn if task is None else {key: some for key, of in drawn.items() if (some := only(of, task=task))}
+    return drawn if task is None else {key: part for key, draws in drawn.items() if (part := only(draws, task=task))}
 
 
 def only(batches: Sequence[Batch], *, task: str | None = None, worker: str | None = None) -> list[Batch]:
@@ -158,17 +158,17 @@ def only(batches: Sequence[Batch], *, task: str | None = None, worker: str | Non
 
     Of a draw that was consumed in part, all of them count: which ones were isn't recorded.
     """
-    found = []
-    for one in batches:
-        of = [mine for mine in one.members if task in (None, mine.task_name) and worker in (None, mine.worker)]
-        if of:
-            found.append(_with_groups(one, of))
-    return found
+    chosen = []
+    for batch in batches:
+        part = [group for group in batch.members if task in (None, group.task_name) and worker in (None, group.worker)]
+        if part:
+            chosen.append(_with_groups(batch, part))
+    return chosen
 
 
 def _with_groups(batch: Batch, members: Sequence[Member]) -> Batch:
     rewards, stale, weights = (
-        [value for one in members if (value := getattr(one, field)) is not None]
+        [value for member in members if (value := getattr(member, field)) is not None]
         for field in ("reward", "staleness", "oldest_model_step")
     )
     return replace(
@@ -189,7 +189,7 @@ def _with_groups(batch: Batch, members: Sequence[Member]) -> Batch:
 
 def _consumed(batches: Sequence[Batch]) -> list[Batch]:
     """Return the draws with consumed groups; while there is none, all draws."""
-    return [one for one in batches if one.settled] or list(batches)
+    return [batch for batch in batches if batch.settled] or list(batches)
 
 
 def groups_of(batches: Sequence[Batch]) -> list[tuple[Batch, Member]]:
@@ -203,10 +203,10 @@ def by_reward(drawn: tuple[Batch, Member]) -> tuple[bool, float, int]:
 
 
 def _known(batches: Sequence[Batch], field: str) -> list[Any]:
-    return [value for one in batches if (value := getattr(one, field)) is not None]
+    return [value for batch in batches if (value := getattr(batch, field)) is not None]
 
 
 def _weighted(batches: Sequence[Batch], field: str) -> float | None:
     """Return the mean of a field of draws, weighted by the number of consumed groups (if none, of drawn groups)."""
-    known = [(value, one.settled or one.groups) for one in batches if (value := getattr(one, field)) is not None]
-    return sum(value * count for value, count in known) / sum(count for _, count in known) if known else None
+    pairs = [(value, draw.settled or draw.groups) for draw in batches if (value := getattr(draw, field)) is not None]
+    return sum(value * count for value, count in pairs) / sum(count for _, count in pairs) if pairs else None

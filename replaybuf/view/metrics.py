@@ -121,8 +121,8 @@ OF_BUFFER = (
     # Workers
     _gauge("workers", "workers/*", "Processes by their last sign of life.", "state"),
     *(
-        _gauge(f"workers_{what}_last_hour", f"last_hour/{what}", f"{help} by all workers.")
-        for what, help in _OF_LAST_HOUR.items()
+        _gauge(f"workers_{total}_last_hour", f"last_hour/{total}", f"{text} by all workers.")
+        for total, text in _OF_LAST_HOUR.items()
     ),
     _gauge("events_last_hour", "events_last_hour/*", "Events of the last hour: leases that lapsed, ...", "kind"),
     # The last draw of completed groups
@@ -189,24 +189,24 @@ def figures_of(tx: Transaction, buffer: str | None, scanned: int | None = None) 
             "unswept_payloads": count_unswept(tx),
             "places": {place.pop("url"): place for place in list_places(tx)},
         },
-        "buffers": {name: _figures(tx, name, found) for name, found in measure(tx, buffer, scanned).items()},
+        "buffers": {name: _figures(tx, name, measures) for name, measures in measure(tx, buffer, scanned).items()},
     }
 
 
-def _figures(tx: Transaction, name: str, found: BufferMeasures) -> dict[str, Any]:
-    tasks, overdue, held = tasks_of(found), count_overdue(tx, name), held_by_tasks(found.contents or ())
+def _figures(tx: Transaction, name: str, measures: BufferMeasures) -> dict[str, Any]:
+    tasks, overdue, contents = tasks_of(measures), count_overdue(tx, name), held_by_tasks(measures.contents or ())
     for task, numbers in tasks.items():
-        numbers |= {"overdue": overdue.get(task, 0), **held.get(task, {})}
+        numbers |= {"overdue": overdue.get(task, 0), **contents.get(task, {})}
     trainer = read_trainer(tx, name)
-    progress = {"prompts": prompts_drawn(found.cursors), "trainer": None if trainer is None else asdict(trainer)}
-    return {"tasks": tasks, **read_records(tx, name, found.checkpoints), **progress}
+    progress = {"prompts": prompts_drawn(measures.cursors), "trainer": None if trainer is None else asdict(trainer)}
+    return {"tasks": tasks, **read_records(tx, name, measures.checkpoints), **progress}
 
 
-def tasks_of(found: BufferMeasures) -> dict[str, dict[str, Any]]:
+def tasks_of(measures: BufferMeasures) -> dict[str, dict[str, Any]]:
     """Return the tasks as in `buffer.metrics()`."""
-    tasks = of_tasks(found.tallies)
+    tasks = of_tasks(measures.tallies)
     for field in DISTRIBUTIONS:
-        add_distributions(tasks, field, histogram_of(found.contents or (), field))
+        add_distributions(tasks, field, histogram_of(measures.contents or (), field))
     return tasks
 
 
@@ -216,7 +216,7 @@ def prompts_drawn(cursors: Sequence[Cursor]) -> dict[str, int]:
         return {}
     from replaybuf.files.importing import IMPORT
 
-    drawn = {one.name: one.position for one in cursors if not one.name.startswith((IMPORT, "replaybuf:"))}
+    drawn = {cursor.name: cursor.position for cursor in cursors if not cursor.name.startswith((IMPORT, "replaybuf:"))}
     return dict(sorted(drawn.items()))
 
 
@@ -243,16 +243,16 @@ def _families(figures: Mapping[str, Any], buffer: str) -> Iterator[Any]:
     of_database = [((), {"up": 1, "info": {__version__: 1}, **database})]
     of_buffers = [((name,), numbers) for name, numbers in database["buffers"].items()]
     kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "gaugehistogram": GaugeHistogramMetricFamily}
-    of = [(one, ("buffer",), of_buffers) for one in OF_BUFFER] + [(one, (), of_database) for one in OF_DATABASE]
-    for metric, labels, sources in of:
+    rows = [(item, ("buffer",), of_buffers) for item in OF_BUFFER] + [(item, (), of_database) for item in OF_DATABASE]
+    for metric, labels, sources in rows:
         family = kinds[metric.kind](metric.name, metric.help, labels=[*labels, *metric.labels])
         for names, numbers in sources:
-            for values, found in _follow(metric.path.split("/"), numbers):
+            for values, figure in _follow(metric.path.split("/"), numbers):
                 shown = [_encodable(text) for text in (*names, *values)]
                 if metric.bounds:
-                    family.add_metric(shown, *_histogram(metric.bounds, found))
-                elif found is not None:
-                    family.add_metric(shown, found)
+                    family.add_metric(shown, *_histogram(metric.bounds, figure))
+                elif figure is not None:
+                    family.add_metric(shown, figure)
         if family.samples:
             yield family
 
@@ -264,8 +264,8 @@ def _follow(path: list[str], value: Any) -> Iterator[tuple[tuple[str, ...], Any]
     elif isinstance(value, Mapping):
         star = path[0] == "*"
         for name in value if star else (path[0],) if path[0] in value else ():
-            for names, found in _follow(path[1:], value[name]):
-                yield ((str(name), *names) if star else names), found
+            for names, leaf in _follow(path[1:], value[name]):
+                yield ((str(name), *names) if star else names), leaf
 
 
 def _histogram(bounds: Sequence[int], counts: Mapping[int, int]) -> tuple[list[tuple[str, int]], int]:
@@ -318,11 +318,11 @@ def batch_metrics(
 def _numbers(items: Sequence[StorageItem[Any]], now: float) -> dict[str, float]:
     from statistics import fmean
 
-    found: dict[str, float] = {"groups": len(items), "rollouts": sum(item.rollouts for item in items)}
+    figures: dict[str, float] = {"groups": len(items), "rollouts": sum(item.rollouts for item in items)}
     if rewards := [item.reward for item in items if item.reward is not None]:
-        found |= {"reward/mean": fmean(rewards), "reward/min": min(rewards), "reward/max": max(rewards)}
+        figures |= {"reward/mean": fmean(rewards), "reward/min": min(rewards), "reward/max": max(rewards)}
     if items:
         staleness = [item.staleness for item in items]
-        found |= {"staleness/mean": fmean(staleness), "staleness/max": max(staleness)}
-        found["age_seconds/max"] = max(now - item.created_at for item in items)
-    return found
+        figures |= {"staleness/mean": fmean(staleness), "staleness/max": max(staleness)}
+        figures["age_seconds/max"] = max(now - item.created_at for item in items)
+    return figures

@@ -69,24 +69,24 @@ class Overview:
 def read_overview(tx: Transaction, buffer: str | None, task: str | None, first: datetime) -> Overview:
     """Return the overview of one buffer or of all; the history, from `first` on, is of one task or of all."""
     now = tx.now()
-    figures = {name: of_tasks(of_buffer) for name, of_buffer in tallies_of(tx, buffer).items()}
-    last = last_worker(tx, buffer)
+    figures = {name: of_tasks(tallies) for name, tallies in tallies_of(tx, buffer).items()}
+    worker = last_worker(tx, buffer)
     # Changes since the last reading of the history were made before the last process ended.
-    ends = [now] if last is None else [max(time_of(last.left_at), first), now]
+    ends = [now] if worker is None else [max(time_of(worker.left_at), first), now]
     readings = history_of(tx, buffer, first.timestamp())
     noted = max((time for _, time, _ in readings), default=first)
     later = [time for time in ends if time > noted or not readings]
-    history = _of_task([*readings, *((name, time, of) for time in later for name, of in figures.items())], task)
+    history = _of_task([*readings, *((name, time, tasks) for time in later for name, tasks in figures.items())], task)
     batches = last_batches(tx, buffer, _BATCHES)[::-1]
     return Overview(
         rates_now(history),
         history,
-        [{**one, "taken_at": time_of(one["taken_at"])} for one in batches],
+        [{**batch, "taken_at": time_of(batch["taken_at"])} for batch in batches],
         next(iter(newest(tx, "checkpoints", buffer, 1)), None),
         read_events(tx, buffer, _EVENTS, f"kind NOT IN ('{_ROUTINE}')"),
         *tx.database_bytes(),
         list_places(tx),
-        None if last is None else last.name,
+        None if worker is None else worker.name,
     )
 
 
@@ -95,12 +95,12 @@ def _of_task(history: Sequence[_Reading], task: str | None) -> list[Minute]:
 
     A buffer without a reading at a time, because no process had it open, counts with its previous one, or its first.
     """
-    known = {buffer: tasks for buffer, _, tasks in reversed(history)}
-    found: dict[datetime, Minute] = {}
+    latest = {buffer: tasks for buffer, _, tasks in reversed(history)}
+    minutes: dict[datetime, Minute] = {}
     for buffer, time, tasks in history:
-        known[buffer] = tasks
-        found[time] = _minute(time, known.values(), task)
-    return [*found.values()]
+        latest[buffer] = tasks
+        minutes[time] = _minute(time, latest.values(), task)
+    return [*minutes.values()]
 
 
 def _minute(time: datetime, buffers: Iterable[Mapping[str, Any]], task: str | None) -> Minute:
@@ -114,7 +114,7 @@ def _minute(time: datetime, buffers: Iterable[Mapping[str, Any]], task: str | No
                 statuses[status] += n
                 by_task[name] += n
             put += numbers.get("put", 0)
-            drawn += sum(numbers.get(one, 0) for one in _DRAWN)
+            drawn += sum(numbers.get(total, 0) for total in _DRAWN)
     return Minute(time, dict(statuses), dict(by_task), put, drawn)
 
 
@@ -123,13 +123,13 @@ def rates_of(history: Sequence[Minute]) -> list[tuple[datetime, Rates]]:
 
     Where nobody read for minutes, as after the end of a run, the rate holds from the beginning of the gap.
     """
-    found = []
+    series = []
     for before, after in pairwise(history):
         minutes = (after.time - before.time).total_seconds() / 60
         rates = Rates(max(0, after.put - before.put) / minutes, max(0, after.drawn - before.drawn) / minutes)
         begins = [before.time + timedelta(seconds=1)] if minutes > _GAP_MINUTES else []
-        found += [(time, rates) for time in (*begins, after.time)]
-    return found
+        series += [(time, rates) for time in (*begins, after.time)]
+    return series
 
 
 def rates_now(history: Sequence[Minute]) -> Rates | None:
@@ -137,9 +137,9 @@ def rates_now(history: Sequence[Minute]) -> Rates | None:
 
     Of a young run, most of what it did may have been before its first reading.
     """
-    last = history[-1:]
-    before = [one for one in history if last[0].time - one.time >= timedelta(minutes=1)][-1:]
-    return rates_of([*before, *last])[-1][1] if before else None
+    latest = history[-1:]
+    before = [minute for minute in history if latest[0].time - minute.time >= timedelta(minutes=1)][-1:]
+    return rates_of([*before, *latest])[-1][1] if before else None
 
 
 # Events
@@ -190,7 +190,7 @@ EVENTS = [
 
 def event_text(event: Mapping[str, Any]) -> str:
     """Return an event in a sentence, without its time."""
-    what, task, worker, groups = (event[name] for name in ("what", "task_name", "worker", "groups"))
-    about = [units.number_of(groups, "group")] if groups and event["kind"] != EventKind.DATASET_ENDED else []
-    said = ", ".join([" ".join([what, *([task] if task else [])]), *about, *([worker] if worker else [])])
-    return f"{said}: {event['detail']}" if event["detail"] else said
+    text, task, worker, groups = (event[name] for name in ("what", "task_name", "worker", "groups"))
+    details = [units.number_of(groups, "group")] if groups and event["kind"] != EventKind.DATASET_ENDED else []
+    sentence = ", ".join([" ".join([text, *([task] if task else [])]), *details, *([worker] if worker else [])])
+    return f"{sentence}: {event['detail']}" if event["detail"] else sentence

@@ -61,26 +61,26 @@ def read_steps(
     What stands out is looked for in the newest of them, with up to `judged` groups; of one task or worker, there are no
     more than these, unless all are asked for.
     """
-    name, of_all = choose(tx, buffer), task is None and worker is None
-    most = limit + 1 if limit is not None and of_all else None  # a change is from the step before
-    numbers = list_steps(tx, name, before=before, limit=most)
+    name, unfiltered = choose(tx, buffer), task is None and worker is None
+    at_most = limit + 1 if limit is not None and unfiltered else None  # a change is from the step before
+    numbers = list_steps(tx, name, before=before, limit=at_most)
     rows = [StepRow.of(key, batches) for key, batches in batches_of_steps(tx, name, numbers).items()]
     looked_at, groups = set[int](), 0
-    for one in rows:
-        groups += one.groups
-        if groups > judged and looked_at and (of_all or limit is not None):
+    for row in rows:
+        groups += row.groups
+        if groups > judged and looked_at and (unfiltered or limit is not None):
             break
-        looked_at.add(one.step)
+        looked_at.add(row.step)
     workers, drawn = read_workers(tx, name, before=before, task=task, also=looked_at)
-    if not of_all:
+    if not unfiltered:
         rows = _of_one(drawn, looked_at, worker)
     lower = _lower(drawn, workers, looked_at, worker)
-    rows = [replace(one, lower=lower.get((one.step, one.restores), "")) for one in _with_changes(rows)]
-    steps = list(dict.fromkeys(one.step for one in rows))
-    shown, has_more = steps[:limit], not of_all and len(looked_at) < len(numbers)
-    last = shown[-1] if shown else numbers[0] + 1 if steps else min(looked_at, default=0)
-    earlier = last if has_more or len(shown) < len(steps) else None
-    return Steps(name, tx.now(), [one for one in rows if one.step in shown], workers, earlier, recorded(tx, name))
+    rows = [replace(row, lower=lower.get((row.step, row.restores), "")) for row in _with_changes(rows)]
+    steps = list(dict.fromkeys(row.step for row in rows))
+    shown, has_more = steps[:limit], not unfiltered and len(looked_at) < len(numbers)
+    oldest = shown[-1] if shown else numbers[0] + 1 if steps else min(looked_at, default=0)
+    earlier = oldest if has_more or len(shown) < len(steps) else None
+    return Steps(name, tx.now(), [row for row in rows if row.step in shown], workers, earlier, recorded(tx, name))
 
 
 def _of_one(drawn: Drawn, steps: Set[int], worker: str | None) -> list[StepRow]:
@@ -88,22 +88,22 @@ def _of_one(drawn: Drawn, steps: Set[int], worker: str | None) -> list[StepRow]:
     all groups if it is None."""
     rows = []
     for key, batches in drawn.items():
-        if key.step in steps and (mine := only(batches, worker=worker)):
+        if key.step in steps and (part := only(batches, worker=worker)):
             parts = by_worker([tabulate(member for _, member in groups_of(batches))]) if worker is not None else []
             others = next((part.others for part in parts if part.name == worker), None)
-            rows.append(replace(StepRow.of(key, mine), others=others))
+            rows.append(replace(StepRow.of(key, part), others=others))
     return rows
 
 
-def _with_changes(found: Sequence[StepRow]) -> list[StepRow]:
+def _with_changes(rows: Sequence[StepRow]) -> list[StepRow]:
     """Return steps, newest first, with the change of each mean reward from the step before in the same run."""
-    rows = []
-    for place, one in enumerate(found):
-        earlier = (other for other in found[place + 1 :] if other.step < one.step and other.restores <= one.restores)
+    changed = []
+    for place, row in enumerate(rows):
+        earlier = (past for past in rows[place + 1 :] if past.step < row.step and past.restores <= row.restores)
         before = next(earlier, None)
-        known = before is not None and one.reward is not None and before.reward is not None
-        rows.append(replace(one, change=one.reward - before.reward) if known else one)  # type: ignore[operator, union-attr]
-    return rows
+        both = before is not None and row.reward is not None and before.reward is not None
+        changed.append(replace(row, change=row.reward - before.reward) if both else row)  # type: ignore[operator, union-attr]
+    return changed
 
 
 def _lower(drawn: Drawn, workers: Workers, steps: Set[int], worker: str | None) -> dict[tuple[int, int], str]:
@@ -111,15 +111,15 @@ def _lower(drawn: Drawn, workers: Workers, steps: Set[int], worker: str | None) 
 
     Workers that are worse over the last steps are left out. With a worker, the sentences are about it alone.
     """
-    found, others = {}, workers.others_of(tables_of(drawn))
+    sentences, tables = {}, workers.others_of(tables_of(drawn))
     for key in drawn:
         if key.step in steps:
-            one = compare(drawn, others, key)
+            result = compare(drawn, tables, key)
             if worker is not None:
-                one = replace(one, workers=[part for part in one.workers if part.name == worker], others=[])
-            if one.stands_out:
-                found[key.step, key.restores] = one.verdict(None)
-    return found
+                result = replace(result, workers=[part for part in result.workers if part.name == worker], others=[])
+            if result.stands_out:
+                sentences[key.step, key.restores] = result.verdict(None)
+    return sentences
 
 
 def neighbours(tx: Transaction, buffer: str, step: int) -> tuple[int | None, int | None]:
@@ -177,43 +177,41 @@ class Step:
     @property
     def title(self) -> str:
         """Its step, the run if there are several, and the number of its groups and draws."""
-        one = self.summary
-        again = (
-            ", before a restore undid it" if one.undone else f", after restore {one.restores}" if one.resumed else ""
-        )
-        groups, draws = units.number_of(one.groups, "group"), units.number_of(one.batches, "draw")
-        return f"step {one.step}{again}: {groups} in {draws}"
+        row = self.summary
+        run = ", before a restore undid it" if row.undone else f", after restore {row.restores}" if row.resumed else ""
+        groups, draws = units.number_of(row.groups, "group"), units.number_of(row.batches, "draw")
+        return f"step {row.step}{run}: {groups} in {draws}"
 
     def facts(self, now: datetime, time: Callable[[datetime], str] = units.iso) -> dict[str, str]:
         """Return the known facts of the step as texts, by name; "" for unknown ones."""
-        one = self.summary
-        mean, most = units.number(one.staleness, 1), units.number(one.max_staleness)
-        by = ", ".join(one.taken_by) or "nobody with a name"
-        consumed = "" if one.consumed is None else f"{units.number(one.settled)} of {units.number(one.groups)}"
+        row = self.summary
+        average, largest = units.number(row.staleness, 1), units.number(row.max_staleness)
+        by = ", ".join(row.taken_by) or "nobody with a name"
+        consumed = "" if row.consumed is None else f"{units.number(row.settled)} of {units.number(row.groups)}"
         return {
-            "taken": f"{time(one.first_at)} ({units.ago(one.first_at, now)}) by {by}",
+            "taken": f"{time(row.first_at)} ({units.ago(row.first_at, now)}) by {by}",
             "consumed": consumed,
             "reward": self.reward_text,
-            "staleness": "" if one.staleness is None else f"mean {mean}, max {most}",
-            "weights": "" if one.oldest_model_step is None else f"of {one.weights}",
+            "staleness": "" if row.staleness is None else f"mean {average}, max {largest}",
+            "weights": "" if row.oldest_model_step is None else f"of {row.weights}",
             "means": units.annotated(self.annotations),
         }
 
     @property
     def gone(self) -> int:
         """The number of groups that exist no more, nor their texts."""
-        return sum(one["now"] == GONE for one in self.groups)
+        return sum(group["now"] == GONE for group in self.groups)
 
     @property
     def reward_text(self) -> str:
         """The mean reward, its range, that of the steps before, and the number of groups without a usable one."""
-        one, without = self.summary, sum(group["reward"] is None for group in self.groups)
+        row, without = self.summary, sum(group["reward"] is None for group in self.groups)
         unusable = f"no usable reward in {without} of {units.number_of(len(self.groups), 'group')}" if without else ""
-        if one.reward is None:
+        if row.reward is None:
             return unusable
-        text = f"{one.reward:.3f} ({one.min_reward:.3f} to {one.max_reward:.3f})"
+        text = f"{row.reward:.3f} ({row.min_reward:.3f} to {row.max_reward:.3f})"
         if self.reward_before is not None:
-            side, moved = "below" if one.reward < self.reward_before else "above", abs(one.reward - self.reward_before)
+            side, moved = "below" if row.reward < self.reward_before else "above", abs(row.reward - self.reward_before)
             steps = "step" if self.steps_before == 1 else f"{self.steps_before} steps"
             compared = "as in" if round(moved, 3) == 0 else f"{moved:.3f} {side}"
             text += f", {compared} the {steps} before ({self.reward_before:.3f})"
@@ -247,14 +245,14 @@ def _step(
     worker: str | None,
 ) -> Step:
     batches, tables = drawn[key] if worker is None else only(drawn[key], worker=worker), tables_of(drawn)
-    compared, rest = compare(drawn, tables, key), compare(drawn, over_steps.others_of(tables), key)
+    compared, others = compare(drawn, tables, key), compare(drawn, over_steps.others_of(tables), key)
     before = compared.before if worker is None else None  # it is that of all workers
-    summary = replace(StepRow.of(key, batches), lower=rest.verdict(None) if rest.stands_out else "")
+    summary = replace(StepRow.of(key, batches), lower=others.verdict(None) if others.stands_out else "")
     reward, besides = StepRow.of(key, drawn[key]).reward, bool(over_steps.worse)
-    in_step = replace(rest, before=compared.before).verdict(reward, besides=besides)
+    in_step = replace(others, before=compared.before).verdict(reward, besides=besides)
     noted, places = annotations_of(tx, batches), whereabouts(tx, batches)
     members = sorted(groups_of(batches), key=by_reward)
-    stored = [one.uid for _, one in members if places[one.uid] != GONE]
+    stored = [member.uid for _, member in members if places[member.uid] != GONE]
     prompts = {row["uid"]: row["prompt"] for row in tx.rows(_PROMPTS, uids=stored)}
     groups = [
         {
@@ -262,14 +260,14 @@ def _step(
             "restores": key.restores,
             "batch": batch.id,
             "taken_by": batch.worker,
-            **asdict(one),
-            "now": places[one.uid],
-            "prompt": prompts.get(one.uid),
-            "annotations": noted.get((batch.id, one.uid), {}),
+            **asdict(member),
+            "now": places[member.uid],
+            "prompt": prompts.get(member.uid),
+            "annotations": noted.get((batch.id, member.uid), {}),
         }
-        for batch, one in members
+        for batch, member in members
     ]
-    names = dict.fromkeys(name for one in groups for name in one["annotations"])
+    names = dict.fromkeys(name for group in groups for name in group["annotations"])
     return Step(
         summary,
         "; ".join([*map(str, over_steps.worse), in_step]),
@@ -277,25 +275,25 @@ def _step(
         compared.steps_before,
         compared.workers,
         compared.tasks,
-        [replace(one, members=()) for one in batches],
+        [replace(batch, members=()) for batch in batches],
         groups,
-        {name: mean(one["annotations"].get(name) for one in groups) for name in names},
+        {name: mean(group["annotations"].get(name) for group in groups) for name in names},
         _lowest(tx, buffer, stored, worst) if worst and stored else [],
         over_steps,
     )
 
 
-def _lowest(tx: Transaction, buffer: str, uids: Sequence[int], most: int) -> list[Answer]:
+def _lowest(tx: Transaction, buffer: str, uids: Sequence[int], limit: int) -> list[Answer]:
     """Return the rollouts with the lowest rewards among these groups."""
-    chosen = extreme_rollouts(tx, buffer, None, most, worst=True, among=uids)
-    found = {(row["uid"], row["position"]): row for row in tx.rows(_ANSWERS, uids=[uid for uid, _ in chosen])}
-    return [Answer(**found[place]) for place in chosen]
+    chosen = extreme_rollouts(tx, buffer, None, limit, worst=True, among=uids)
+    rows = {(row["uid"], row["position"]): row for row in tx.rows(_ANSWERS, uids=[uid for uid, _ in chosen])}
+    return [Answer(**rows[place]) for place in chosen]
 
 
 def no_groups(
     tx: Transaction,
     buffer: str,
-    which: str,
+    phrase: str,
     task: str | None,
     worker: str | None,
     *,
@@ -303,27 +301,27 @@ def no_groups(
     before: int | None = None,
 ) -> str:
     """Return a sentence for a step, or the last ones, without recorded draws, or without groups of a task and a
-    worker. `which` names them."""
+    worker. `phrase` names them."""
     steps = list_steps(tx, buffer, before=before, limit=STEPS_SHOWN) if step is None else [step]
-    members = [one for of in batches_of_steps(tx, buffer, steps, members=True).values() for _, one in groups_of(of)]
+    members = [row for part in batches_of_steps(tx, buffer, steps, members=True).values() for _, row in groups_of(part)]
     if members and (task is not None or worker is not None):
-        for what, given, field in (("task", task, "task_name"), ("worker", worker, "worker")):
-            names = {str(getattr(one, field) or "") for one in members}
-            if given is not None and given not in names:
-                known = listed(sorted(names - {""}))
-                return f"no group of {what} {named(given)} was drawn {which}; there are those of {known}"
-        return f"{named(worker or '')} made no group of {named(task or '')} that was drawn {which}"
-    return _no_draw(recorded(tx, buffer), which)
+        for kind, name, field in (("task", task, "task_name"), ("worker", worker, "worker")):
+            names = {str(getattr(row, field) or "") for row in members}
+            if name is not None and name not in names:
+                existing = listed(sorted(names - {""}))
+                return f"no group of {kind} {named(name)} was drawn {phrase}; there are those of {existing}"
+        return f"{named(worker or '')} made no group of {named(task or '')} that was drawn {phrase}"
+    return _no_draw(recorded(tx, buffer), phrase)
 
 
-def _no_draw(known: Recorded, which: str) -> str:
+def _no_draw(records: Recorded, phrase: str) -> str:
     """Return a sentence for steps without recorded draws."""
-    if known.last is not None:
-        steps = f"step {known.first}" if known.first == known.last else f"steps {known.first} to {known.last}"
-        return f"no draw {which} is recorded; the recorded ones are for {steps}"
-    if known.batches:
+    if records.last is not None:
+        steps = f"step {records.first}" if records.first == records.last else f"steps {records.first} to {records.last}"
+        return f"no draw {phrase} is recorded; the recorded ones are for {steps}"
+    if records.batches:
         return (
-            f"of {known.batches:,} recorded draws none names its train step: pass current_train_step= to "
+            f"of {records.batches:,} recorded draws none names its train step: pass current_train_step= to "
             "them (train_step= to leased_steps or acknowledge), or refresh the staleness"
         )
     return "no draw is recorded: nothing was taken yet, or with history=0"

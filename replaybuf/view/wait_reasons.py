@@ -68,11 +68,11 @@ class Waits:
     @property
     def nobody_draws(self) -> dict[str, Any] | None:
         """The taker that was seen last, if no taker is alive and it didn't end by itself."""
-        takers = [one for one in self.workers if one["taken"]]
-        if not takers or any(one["state"] == "alive" for one in takers):
+        takers = [taker for taker in self.workers if taker["taken"]]
+        if not takers or any(taker["state"] == "alive" for taker in takers):
             return None
-        last = max(takers, key=lambda one: one["ended_at"] or one["seen_at"])
-        return None if last["ended_at"] is not None else last
+        last_taker = max(takers, key=lambda taker: taker["ended_at"] or taker["seen_at"])
+        return None if last_taker["ended_at"] is not None else last_taker
 
 
 def read_waits(
@@ -90,38 +90,38 @@ def read_waits(
 
 def _read(tx: Transaction, buffer: str, question: DrawQuestion, asked: bool) -> Waits:
     about = read_circumstances(tx, buffer)
-    waits = [] if asked else [one for one in about.waits if question.task is None or question.task in one.wants]
-    shown = sorted(waits, key=lambda one: one.kind != "groups") or _answers(tx, buffer, question, about)
+    waits = [] if asked else [wait for wait in about.waits if question.task is None or question.task in wait.wants]
+    shown = sorted(waits, key=lambda wait: wait.kind != "groups") or _answers(tx, buffer, question, about)
     gave_up = newest(tx, "events", buffer, 1, "kind = :kind", kind=str(EventKind.GAVE_UP))
     return Waits(
         buffer,
         time_of(about.now),
         bool(waits),
-        [_explained(tx, buffer, one, about) for one in shown],
+        [_explained(tx, buffer, wait, about) for wait in shown],
         [
             _task(about, buffer, task, numbers)
             for task, numbers in of_tasks(about.tallies).items()
             if question.task is None or task == question.task
         ],
-        [_row(one) for one in about.held],
-        [_row(one) | {"state": about.state_of(one)} for one in about.workers],
+        [_row(lease) for lease in about.held],
+        [_row(worker) | {"state": about.state_of(worker)} for worker in about.workers],
         None if about.trainer is None else asdict(about.trainer),
         None if about.last_take is None else _row(about.last_take),
-        next(({**one, "time": one["happened_at"]} for one in gave_up), None),
+        next(({**event, "time": event["happened_at"]} for event in gave_up), None),
     )
 
 
 _TIMES = ("started_at", "seen_at", "ended_at", "until", "time", "since", "deadline")
 
 
-def _row(one: Held | Worker | Taking | Wait) -> dict[str, Any]:
-    return {name: time_of(value) if name in _TIMES else value for name, value in asdict(one).items()}
+def _row(record: Held | Worker | Taking | Wait) -> dict[str, Any]:
+    return {name: time_of(value) if name in _TIMES else value for name, value in asdict(record).items()}
 
 
 def _explained(tx: Transaction, buffer: str, wait: Wait, about: Circumstances) -> dict[str, Any]:
-    found = asdict(diagnose(wait, with_matches(tx, buffer, wait, about)))
+    diagnosis = asdict(diagnose(wait, with_matches(tx, buffer, wait, about)))
     limits = None if wait.limits is None else wait.limits.in_force
-    return {**found, "buffer": buffer, **_row(wait), "limits": limits}
+    return {**diagnosis, "buffer": buffer, **_row(wait), "limits": limits}
 
 
 def _answers(tx: Transaction, buffer: str, question: DrawQuestion, about: Circumstances) -> list[Wait]:
@@ -129,16 +129,16 @@ def _answers(tx: Transaction, buffer: str, question: DrawQuestion, about: Circum
 
     Tasks that lack groups for one cause are in one draw.
     """
-    limits = next((one.limits for one in about.waits if one.limits is not None), None) or read_limits(tx, buffer)
+    limits = next((wait.limits for wait in about.waits if wait.limits is not None), None) or read_limits(tx, buffer)
     tasks = [question.task] if question.task is not None else sorted({task for task, _, _ in about.tallies})
     draw = Wait({}, status=question.status, query=question.query, limits=limits)
-    alike: dict[str, dict[str, int]] = {}
+    by_cause: dict[str, dict[str, int]] = {}
     for task in tasks or ["any task"]:
-        one = replace(draw, wants={task: question.size})
-        found = diagnose(one, with_matches(tx, buffer, one, about))
-        cause = task if found.reason == Reason.READY else found.sentence.partition(": ")[2]
-        alike.setdefault(cause, {})[task] = question.size
-    return [replace(draw, wants=wants) for wants in alike.values()]
+        wait = replace(draw, wants={task: question.size})
+        diagnosis = diagnose(wait, with_matches(tx, buffer, wait, about))
+        cause = task if diagnosis.reason == Reason.READY else diagnosis.sentence.partition(": ")[2]
+        by_cause.setdefault(cause, {})[task] = question.size
+    return [replace(draw, wants=wants) for wants in by_cause.values()]
 
 
 def _task(about: Circumstances, buffer: str, task: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,9 +164,9 @@ def _task(about: Circumstances, buffer: str, task: str, numbers: Mapping[str, An
 TASKS = [
     *columns("buffer", "task_name", "completed"),
     *(
-        Column(str(one), str(one), usual=0, spare=True)
-        for one in Status
-        if one not in (Status.COMPLETED, Status.ARCHIVED)
+        Column(str(status), str(status), usual=0, spare=True)
+        for status in Status
+        if status not in (Status.COMPLETED, Status.ARCHIVED)
     ),
     Column("leased", "leased"),
     Column("archived", "archived", usual=0, spare=True),
@@ -186,42 +186,42 @@ TASKS = [
 _MANY_EXPIRED = 0.2
 
 
-def expired_sentences(found: Waits) -> list[str]:
+def expired_sentences(waits: Waits) -> list[str]:
     """Return a sentence for each task of whose groups many have expired, and were not generated again."""
     return [
         f"{units.number_of(task['expired'], 'group')} of {task['task_name']} expired before their turn "
         f"({task['expired'] / task['made']:.0%} of those made) and wait to be generated again, by a Sampler; "
         "expired_groups_retryable=False drops such groups, and a capacity below batch size times threshold avoids them"
-        for task in found.tasks
+        for task in waits.tasks
         if task["expired"] and task["expired"] >= _MANY_EXPIRED * task["made"] > 0
     ]
 
 
-def unequal_sentence(found: Waits) -> str | None:
+def unequal_sentence(waits: Waits) -> str | None:
     """Return the settings in which the processes that have the buffer open differ, as a sentence; None if in none."""
-    alive = sorted((one for one in found.workers if one["state"] == "alive"), key=lambda one: str(one["name"]))
-    defaults, differ = {one.name: one.default for one in fields(Limits)}, []
-    for setting in sorted({name for one in alive for name in one["settings"]}):
-        whose: dict[str, set[str]] = {}
-        for one in alive:
-            if setting == "policy" and not one["taken"]:
+    alive = sorted((user for user in waits.workers if user["state"] == "alive"), key=lambda user: str(user["name"]))
+    defaults, differ = {limit.name: limit.default for limit in fields(Limits)}, []
+    for setting in sorted({name for user in alive for name in user["settings"]}):
+        by_value: dict[str, set[str]] = {}
+        for user in alive:
+            if setting == "policy" and not user["taken"]:
                 continue
-            value = one["settings"].get(setting, defaults.get(setting))
-            whose.setdefault("none" if value is None else str(value), set()).add(one["name"])
-        if len(whose) > 1:
-            each = "; ".join(f"{value}: {listed(sorted(names))}" for value, names in whose.items())
-            differ.append(f"{setting} ({each})")
+            value = user["settings"].get(setting, defaults.get(setting))
+            by_value.setdefault("none" if value is None else str(value), set()).add(user["name"])
+        if len(by_value) > 1:
+            values = "; ".join(f"{value}: {listed(sorted(names))}" for value, names in by_value.items())
+            differ.append(f"{setting} ({values})")
     return f"processes differ in {joined(differ)}: give all of a run the same config" if differ else None
 
 
-def idle_sentence(found: Waits, *, several: bool) -> str | None:
+def idle_sentence(waits: Waits, *, several: bool) -> str | None:
     """Return the sentence about a buffer whose last consumer was killed, or is silent, or whose trainer has finished
     and nobody is left; None about others."""
-    if found.somebody_waits:
+    if waits.somebody_waits:
         return None
-    of = f" of {found.buffer}" if several else ""
-    if (taker := found.nobody_draws) is not None:
-        return f"Nobody draws{of}; {taker['name']} gave its last sign of life {units.ago(taker['seen_at'], found.now)}"
-    if found.trainer is None or not found.trainer["finished"] or any(one["state"] == "alive" for one in found.workers):
+    end = f" of {waits.buffer}" if several else ""
+    if (taker := waits.nobody_draws) is not None:
+        return f"Nobody draws{end}; {taker['name']} gave its last sign of life {units.ago(taker['seen_at'], waits.now)}"
+    if waits.trainer is None or not waits.trainer["finished"] or any(row["state"] == "alive" for row in waits.workers):
         return None
-    return f"Nobody waits{of}: the trainer has finished, and no process is left"
+    return f"Nobody waits{end}: the trainer has finished, and no process is left"

@@ -26,10 +26,10 @@ class WorseWorker:
     steps: str
 
     def __str__(self) -> str:
-        part, of = self.part, f" in {self.task_name}" if self.task_name else ""
-        name, made = part.name or "a worker without a name", units.number_of(part.groups, "group")
-        rewards = f"{made} of mean reward {part.reward:.3f}, others {part.others:.3f}"
-        return f"{name} is below the others{of} over {self.steps}: {rewards}"
+        part, suffix = self.part, f" in {self.task_name}" if self.task_name else ""
+        name, count = part.name or "a worker without a name", units.number_of(part.groups, "group")
+        rewards = f"{count} of mean reward {part.reward:.3f}, others {part.others:.3f}"
+        return f"{name} is below the others{suffix} over {self.steps}: {rewards}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Workers:
 
     def others_of(self, tables: Mapping[StepKey, Table]) -> dict[StepKey, Table]:
         """Return the tables of steps without the groups of the workers that are worse."""
-        return {key: without((one.part.name for one in self.worse), table) for key, table in tables.items()}
+        return {key: without((worker.part.name for worker in self.worse), table) for key, table in tables.items()}
 
 
 def read_workers(
@@ -87,35 +87,35 @@ def read_workers(
         if not key.undone:
             steps.add(key.step)
             groups += StepRow.of(key, batches).groups
-    wanted = {*steps, *also}
-    drawn = of_task(with_steps_before(tx, buffer, wanted), task) if wanted else {}
-    tables = {key: one for key, one in tables_of(drawn).items() if key.step in steps and not key.undone}
+    all_steps = {*steps, *also}
+    drawn = of_task(with_steps_before(tx, buffer, all_steps), task) if all_steps else {}
+    tables = {key: table for key, table in tables_of(drawn).items() if key.step in steps and not key.undone}
     return _compare(tables, task), drawn
 
 
 def _compare(tables: Mapping[StepKey, Table], task: str | None) -> Workers:
     """Compare the workers over these steps, newest first, which have one task or all."""
-    found, each = over_steps([*tables.values()]), dict[str | None, list[tuple[int, Part]]]()
+    parts, by_name = over_steps([*tables.values()]), dict[str | None, list[tuple[int, Part]]]()
     for key, table in tables.items():
         for part in by_worker([table]):
-            each.setdefault(part.name, []).append((key.step, part))
+            by_name.setdefault(part.name, []).append((key.step, part))
     numbers = sorted({key.step for key in tables})
     steps = f"steps {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"step {numbers[0]}" if numbers else ""
-    worse = [WorseWorker(task or of, part, steps) for of, part in worse_workers(found)]
-    names = {one.part.name for one in worse}
-    made = [
-        asdict(part) | {"lead": -(part.below or 0.0), "stands_out": part.name in names, "steps": each[part.name]}
-        for part in found[None]
+    worse = [WorseWorker(task or task_name, part, steps) for task_name, part in worse_workers(parts)]
+    names = {worker.part.name for worker in worse}
+    rows = [
+        asdict(part) | {"lead": -(part.below or 0.0), "stands_out": part.name in names, "steps": by_name[part.name]}
+        for part in parts[None]
     ]
-    return Workers(steps, worse, sorted(made, key=lambda row: (row["lead"], row["name"] or "")), _by_task(found, worse))
+    return Workers(steps, worse, sorted(rows, key=lambda row: (row["lead"], row["name"] or "")), _by_task(parts, worse))
 
 
-def _by_task(found: Mapping[str | None, Sequence[Part]], worse: Sequence[WorseWorker]) -> ByTask:
+def _by_task(results: Mapping[str | None, Sequence[Part]], worse: Sequence[WorseWorker]) -> ByTask:
     """Return the workers with a number for each task, those with the lowest number first."""
-    tasks, marked = [task for task in found if task is not None], {(one.part.name, one.task_name) for one in worse}
-    rows: dict[str | None, dict[str, Any]] = {part.name: {"name": part.name} for part in found[None]}
+    tasks, marked = [task for task in results if task is not None], {(mark.part.name, mark.task_name) for mark in worse}
+    rows: dict[str | None, dict[str, Any]] = {part.name: {"name": part.name} for part in results[None]}
     for task in tasks:
-        parts = {part.name: part for part in found[task]}
+        parts = {part.name: part for part in results[task]}
         for name, row in rows.items():
             part = parts.get(name)
             row[task] = None if part is None or part.below is None else -part.below
@@ -127,9 +127,9 @@ def _by_task(found: Mapping[str | None, Sequence[Part]], worse: Sequence[WorseWo
     return ByTask(tasks, sorted(rows.values(), key=lowest))
 
 
-def by_task_columns(found: ByTask) -> list[Column]:
+def by_task_columns(table: ByTask) -> list[Column]:
     """Return the columns of `ByTask.rows`."""
-    tasks = (Column(task, task, "change", bad=f"{task} is worse") for task in found.tasks)
+    tasks = (Column(task, task, "change", bad=f"{task} is worse") for task in table.tasks)
     return [Column("name", "worker", "name"), *tasks]
 
 

@@ -57,7 +57,7 @@ _RULES = [
     ("order-none-first", "rules/policies.py", "result = known + unknown", "result = unknown + known", "groups without a value come last"),
     ("order-from-the-wrong-end", "rules/policies.py", "for term in reversed(order):", "for term in order:", "the first term of an order decides"),
     ("staleness-least-first", "rules/policies.py", 'order = (OrderTerm("staleness", descending=True)', 'order = (OrderTerm("staleness")', "the policy staleness draws the most stale first"),
-    ("seed-of-the-remover", "rules/policies.py", "found.seed = check_seed(seed)", "check_seed(seed)", "the config's seed is that of its policy"),
+    ("seed-of-the-remover", "rules/policies.py", "resolved.seed = check_seed(seed)", "check_seed(seed)", "the config's seed is that of its policy"),
     ("policy-seed-bound", "rules/policies.py", "0 <= number < 2**64", "0 <= number <= 2**64", "seeds have 64 bits"),
 ]  # fmt: skip
 
@@ -78,12 +78,12 @@ _ROLLOUTS = [
     ("newest-token-ignores-mask", "values/rollouts/group_fields.py", "max(map(int, compress(steps, mask)), default=None)", "max(map(int, steps), default=None)", "only trainable tokens are fresh"),
     ("agentic-tokens-expire", "values/rollouts/group_fields.py", "agentic = is_agentic(group)", "agentic = False", "groups with input_ids have no token staleness"),
     ("fill-overwrites-steps", _STALENESS, "return [*(steps or ()), *([model_step] * missing)]", "return [model_step] * missing", "steps that are there stay"),
-    ("group-least-stale", _NORMALISE, 'staleness = max(each)', 'staleness = min(each)', "a group is as stale as its stalest rollout"),
+    ("group-least-stale", _NORMALISE, 'staleness = max(ages)', 'staleness = min(ages)', "a group is as stale as its stalest rollout"),
     ("reset-keeps-reward", _STALENESS, '"response_mask", "reward", "error_msg")', '"response_mask", "error_msg")', "an expired rollout has no reward"),
     ("marks-forget-the-expired", _MARKS, "[old or new for old, new in zip(before, fired, strict=True)]", "fired", "what has expired stays expired"),
-    ("marks-keep-reward", _MARKS, "self.reward = [None if gone else value", "self.reward = [value", "expired rollouts don't count in the mean"),
-    ("marks-keep-oldest", _MARKS, "self.oldest = [None if gone else step", "self.oldest = [step", "an expired rollout has no steps"),
-    ("mean-over-all", _MARKS, "return sum(known) / len(known)", "return sum(known) / len(self.reward)", "the mean is over those that have a reward"),
+    ("marks-keep-reward", _MARKS, "self.reward = [None if expired else value", "self.reward = [value", "expired rollouts don't count in the mean"),
+    ("marks-keep-oldest", _MARKS, "self.oldest = [None if expired else step", "self.oldest = [step", "an expired rollout has no steps"),
+    ("mean-over-all", _MARKS, "return sum(numbers) / len(numbers)", "return sum(numbers) / len(self.reward)", "the mean is over those that have a reward"),
     ("mixed-never", _MARKS, "return 0 < self.oldest.count(None) < len(self.oldest)", "return False", "a mixed group's staleness is never below 0"),
     ("infinite-reward", "values/rollouts/rewards.py", "return value if math.isfinite(value) else None", "return value", "infinite rewards don't count"),
     ("dropped-not-told", _NORMALISE, "return Normalised(Status.EXPIRED, staleness, train_step, dropped=True)", "return Normalised(Status.EXPIRED, staleness, train_step)", "what isn't retryable is dropped"),
@@ -95,14 +95,14 @@ _ROLLOUTS = [
     ("expired-before-stays", _NORMALISE, "if (expired or status == Status.EXPIRED) and not rule.retryable:", "if expired and not rule.retryable:", "what expired before is dropped, too"),
     ("their-status-by-value-only", "values/rollouts/statuses.py", "candidates += [value.value, value.name]", "candidates += [value.value]", "members are known by their names, too"),
     ("alias-as-status", "values/rollouts/statuses.py", "return (exact or fitting)[0]", "return fitting[0]", "what is named so comes before an alias"),
-    ("no-other-word", "values/rollouts/statuses.py", "for wanted in (status, *_INSTEAD.get(status, ())):", "for wanted in (status,):", "expired rollouts can be generated again, whatever their class calls it"),
-    ("hidden-name", "values/rollouts/rollout_type.py", "return {**hidden, **{ours", "return {**{ours", "a field that means another isn't the one of its own name"),
+    ("no-other-word", "values/rollouts/statuses.py", "for target in (status, *_INSTEAD.get(status, ())):", "for target in (status,):", "expired rollouts can be generated again, whatever their class calls it"),
+    ("hidden-name", "values/rollouts/rollout_type.py", "return {**hidden, **{key", "return {**{key", "a field that means another isn't the one of its own name"),
     ("status-precedence", "values/rollouts/statuses.py", "    Status.FAILED,\n    Status.ABORTED,\n", "    Status.ABORTED,\n    Status.FAILED,\n", "a group with a failed rollout is failed"),
 ]  # fmt: skip
 
 _QUERY = [
     ("sql-between-open-below", "rules/query/sql_conditions.py", 'self._scalar(field, "$gte", lower)', 'self._scalar(field, "$gt", lower)', "$between has its lower bound in SQL, too"),
-    ("sql-null-in-set", "rules/query/sql_conditions.py", "return found if len(given) == len(values) else or_(found, self._missing(field))", "return found", "None in a set matches what is missing"),
+    ("sql-null-in-set", "rules/query/sql_conditions.py", "return condition if len(operands) == len(values) else or_(condition, self._missing(field))", "return condition", "None in a set matches what is missing"),
     ("sql-null-not-negatable", "rules/query/sql_conditions.py", "and_(self._columns[field].is_not(None), condition) if FIELDS[field].nullable else condition", "condition", "a negated condition holds where the value is missing"),
     ("exact-floor-of-halves", "rules/query/sql_conditions.py", "near if near <= value else math.nextafter(near, -math.inf)", "near", "numbers beyond doubles are compared exactly"),
     ("exact-below-all", "rules/query/sql_conditions.py", "return false() if below else true()", "return true() if below else false()", "what is below all integers is below all"),
@@ -131,14 +131,14 @@ _CODEC = [
     ("numbers-none", "values/codec/packed_columns.py", "and kind not in _OF_NUMBERS:", "and kind in _OF_NUMBERS:", "None among the values of tokens is refused"),
     ("incompressible-not-sealed", "values/codec/payload_format.py", "        tail = memoryview(whole)[len(payload.head) :]\n", "        return payload\n", "payloads that compression doesn't make smaller have their checksums"),
     ("field-twice-alone", "values/codec/msgpack_values.py", "if 3 * len(fields) == len(flat):", "if True:", "a lone rollout has no field twice"),
-    ("field-twice-deferred", "values/codec/msgpack_values.py", "if 3 * len(found) != count or ", "if ", "deferred reads notice a field that is there twice"),
+    ("field-twice-deferred", "values/codec/msgpack_values.py", "if 3 * len(values) != count or ", "if ", "deferred reads notice a field that is there twice"),
     ("users-code-changes-payloads", "values/codec/payload.py", "head.blocks > 0 and not self.runs_code", "head.blocks > 0", "users' code that runs in a read changes no payload"),
     ("blocks-not-sealed", "values/codec/payload_format.py", "sealed = size >= sealed_from", "sealed = False", "payloads apart have their checksums"),
     ("names-shared", "values/rollouts/shapes.py", "self._instance(values, names.copy(), None)", "self._instance(values, names, None)", "each rollout has its own set fields"),
-    ("flags-not-checked", "values/codec/payload_format.py", "digest(memoryview(payload)[_CHECKED_AT:end], found.flags)", "digest(memoryview(payload)[_CHECKED_AT:end], 0)", "the checksum covers the flags"),
+    ("flags-not-checked", "values/codec/payload_format.py", "digest(memoryview(payload)[_CHECKED_AT:end], head.flags)", "digest(memoryview(payload)[_CHECKED_AT:end], 0)", "the checksum covers the flags"),
     ("fold-lost", "values/codec/value_types.py", "replace(fold=fold, tzinfo=tz)", "replace(tzinfo=tz)", "a time that is there twice comes back as it was"),
     ("open-tags", "values/codec/msgpack_values.py", "if self._open_tags:", "if False:", "type tags without content are damage"),
-    ("twin-classes", "values/rollouts/rollout_type.py", "cls = alike[0] if len(alike) == 1 else None", "cls = alike[0] if alike else None", "a name that fits two classes says neither"),
+    ("twin-classes", "values/rollouts/rollout_type.py", "cls = classes[0] if len(classes) == 1 else None", "cls = classes[0] if classes else None", "a name that fits two classes says neither"),
     ("annotated-text-run", "values/rollouts/annotations.py", "if origin in _ANNOTATED:", "if origin is Ellipsis:", "what stands beside a type in Annotated is no annotation"),
     ("enum-as-value", "values/codec/user_classes.py", "return cls[names[0]] if names else cls(value)", "return value", "enum members come back as members"),
     ("image-info-lost", "values/codec/library_values.py", "image.info = info", "pass", "what an image says of itself comes back"),
@@ -283,15 +283,15 @@ _OBSERVE = [
 ]  # fmt: skip
 
 _VIEWS = [
-    ("text-behind-the-last", "values/codec/payload_format.py", "self._last = found[0] + found[1]", "pass", "texts are found in their order"),
+    ("text-behind-the-last", "values/codec/payload_format.py", "self._last = position[0] + position[1]", "pass", "texts are found in their order"),
     ("text-with-nul", "values/codec/payload_format.py", 'or "\\x00" in text', "", "no view fails for a text with NUL"),
     ("places-of-short", "values/rollouts/outline.py", "shown and len(shown) > PREVIEW_CHARS and", "False and", "long responses are whole in SQL"),
 ]  # fmt: skip
 
 _DIAGNOSIS = [
     ("what-arrives-follows", "rules/diagnosis.py", "return [*slow, *others] if covered else others or slow", "return others or slow", "what arrives comes first"),
-    ("failures-of-long-ago", "rules/causes.py", "        if 2 * bad < every:\n            return None\n", "", "what failed long ago is no reason now"),
-    ("one-of-two-waits", "rules/causes.py", "any(one.name not in names for one in about.alive)", "all(one.name not in names for one in about.alive)", "it is a deadlock only if all producers wait"),
+    ("failures-of-long-ago", "rules/causes.py", "        if 2 * number < total:\n            return None\n", "", "what failed long ago is no reason now"),
+    ("one-of-two-waits", "rules/causes.py", "any(worker.name not in names for worker in about.alive)", "all(worker.name not in names for worker in about.alive)", "it is a deadlock only if all producers wait"),
     ("first-task-is-named", "rules/causes.py", "    explained.sort(key=lambda item: (not item[1][0].cause.final, order.index(item[1][0].cause.reason)))\n", "", "of several tasks the worst is named"),
     ("texts-as-they-are", "common/units.py", "return _cut(escape(\" \"", "return _cut(str(\" \"", "hostile texts stay on their line"),
 ]  # fmt: skip
@@ -309,7 +309,7 @@ _WEB = [
     ("web-turns", "web/server.py", "anyio.Semaphore(AT_ONCE)", "anyio.Semaphore(100)", "few reads at a time"),
     ("web-endless", "web/server.py", "return work(self.reader, self._seconds)", "return work(self.reader, 600.0)", "long reads are stopped"),
     ("web-cut", "view/conversation.py", "cls(text[:characters]", "cls(text[:]", "long texts are cut"),
-    ("web-prompt-values", "view/conversation.py", "found[-len(ids) :]", "found[: len(ids)]", "values of the prompt are left out"),
+    ("web-prompt-values", "view/conversation.py", "numbers[-len(ids) :]", "numbers[: len(ids)]", "values of the prompt are left out"),
     ("web-one-buffer", "web/app.py", 'parameters["buffer"] = self._buffer', 'parameters.setdefault("buffer", self._buffer)', "one buffer, whatever is asked for"),
 ]  # fmt: skip
 

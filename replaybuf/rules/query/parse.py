@@ -203,10 +203,10 @@ def _checked_number(number: int | float, place: str) -> int | float:
 
 
 def _wanted(field: FieldType) -> str:
-    what = _WANTED[field.kind]
+    text = _WANTED[field.kind]
     if field.kind == "status":
-        what += f" ({', '.join(status.value for status in Status)})"
-    return f"{what} or None" if field.nullable else what
+        text += f" ({', '.join(status.value for status in Status)})"
+    return f"{text} or None" if field.nullable else text
 
 
 def _hint(value: object) -> str:
@@ -244,8 +244,8 @@ def parse(query: Query, statuses: Statuses = OUR_STATUSES) -> Node:
 def query_of(where: str | None, task: str | None, status: str | None) -> Node:
     """Return the query that groups of a query's text, a task and a status match. Raises QueryError."""
     nodes = [_read_query(where)] if where else []
-    named = {"task_name": task, "status": None if status is None else redact(status)}
-    nodes += [parse({name: one}) for name, one in named.items() if one is not None]
+    fields = {"task_name": task, "status": None if status is None else redact(status)}
+    nodes += [parse({name: value}) for name, value in fields.items() if value is not None]
     return LogicNode("$and", tuple(nodes))
 
 
@@ -279,8 +279,8 @@ class _QueryParser:
             query = as_dict(query)
         if isinstance(query, Mapping):
             return self._all_of(query, place, depth)
-        wanted = 'expected a query, a dict such as {"staleness": {"$lt": 5}}'
-        raise QueryError(f"{wanted}, not one of type {type(query).__name__}", place)
+        expected = 'expected a query, a dict such as {"staleness": {"$lt": 5}}'
+        raise QueryError(f"{expected}, not one of type {type(query).__name__}", place)
 
     def _all_of(self, query: Mapping[Any, Any], place: str, depth: int) -> Node:
         entries = list(query.items())
@@ -332,7 +332,7 @@ class _QueryParser:
         if kind.kind != "status":
             return operand
         if isinstance(operand, list | tuple | set | frozenset):
-            return [self._statuses.get(one) or one for one in operand] if len(operand) <= MAX_VALUES else operand
+            return [self._statuses.get(value) or value for value in operand] if len(operand) <= MAX_VALUES else operand
         return self._statuses.get(operand) or operand
 
     def _count(self, place: str, depth: int) -> None:
@@ -380,7 +380,7 @@ def _known_field(name: str, place: str) -> FieldType:
     return kind
 
 
-def _unknown(what: str, name: str, valid: Iterable[str], place: str, listed: str = "") -> QueryError:
-    near = get_close_matches(name[:100], list(valid), n=1)
-    suggestion = f"did you mean {near[0]}? " if near else ""
-    return QueryError(f"there is no {what} {short(name)}; {suggestion}valid: {listed or ', '.join(valid)}", place)
+def _unknown(kind: str, name: str, valid: Iterable[str], place: str, listed: str = "") -> QueryError:
+    similar = get_close_matches(name[:100], list(valid), n=1)
+    suggestion = f"did you mean {similar[0]}? " if similar else ""
+    return QueryError(f"there is no {kind} {short(name)}; {suggestion}valid: {listed or ', '.join(valid)}", place)

@@ -124,7 +124,7 @@ class QueryDialect(ABC):
         if not values:
             return false()
         if len(values) <= _INLINE:
-            return value.in_([literal(one, kind) for one in values])
+            return value.in_([literal(operand, kind) for operand in values])
         return value.in_(self._rows(values, kind))
 
     @abstractmethod
@@ -195,16 +195,16 @@ class PostgresQueries(QueryDialect):
 
     def tag_one_of(self, tags: Tags, name: str, values: Sequence[str | int | float]) -> ColumnElement[bool]:
         lists = _by_type(values, _postgres_type)
-        found = (self.one_of(_tag(tags, name, kind), listed, kind) for listed, kind in lists)
-        return or_(false(), *(func.coalesce(condition, false()) for condition in found))
+        conditions = (self.one_of(_tag(tags, name, kind), listed, kind) for listed, kind in lists)
+        return or_(false(), *(func.coalesce(condition, false()) for condition in conditions))
 
     def tag_present(self, tags: Tags, name: str) -> ColumnElement[bool]:
         return _get(tags, "->>", name).is_not(None)
 
     def _rows(self, values: Sequence[Any], kind: TypeEngine[Any]) -> Select[Any]:
         listed = json.dumps([str(value) for value in values], ensure_ascii=False)
-        each = func.jsonb_array_elements_text(cast(literal(listed, Text()), JSONB())).table_valued("value")
-        return select(cast(each.c.value, kind))
+        elements = func.jsonb_array_elements_text(cast(literal(listed, Text()), JSONB())).table_valued("value")
+        return select(cast(elements.c.value, kind))
 
 
 DIALECTS: dict[str, type[QueryDialect]] = {"sqlite": SQLiteQueries, "postgresql": PostgresQueries}
@@ -325,13 +325,13 @@ class _Compiler:
         return result
 
     def _member(self, field: str, values: Sequence[Value]) -> Condition:
-        given = [value for value in values if value is not None]
+        operands = [value for value in values if value is not None]
         tag = tag_name(field)
         if tag is not None:
-            found = self._dialect.tag_one_of(self._columns["tags"], tag, given)
+            condition = self._dialect.tag_one_of(self._columns["tags"], tag, operands)
         else:
-            found = self._never_null(field, self._listed(field, given))
-        return found if len(given) == len(values) else or_(found, self._missing(field))
+            condition = self._never_null(field, self._listed(field, operands))
+        return condition if len(operands) == len(values) else or_(condition, self._missing(field))
 
     def _listed(self, field: str, values: Sequence[Any]) -> Condition:
         column = self._columns[field]

@@ -77,13 +77,13 @@ class BlockWriter:
 
     def reference(self, array: AnyArray) -> Any:
         """Return the object that msgpack packs for an array. TypeError for dtypes that would not round-trip."""
-        known = self._known.get(id(array))
-        if known is None:
+        placed = self._known.get(id(array))
+        if placed is None:
             shape: Any = len(array) if array.ndim == 1 else list(array.shape)
             inside = array.tobytes() if array.nbytes < SMALL else [self._block_of(array)]
             self._entry((array,), array.dtype, inside, [shape])
-            known = self._known[id(array)]
-        return _reference(known[0], known[1])
+            placed = self._known[id(array)]
+        return _reference(placed[0], placed[1])
 
     def put_together(self, values: Iterable[Any]) -> None:
         """Make one entry of the small arrays of each dtype among the values, to which their references then refer."""
@@ -167,29 +167,29 @@ class BlockWriter:
             number = next(number for number, block in enumerate(self.blocks) if block[0] is like)
             by_hash[_content_of(like)] = [number, 1]
         content = _content_of(array)
-        found = by_hash.get(content)
-        if found is None or found[1] == MOST_USES:
-            found = by_hash[content] = [self._add((array,), nbytes), 0]
-        found[1] += 1
-        return found[0]
+        shared = by_hash.get(content)
+        if shared is None or shared[1] == MOST_USES:
+            shared = by_hash[content] = [self._add((array,), nbytes), 0]
+        shared[1] += 1
+        return shared[0]
 
     def _continued(self, arrays: Sequence[AnyArray], origins: Sequence[int]) -> list[Any]:
         """Return the blocks of arrays: of one that begins as an earlier one does, that one's and one with the rest."""
-        found: list[Any] = []
-        for at, array, same in zip(origins, arrays, beginnings(arrays, origins), strict=True):
-            before = found[at] if same else []
-            parts = before if type(before) is list else [before, arrays[at].nbytes]
-            if not SMALL <= same <= self._room or len(parts) >= 2 * _MOST_PARTS:
-                found.append(self._block_of(array))
+        blocks: list[Any] = []
+        for at, array, common in zip(origins, arrays, beginnings(arrays, origins), strict=True):
+            earlier = blocks[at] if common else []
+            parts = earlier if type(earlier) is list else [earlier, arrays[at].nbytes]
+            if not SMALL <= common <= self._room or len(parts) >= 2 * _MOST_PARTS:
+                blocks.append(self._block_of(array))
                 continue
-            self._room -= same
-            made: list[int] = []
+            self._room -= common
+            reused: list[int] = []
             for block, size in zip(parts[::2], parts[1::2], strict=True):
-                made += [block, min(size, same)] if same else []
-                same -= min(size, same)
-            rest = np.ascontiguousarray(array).reshape(-1).view(np.uint8)[sum(made[1::2]) :]
-            found.append([*made, self._block_of(rest), len(rest)] if len(rest) else made)
-        return found
+                reused += [block, min(size, common)] if common else []
+                common -= min(size, common)
+            added = np.ascontiguousarray(array).reshape(-1).view(np.uint8)[sum(reused[1::2]) :]
+            blocks.append([*reused, self._block_of(added), len(added)] if len(added) else reused)
+        return blocks
 
     def _add(self, block: Sequence[Any], nbytes: int) -> int:
         self.blocks.append(block)
@@ -252,8 +252,8 @@ def checked_array(array: DeferredArray, block: Any) -> AnyArray:
     """Return an array in the memory of its block. Raises DecodeError when the checksum of the block is wrong."""
     if len(block) != array.block_size or digest(block) != array.digest:
         raise DecodeError(f"an array of {array.nbytes} bytes is damaged: its checksum doesn't match")
-    made: AnyArray = np.ndarray(array.shape, array.dtype, block, array.at)
-    return made if array.nbytes * _MOST_KEPT >= array.block_size else made.copy()
+    view: AnyArray = np.ndarray(array.shape, array.dtype, block, array.at)
+    return view if array.nbytes * _MOST_KEPT >= array.block_size else view.copy()
 
 
 class BlockReader:
@@ -321,18 +321,18 @@ class BlockReader:
             fits = len(inside) in (nbytes, dtype.itemsize)
         else:
             whole = are_counts(inside)
-            found = [self._head.sizes[block] for block in inside] if whole else [*map(self._bytes_in, inside)]
-            fits = found == [size * dtype.itemsize for size in sizes]
+            lengths = [self._head.sizes[block] for block in inside] if whole else [*map(self._bytes_in, inside)]
+            fits = lengths == [size * dtype.itemsize for size in sizes]
         if not fits:
             raise ValueError("its arrays don't match its blocks")
         return dtype, inside, shapes, sizes
 
     def _bytes_in(self, inside: Any) -> int:
         """Return the size of an array in one block, or in several. Raises any exception if invalid."""
-        known = self._head.sizes
-        parts = inside if type(inside) is list else [inside, known[inside]]
+        sizes = self._head.sizes
+        parts = inside if type(inside) is list else [inside, sizes[inside]]
         pairs = zip(parts[::2], parts[1::2], strict=True)
-        return sum(parts[1::2]) if all(one >= 0 and 0 <= size <= known[one] for one, size in pairs) else -1
+        return sum(parts[1::2]) if all(block >= 0 and 0 <= size <= sizes[block] for block, size in pairs) else -1
 
     def _spend(self, nbytes: int) -> None:
         """Raise ValueError if more bytes are read as arrays than such a payload can have."""
@@ -342,7 +342,7 @@ class BlockReader:
 
     def _alone(self, block: Any, dtype: np.dtype[Any], shape: Any, size: int) -> AnyArray:
         if type(block) is list:
-            starts = [self._head.starts[one] for one in block[::2]]
+            starts = [self._head.starts[number] for number in block[::2]]
             parts = [self._blocks[at : at + count] for at, count in zip(starts, block[1::2], strict=True)]
             return np.ndarray(shape, dtype, bytearray().join(parts))
         array: AnyArray = np.ndarray(shape, dtype, self._blocks, self._head.starts[block])
@@ -419,7 +419,7 @@ class PartReader(BlockReader):
     def _part(self, block: Any, dtype: np.dtype[Any], shape: tuple[int, ...], nbytes: int, at: int) -> DeferredArray:
         if type(block) is list:
             sizes = zip(block[::2], block[1::2], strict=True)
-            parts = tuple(self._part(one, np.dtype(np.uint8), (size,), size, 0) for one, size in sizes)
+            parts = tuple(self._part(number, np.dtype(np.uint8), (size,), size, 0) for number, size in sizes)
             return DeferredArray(dtype, shape, nbytes, 0, 0, 0, 0, parts)
         head = self._head
         return DeferredArray(dtype, shape, nbytes, at, head.starts[block], head.sizes[block], head.digests[block])

@@ -248,8 +248,8 @@ class RefValues:
 
     def parts(self, value: Any) -> Iterator[tuple[str, Any]]:
         """Yield the fetched value of an ObjectRef."""
-        if is_ref(value) and not isinstance(found := self.values.get(value), _Problem):
-            yield " (the object of an ObjectRef)", found
+        if is_ref(value) and not isinstance(fetched := self.values.get(value), _Problem):
+            yield " (the object of an ObjectRef)", fetched
 
 
 class ObjectRefs:
@@ -287,9 +287,9 @@ class ObjectRefs:
         for ref in refs:
             try:
                 ray.get(ref, timeout=0)
-            except Exception as own:
-                if late or not isinstance(own, ray.exceptions.GetTimeoutError):
-                    problems[ref] = self._problem(own)
+            except Exception as failure:
+                if late or not isinstance(failure, ray.exceptions.GetTimeoutError):
+                    problems[ref] = self._problem(failure)
         return problems or dict.fromkeys(refs, self._problem(error))
 
     def _problem(self, error: Exception) -> _Problem:

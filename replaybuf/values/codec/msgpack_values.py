@@ -98,9 +98,9 @@ class Packing:
         kind = type(value)
         if (kind is np.ndarray or kind is np.memmap) and value.dtype.char != "O":
             return blocks.reference(value)
-        known = contents.get(id(value))
-        if known is not None:
-            return known[0]
+        earlier = contents.get(id(value))
+        if earlier is not None:
+            return earlier[0]
         encoder = self._encoders.get(kind) or self._encoder(kind)
         if encoder is None:
             raise TypeError(self._refusal(value))
@@ -223,7 +223,7 @@ class Unpacking:
         columns = ColumnReader(self._blocks.column, MOST_VALUES * head.head)
         columns.spend(rows)
         if isinstance(self._blocks, PartReader):
-            found = self._read_parts(packed, rows, columns, deferred, self._blocks)
+            values = self._read_parts(packed, rows, columns, deferred, self._blocks)
         else:
             flat = msgpack.unpackb(packed, object_hook=self._decode_map, ext_hook=self._extension, **_UNPACKING)
             if rows == 1 and type(flat) is list and not self._open_tags and {*flat[1::3]} == {SHARED}:
@@ -231,10 +231,10 @@ class Unpacking:
                 if 3 * len(fields) == len(flat):
                     leave_alone(fields.values())
                     return [fields]
-            found = columns.columns(flat, rows)
+            values = columns.columns(flat, rows)
         if self._open_tags:
             raise ValueError("it holds type tags without content")
-        return columns.dicts(found, rows) if columns.partial else found
+        return columns.dicts(values, rows) if columns.partial else values
 
     def _read_parts(
         self, packed: memoryview, rows: int, columns: ColumnReader, deferred: Collection[str], blocks: PartReader
@@ -243,15 +243,15 @@ class Unpacking:
             max_buffer_size=len(packed), object_hook=self._decode_map, ext_hook=self._extension, **_UNPACKING
         )
         unpacker.feed(packed)
-        found: Columns = {}
+        values: Columns = {}
         count = unpacker.read_array_header()
         for _ in range(0, count, 3):
             name = unpacker.unpack()
             blocks.deferring = name in deferred
-            found |= columns.columns([name, unpacker.unpack(), unpacker.unpack()], rows)
-        if 3 * len(found) != count or unpacker.tell() != len(packed):
+            values |= columns.columns([name, unpacker.unpack(), unpacker.unpack()], rows)
+        if 3 * len(values) != count or unpacker.tell() != len(packed):
             raise ValueError("its fields are incomplete, or there twice")
-        return found
+        return values
 
     def _extension(self, code: int, content: bytes) -> Any:
         if code == _ARRAY:

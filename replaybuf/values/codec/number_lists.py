@@ -42,7 +42,7 @@ def pack_numbers(lists: Sequence[list[Any]], origins: Sequence[int] | None = Non
     shared: list[list[int]] = []
     if origins is not None:
         arrays = [numbers[start:end] for start, end in pairwise(accumulate(lengths, initial=0))]
-        counts = [alike // numbers.itemsize for alike in beginnings(arrays, origins)]
+        counts = [nbytes // numbers.itemsize for nbytes in beginnings(arrays, origins)]
         if sum(counts) >= FEWEST:
             arrays = [array[count:] for array, count in zip(arrays, counts, strict=True)]
             numbers, lengths, shared = np.concatenate(arrays), [*map(len, arrays)], [[*origins], counts]
@@ -76,13 +76,13 @@ def beginnings(arrays: Sequence[AnyArray], origins: Sequence[int]) -> list[int]:
     return [_bytes_alike(arrays[at], array) if at < place else 0 for place, (at, array) in pairs]
 
 
-def _bytes_alike(one: AnyArray, other: AnyArray) -> int:
+def _bytes_alike(left: AnyArray, right: AnyArray) -> int:
     """Return the number of bytes, in eights, as which both arrays begin in C order."""
-    size = min(one.nbytes, other.nbytes) // 8 * 8
+    size = min(left.nbytes, right.nbytes) // 8 * 8
     if not size:
         return 0
     first, second = (
-        np.ascontiguousarray(array).reshape(-1).view(np.uint8)[:size].view(np.uint64) for array in (one, other)
+        np.ascontiguousarray(array).reshape(-1).view(np.uint8)[:size].view(np.uint64) for array in (left, right)
     )
     different = first != second
     return 8 * int(different.argmax()) if different.any() else size
@@ -100,10 +100,10 @@ def unpack_numbers(content: Any, spend: Callable[[int], None]) -> list[list[Any]
     spend(total)
     if type(numbers) is int:
         return [[numbers] * length for length in lengths]
-    found = np.frombuffer(numbers, _FORMATS[name])
-    if len(found) != total:
+    flat = np.frombuffer(numbers, _FORMATS[name])
+    if len(flat) != total:
         raise ValueError("its lists don't match their numbers")
-    lists = [found[start:end].tolist() for start, end in pairwise(accumulate(lengths, initial=0))]
+    lists = [flat[start:end].tolist() for start, end in pairwise(accumulate(lengths, initial=0))]
     if shared:
         origins, counts = shared
         if not (are_counts(origins) and are_counts(counts)):

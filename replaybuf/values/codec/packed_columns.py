@@ -76,11 +76,11 @@ class ColumnWriter:
         origins = self._origins
         self.values += len(rows) * len(union := dict.fromkeys(chain.from_iterable(keys)))
         for name in union:
-            having = [index for index, row in enumerate(rows) if name in row]
-            whole = len(having) == len(rows)
+            indices = [index for index, row in enumerate(rows) if name in row]
+            whole = len(indices) == len(rows)
             self._origins = origins if whole else None  # which are indices of rollouts
-            field = self._field(name, [rows[index][name] for index in having], [row.get(name) for row in rows])
-            columns += (name, *field) if whole else (name, PARTIAL, [having, *field])
+            field = self._field(name, [rows[index][name] for index in indices], [row.get(name) for row in rows])
+            columns += (name, *field) if whole else (name, PARTIAL, [indices, *field])
         return columns
 
     def _of_one(self, row: dict[str, Any], omitted: frozenset[str]) -> list[Any]:
@@ -97,11 +97,11 @@ class ColumnWriter:
                 refuse_none(name, (value,))
         return columns
 
-    def _field(self, name: str, values: Sequence[Any], of_all: Sequence[Any]) -> tuple[int, Any]:
-        """Return the kind and the content of a field's column; `of_all` has the values of all rollouts."""
+    def _field(self, name: str, values: Sequence[Any], all_values: Sequence[Any]) -> tuple[int, Any]:
+        """Return the kind and the content of a field's column; `all_values` has the values of all rollouts."""
         kind, content = self._column(values, 0)
         if name in self._numeric and kind not in _OF_NUMBERS:
-            refuse_none(name, of_all)
+            refuse_none(name, all_values)
         return kind, content
 
     def _column(self, values: Sequence[Any], depth: int) -> tuple[int, Any]:
@@ -147,8 +147,8 @@ def _indexed(values: Sequence[Any], keys: Sequence[Any]) -> list[Any]:
 def _shared_names(values: Sequence[dict[Any, Any]]) -> tuple[str, ...]:
     """Return the keys of dicts if all have the same texts, in the same order; else none."""
     names, keys = tuple(values[0]), [*map(tuple, values)]
-    same = keys.count(names) == len(values) and _ONLY_STR.issuperset(map(type, chain.from_iterable(keys)))
-    return names if same else ()
+    shared = keys.count(names) == len(values) and _ONLY_STR.issuperset(map(type, chain.from_iterable(keys)))
+    return names if shared else ()
 
 
 #: CPython's function that untracks an object from the garbage collector.
@@ -191,22 +191,22 @@ class ColumnReader:
         if type(flat) is not list or len(flat) % 3:
             raise ValueError("its columns are incomplete")
         self.spend(len(flat) // 3 * rows)
-        found: dict[Any, Sequence[Any]] = {}
+        values: dict[Any, Sequence[Any]] = {}
         parts = iter(flat)
         for name, kind, content in zip(parts, parts, parts, strict=True):
             if kind == SHARED:
-                found[name] = [content] * rows
+                values[name] = [content] * rows
                 leave_alone((content,))
             elif kind == LIST and type(content) is list and len(content) == rows:
-                found[name] = content
+                values[name] = content
                 leave_alone(content)
             elif kind == ARRAYS:
-                found[name] = self._arrays(content, rows)
+                values[name] = self._arrays(content, rows)
             else:
-                found[name] = self._others(kind, content, rows)
-        if 3 * len(found) != len(flat):
+                values[name] = self._others(kind, content, rows)
+        if 3 * len(values) != len(flat):
             raise ValueError("it has a field twice")
-        return found
+        return values
 
     def _others(self, kind: Any, content: Any, rows: int) -> Sequence[Any]:
         """Return the values of a column of a rarer kind."""
@@ -218,12 +218,12 @@ class ColumnReader:
             content = unpack_numbers(content, self.spend)
             leave_alone(content)
         elif kind == PARTIAL:
-            having, kind, content = content
-            if not are_counts(having) or len({*having}) < len(having):
+            indices, kind, content = content
+            if not are_counts(indices) or len({*indices}) < len(indices):
                 raise ValueError("no indices of rollouts")
-            [values] = self.columns(["", kind, content], len(having)).values()
+            [values] = self.columns(["", kind, content], len(indices)).values()
             content = [_MISSING] * rows
-            for index, value in zip(having, values, strict=True):
+            for index, value in zip(indices, values, strict=True):
                 content[index] = value
             self.partial = True
         elif kind == INDEXED:
@@ -240,7 +240,7 @@ class ColumnReader:
             return [{} for _ in range(rows)]
         if self.partial:
             rows_of = zip(*columns.values())
-            return [{name: one for name, one in zip(columns, row) if one is not _MISSING} for row in rows_of]
+            return [{name: value for name, value in zip(columns, row) if value is not _MISSING} for row in rows_of]
         if len(columns) == 1:  # such as {"score": 1.0}: in a third of the time
             [(name, values)] = columns.items()
             return [{name: value} for value in values]

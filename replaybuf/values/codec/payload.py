@@ -90,13 +90,13 @@ class Codec:
         self._refs = ObjectRefs(object_refs, object_ref_timeout)
         self.rollout_type = rollout_type
         self._converters = Converters(converters or {}, as_plain=as_plain)
-        known = rollout_type.classes
+        classes = rollout_type.classes
         #: Whether encoding or decoding runs users' code, which may be slow, and may change arrays in place.
-        self.runs_code = bool(converters) or any(shape.runs_code for shape in known.shapes.values())
-        instances = Instances(known, as_plain=as_plain)
+        self.runs_code = bool(converters) or any(shape.runs_code for shape in classes.shapes.values())
+        instances = Instances(classes, as_plain=as_plain)
         as_tensors, images = Tensors(tensors), Images(as_plain=as_plain)
-        others = (as_tensors.encoder, self._refs.encoder, images.encoder)
-        self._packing = Packing(others, self._converters, instances)
+        encoders = (as_tensors.encoder, self._refs.encoder, images.encoder)
+        self._packing = Packing(encoders, self._converters, instances)
         self._decoders = DECODERS | self._converters.decoders | instances.decoders
         self._decoders |= as_tensors.decoders | self._refs.decoders | images.decoders
 
@@ -175,10 +175,10 @@ class Codec:
         For a payload with blocks, `head` is its head, and `pieces` has the other blocks (`wanted`), which are verified;
         otherwise `head` is the whole payload. Raises the errors of `decode`.
         """
-        found, plain = self._opened(head)
-        blocks = memoryview(plain)[found.head :] if plain is not head or not found.blocks else None
-        reader = PartReader(found, blocks, from_pieces(pieces), handles)
-        return self._unpack(found, plain, reader, frozenset(deferred))
+        opened, plain = self._opened(head)
+        blocks = memoryview(plain)[opened.head :] if plain is not head or not opened.blocks else None
+        reader = PartReader(opened, blocks, from_pieces(pieces), handles)
+        return self._unpack(opened, plain, reader, frozenset(deferred))
 
     @form.as_damage
     def decode_head(self, head: Buffer) -> list[Any]:
@@ -187,9 +187,9 @@ class Codec:
         def instead(array: Any) -> Any:
             return None if isinstance(array, DeferredArray) else array
 
-        found, plain = self._opened(head)
-        reader = PartReader(found, None, instead, instead)  # for arrays that a value is made of, too
-        return self._unpack(found, plain, reader, decoders=lenient(self._decoders))
+        opened, plain = self._opened(head)
+        reader = PartReader(opened, None, instead, instead)  # for arrays that a value is made of, too
+        return self._unpack(opened, plain, reader, decoders=lenient(self._decoders))
 
     def split(self, payload: bytes | bytearray) -> SplitPayload:
         """Return a whole payload in two parts; the tail shares its memory."""
@@ -214,16 +214,16 @@ class Codec:
         def nothing(_: Any) -> None:
             pass
 
-        found, plain = self._opened(head)
-        unpacking = Unpacking(dict.fromkeys(self._decoders, nothing), PartReader(found, None, note, nothing))
-        unpacking.rollouts(found, plain, deferred)
+        opened, plain = self._opened(head)
+        unpacking = Unpacking(dict.fromkeys(self._decoders, nothing), PartReader(opened, None, note, nothing))
+        unpacking.rollouts(opened, plain, deferred)
         return sorted(needs)
 
     def _opened(self, payload: Buffer) -> tuple[Head, Buffer]:
         """Return the verified head of a payload, and the payload, decompressed if necessary."""
-        found = Head.opened(form.as_buffer(payload), verified=False)
-        if not found.flags:
-            return found, payload
+        head = Head.opened(form.as_buffer(payload), verified=False)
+        if not head.flags:
+            return head, payload
         plain = form.decompressed(payload)
         return Head.opened(plain), plain
 
@@ -244,7 +244,7 @@ class Codec:
             raise
         except Exception as error:
             path = "rollouts[{}][{!r}]" if self.rollout_type.is_dict else "rollouts[{}].{}"
-            parts = [(path.format(index, name), one[name]) for index, one in enumerate(fields) for name in one]
+            parts = [(path.format(index, name), row[name]) for index, row in enumerate(fields) for name in row]
             problem = self._packing.explain(parts, refs) or RolloutError(f"the rollouts can't be stored: {error}")
             raise problem from error
 
@@ -256,10 +256,10 @@ class Codec:
         deferred: Collection[str] = (),
         decoders: Decoders | None = None,
     ) -> list[Any]:
-        found = Unpacking(decoders or self._decoders, blocks).rollouts(head, payload, deferred)
-        if isinstance(found, list):
-            return [self.rollout_type.from_fields(fields) for fields in found]
-        return self.rollout_type.from_columns(found, head.rollouts)
+        values = Unpacking(decoders or self._decoders, blocks).rollouts(head, payload, deferred)
+        if isinstance(values, list):
+            return [self.rollout_type.from_fields(fields) for fields in values]
+        return self.rollout_type.from_columns(values, head.rollouts)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -295,14 +295,14 @@ class Replacing:
             self.replace(value.__pydantic_extra__)
         else:
             if dataclasses.is_dataclass(kind):
-                fields = {one.name: getattr(value, one.name, None) for one in dataclasses.fields(kind)}
+                fields = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(kind)}
                 self._replace(partial(_set_attribute, value), fields.items())
         return value
 
-    def _replace(self, put: Callable[[Any, Any], None], items: Iterable[tuple[Any, Any]]) -> None:
+    def _replace(self, assign: Callable[[Any, Any], None], items: Iterable[tuple[Any, Any]]) -> None:
         for place, item in items:
             if (replaced := self.replace(item)) is not item:
-                put(place, replaced)
+                assign(place, replaced)
 
     def _made_anew(self, value: Any) -> Any:
         replaced = [self.replace(item) for item in value]

@@ -97,25 +97,25 @@ class Head:
 
         A compressed payload, whose checksum is of all of it, has only the numbers. Raises DecodeError.
         """
-        found = cls.read(payload)
-        end = len(payload) if found.flags & ZSTD else found.head
+        head = cls.read(payload)
+        end = len(payload) if head.flags & ZSTD else head.head
         if not BODY_AT <= end <= len(payload):
             raise DecodeError("the payload is damaged: its lengths don't add up")
-        if not verified and digest(memoryview(payload)[_CHECKED_AT:end], found.flags) != found.checksum:
+        if not verified and digest(memoryview(payload)[_CHECKED_AT:end], head.flags) != head.checksum:
             raise DecodeError("the payload is damaged: its checksum doesn't match")
-        if found.flags:
-            return found
-        blocks = found.blocks
-        if found.msgpack_at + found.msgpack > end:
+        if head.flags:
+            return head
+        blocks = head.blocks
+        if head.msgpack_at + head.msgpack > end:
             raise DecodeError("the payload is damaged: its lengths don't add up")
         if blocks:
             numbers = struct.unpack_from(f"<{2 * blocks}Q", payload, BODY_AT)
-            found.sizes, found.digests = numbers[:blocks], numbers[blocks:]
-            found.starts = starts_of(found.sizes)
-            end += found.starts[-1] + found.sizes[-1]
-        if end != found.size:
+            head.sizes, head.digests = numbers[:blocks], numbers[blocks:]
+            head.starts = starts_of(head.sizes)
+            end += head.starts[-1] + head.sizes[-1]
+        if end != head.size:
             raise DecodeError("the payload is damaged: its lengths don't add up")
-        return found
+        return head
 
     @property
     def msgpack_at(self) -> int:
@@ -384,20 +384,20 @@ class Texts:
         if not self._end or "\x00" in text:
             return None
         try:
-            wanted = text.encode()
+            encoded = text.encode()
         except UnicodeEncodeError:
             return None
-        found = self._found(wanted, self._last if since is None else since)
-        if found is None and since is None and self._last > self._start:
-            found = self._found(wanted, self._start)
-        if found is not None:
-            self._last = found[0] + found[1]
-        return found
+        position = self._found(encoded, self._last if since is None else since)
+        if position is None and since is None and self._last > self._start:
+            position = self._found(encoded, self._start)
+        if position is not None:
+            self._last = position[0] + position[1]
+        return position
 
-    def _found(self, wanted: bytes, at: int) -> list[int] | None:
-        head = _text_head(len(wanted))
-        at = self._payload.find(head + wanted, at, self._end)
-        return None if at < 0 else [at + len(head), len(wanted)]
+    def _found(self, encoded: bytes, at: int) -> list[int] | None:
+        head = _text_head(len(encoded))
+        at = self._payload.find(head + encoded, at, self._end)
+        return None if at < 0 else [at + len(head), len(encoded)]
 
 
 def _text_head(length: int) -> bytes:

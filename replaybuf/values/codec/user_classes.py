@@ -46,10 +46,10 @@ class Instances:
             if issubclass(kind, Enum):
                 return type_tag(ENUM), _member_encoder(stored_name(kind))
             return type_tag(OBJECT), _object_encoder(self._known.shapes[kind])
-        what = "an enum" if issubclass(kind, Enum) else kind_of(kind)
-        if what and is_storable(kind):
+        label = "an enum" if issubclass(kind, Enum) else kind_of(kind)
+        if label and is_storable(kind):
             raise TypeError(
-                f"a value of type {name_of(kind)} ({what}) can't be stored: add types=[{kind.__qualname__}] to the "
+                f"a value of type {name_of(kind)} ({label}) can't be stored: add types=[{kind.__qualname__}] to the "
                 "config, or declare its class in the annotations of the rollout_type"
             )
         return None
@@ -168,24 +168,24 @@ class Converters:
     def __init__(self, converters: ConverterMap, *, as_plain: bool = False) -> None:
         self._by_class = {cls: _checked(cls, entry) for cls, entry in converters.items()}
         self._by_name: dict[str, _Converter] = {}
-        for one in self._by_class.values():
-            if (other := self._by_name.setdefault(one.name, one)) is not one:
+        for other in self._by_class.values():
+            if (first := self._by_name.setdefault(other.name, other)) is not other:
                 raise ConfigError(
-                    f"converters: {name_of(other.cls)} and {name_of(one.cls)} have the same name {one.name!r}, by "
+                    f"converters: {name_of(first.cls)} and {name_of(other.cls)} have the same name {other.name!r}, by "
                     "which payloads call them"
                 )
         self._as_plain = as_plain
         self.encoders: dict[type, Encoder] = {
-            cls: (type_tag(CONVERTED), one.take_apart) for cls, one in self._by_class.items()
+            cls: (type_tag(CONVERTED), converter.take_apart) for cls, converter in self._by_class.items()
         }
         self.decoders: Decoders = {CONVERTED: self._restore}
 
     def parts(self, value: Any) -> Iterator[tuple[str, Any]]:
         """Yield the result of the value's converter, unless it fails."""
-        if (one := self._by_class.get(type(value))) is not None:
+        if (converter := self._by_class.get(type(value))) is not None:
             with contextlib.suppress(TypeError):
-                _, encoded = one.take_apart(value)
-                yield f" ({name_of(one.cls)}, as stored by its converter {one.name!r})", encoded
+                _, encoded = converter.take_apart(value)
+                yield f" ({name_of(converter.cls)}, as stored by its converter {converter.name!r})", encoded
 
     def advice(self, kind: type) -> str:
         """Return the line of config with which a value of this class could be stored, or else other advice."""
@@ -202,9 +202,9 @@ class Converters:
 
     def _restore(self, content: Any) -> Any:
         name, encoded = content
-        one = self._by_name.get(name)
-        if one is not None:
-            return one.build(encoded)
+        converter = self._by_name.get(name)
+        if converter is not None:
+            return converter.build(encoded)
         if self._as_plain:
             return encoded
         raise DecodeError(

@@ -55,26 +55,26 @@ def types_in(annotation: Any) -> Iterator[type[Any]]:
     """Yield the classes in an annotation, at any depth, including builtin ones."""
     pending, aliases = [annotation], set()
     while pending:
-        one = pending.pop()
-        origin = typing.get_origin(one)
+        part = pending.pop()
+        origin = typing.get_origin(part)
         if origin in _ANNOTATED:  # what comes after the type may be any value
-            pending.append(typing.get_args(one)[0])
+            pending.append(typing.get_args(part)[0])
         elif origin in _LITERAL:
-            yield from (type(value) for value in typing.get_args(one) if isinstance(value, Enum))
+            yield from (type(value) for value in typing.get_args(part) if isinstance(value, Enum))
         elif origin is not None:
             pending += () if origin in (Union, UnionType) else (origin,)
-            pending += typing.get_args(one)
-        elif isinstance(one, list | tuple):  # the arguments of a Callable
-            pending += one
-        elif isinstance(one, TypeVar):
-            pending += [*one.__constraints__, one.__bound__]
-        elif isinstance(one, NewType):
-            pending.append(one.__supertype__)
-        elif isinstance(one, type):
-            yield one
-        elif hasattr(one, "__value__") and id(one) not in aliases:  # `type X = ...`, which may name itself
-            aliases.add(id(one))
-            pending.append(one.__value__)
+            pending += typing.get_args(part)
+        elif isinstance(part, list | tuple):  # the arguments of a Callable
+            pending += part
+        elif isinstance(part, TypeVar):
+            pending += [*part.__constraints__, part.__bound__]
+        elif isinstance(part, NewType):
+            pending.append(part.__supertype__)
+        elif isinstance(part, type):
+            yield part
+        elif hasattr(part, "__value__") and id(part) not in aliases:  # `type X = ...`, which may name itself
+            aliases.add(id(part))
+            pending.append(part.__value__)
 
 
 def choices_of(annotation: Any) -> list[Any]:

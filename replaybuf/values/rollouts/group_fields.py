@@ -51,7 +51,7 @@ def fields_of(rollouts: Sequence[Any], kind: RolloutType) -> GroupFields:
 
 def is_agentic(group: GroupFields) -> bool:
     """Return whether token-level expiry doesn't apply, because the group has input ids or labels."""
-    return any(one.input_ids is not None or one.labels is not None for one in group)
+    return any(fields.input_ids is not None or fields.labels is not None for fields in group)
 
 
 def step_ranges(group: GroupFields) -> list[tuple[int | None, int | None]]:
@@ -63,15 +63,15 @@ def step_ranges(group: GroupFields) -> list[tuple[int | None, int | None]]:
     Raises TypeError, ValueError or OverflowError for values that are no steps.
     """
     agentic: bool | None = None
-    for one in group:
-        if one.steps is None:
+    for fields in group:
+        if fields.steps is None:
             agentic = is_agentic(group) if agentic is None else agentic
             try:
-                one.steps = _step_range(one, agentic)
+                fields.steps = _step_range(fields, agentic)
             except LookupError as error:  # a mask that is a dict, or has no places in one of its dimensions
-                name = type(one.response_mask).__name__
+                name = type(fields.response_mask).__name__
                 raise TypeError(f"response_mask, a {name}, doesn't have a number for each token") from error
-    return [one.steps for one in group]  # type: ignore[misc]
+    return [fields.steps for fields in group]  # type: ignore[misc]
 
 
 #: Smaller arrays are compared as bytes, which is faster than comparing numbers.
@@ -103,22 +103,22 @@ def is_text(response: Any) -> bool:
     return isinstance(response, str) and response != ""
 
 
-def _step_range(one: RolloutFields, agentic: bool) -> tuple[int | None, int | None]:
-    steps = one.response_model_steps
+def _step_range(fields: RolloutFields, agentic: bool) -> tuple[int | None, int | None]:
+    steps = fields.response_model_steps
     steps = steps if type(steps) is list else as_array(steps)
     if steps is None or len(steps) == 0:
         return None, None
-    same = one.dated or _are_same(steps)
-    oldest = int(steps[0]) if same else int(steps.min() if isinstance(steps, np.ndarray) else min(steps))
+    uniform = fields.dated or _are_same(steps)
+    oldest = int(steps[0]) if uniform else int(steps.min() if isinstance(steps, np.ndarray) else min(steps))
     if agentic:
         return oldest, None
-    if one.response_ids is None or len(one.response_ids) == 0:
-        return oldest, oldest if is_text(one.response) else None
-    mask = one.response_mask
+    if fields.response_ids is None or len(fields.response_ids) == 0:
+        return oldest, oldest if is_text(fields.response) else None
+    mask = fields.response_mask
     if mask is None:
-        return oldest, oldest if same else _highest(steps)
+        return oldest, oldest if uniform else _highest(steps)
     mask = as_array(mask)
-    if same and len(mask) and mask[0]:
+    if uniform and len(mask) and mask[0]:
         return oldest, oldest
     return oldest, _newest_trainable(steps, mask, oldest)
 

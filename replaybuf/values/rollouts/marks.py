@@ -74,7 +74,7 @@ class Marks:
             if step is not None and abs(step) >= MAX_STEP:
                 raise RolloutError(f"response_model_steps holds {shown(step)}, which is no training step")
         key = kind.reward_key
-        rewards = [reward_value(one.reward, key) for one in group]
+        rewards = [reward_value(fields.reward, key) for fields in group]
         marks = cls(oldest, newest, rewards, due=_due(rollouts, kind, status))
         if segments is not None:
             marks.rollouts, marks.parents, marks.lengths = segments.rollouts, segments.parents, segments.lengths
@@ -108,8 +108,8 @@ class Marks:
         """The mean of the rollouts' rewards, or None without any."""
         segments = self.segments
         rewards = self.reward if segments is None else segments.rewards(self.reward)
-        known = [reward for reward in rewards if reward is not None]
-        return sum(known) / len(known) if known else None
+        numbers = [reward for reward in rewards if reward is not None]
+        return sum(numbers) / len(numbers) if numbers else None
 
     def staleness_at(self, train_step: int) -> list[int]:
         """Return each rollout's staleness at `train_step`."""
@@ -135,9 +135,9 @@ class Marks:
         before = self.expired or [False] * len(fired)
         self.expired = [old or new for old, new in zip(before, fired, strict=True)]
         self.staleness = staleness
-        self.oldest = [None if gone else step for step, gone in zip(self.oldest, fired, strict=True)]
-        self.newest = [None if gone else step for step, gone in zip(self.newest, fired, strict=True)]
-        self.reward = [None if gone else value for value, gone in zip(self.reward, fired, strict=True)]
+        self.oldest = [None if expired else step for step, expired in zip(self.oldest, fired, strict=True)]
+        self.newest = [None if expired else step for step, expired in zip(self.newest, fired, strict=True)]
+        self.reward = [None if expired else value for value, expired in zip(self.reward, fired, strict=True)]
         return True
 
     def mask(self, rule: ExpiryRule, train_step: int) -> bool:
@@ -161,8 +161,8 @@ class Marks:
         With None they keep the staleness of their put, or get that of the refresh in which the last one expired.
         """
         if self.expired is not None:
-            for rollout, gone in zip(rollouts, self.expired, strict=True):
-                if gone:
+            for rollout, expired in zip(rollouts, self.expired, strict=True):
+                if expired:
                     reset_response(rollout, kind)
         staleness = self.staleness if train_step is None else self.staleness_at(train_step)
         if staleness is not None:

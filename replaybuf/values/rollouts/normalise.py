@@ -64,11 +64,11 @@ async def normalise(
     model_step: int | None,
     train_step: int | None,
     rule: ExpiryRule,
-    said: Status | None = None,
+    override: Status | None = None,
 ) -> Normalised:
     """Apply the put rules to the rollouts, in place. Raises RolloutError if they lack required fields.
 
-    `said` overrides the status derived from the rollouts.
+    `override` overrides the status derived from the rollouts.
     """
     rollout_type.require_all(
         rollouts,
@@ -81,8 +81,8 @@ async def normalise(
         ),
     )
     group = fields_of(rollouts, rollout_type)
-    work = rollouts, group, rollout_type, model_step, train_step, rule, said
-    if sum([len(one.response_ids) for one in group if isinstance(one.response_ids, (list, tuple))]) < _MANY_TOKENS:
+    work = rollouts, group, rollout_type, model_step, train_step, rule, override
+    if sum([len(row.response_ids) for row in group if isinstance(row.response_ids, (list, tuple))]) < _MANY_TOKENS:
         return _normalise(*work)
     loop = asyncio.get_running_loop()
     async with _computing.get(loop) or _computing.setdefault(loop, asyncio.Lock()):
@@ -102,10 +102,10 @@ async def normalise_fit(
     `entries` are its rollouts, or lists of their segments. Return the result, the entries that it is of, and the
     others: none, unless the group is completed without them.
     """
-    said = all(rollout_type.has(rollout, "status") for rollout in flat(entries))
-    statuses = [group_status(map(rollout_type.status, flat([one]))) if said else Status.COMPLETED for one in entries]
-    fit = [one for one, status in zip(entries, statuses, strict=True) if status == Status.COMPLETED]
-    unfit = [one for one, status in zip(entries, statuses, strict=True) if status in UNFIT]
+    known = all(rollout_type.has(rollout, "status") for rollout in flat(entries))
+    statuses = [group_status(map(rollout_type.status, flat([item]))) if known else Status.COMPLETED for item in entries]
+    fit = [item for item, status in zip(entries, statuses, strict=True) if status == Status.COMPLETED]
+    unfit = [item for item, status in zip(entries, statuses, strict=True) if status in UNFIT]
     if unfit and len(fit) >= least and len(fit) + len(unfit) == len(entries):
         normal = await normalise(flat(fit), rollout_type, model_step, train_step, rule)
         if normal.status == Status.COMPLETED:
@@ -126,10 +126,10 @@ def _features(
         "stale_threshold": ["seq_staleness"] if expires and not has_train_step else [],
         "token_stale_threshold": ["response_ids", "response_model_steps", "response_mask"] if expires_tokens else [],
     }
-    left = {
+    required = {
         feature: tuple(name for name in names if not (is_dict and name in added)) for feature, names in needed.items()
     }
-    return tuple((feature, names) for feature, names in left.items() if names)
+    return tuple((feature, names) for feature, names in required.items() if names)
 
 
 def _normalise(
@@ -139,15 +139,15 @@ def _normalise(
     model_step: int | None,
     train_step: int | None,
     rule: ExpiryRule,
-    said: Status | None,
+    override: Status | None,
 ) -> Normalised:
     try:
-        status = _status_of(rollouts, group, kind) if said is None else said
+        status = _status_of(rollouts, group, kind) if override is None else override
         if model_step is not None:
             date_responses(rollouts, group, model_step, kind)
         expiring = status in EXPIRING_STATUSES
         doubts = _check_tokens(group) if expiring else {}
-        if status == Status.INIT and said is None:
+        if status == Status.INIT and override is None:
             doubts = _check_rewarded(rollouts, group, kind)
         normal = _apply_rules(rollouts, group, kind, status, train_step, rule)
         if expiring and rule.stale_threshold is not None:
@@ -160,24 +160,24 @@ def _normalise(
     except ReplayBufError:
         raise
     except (TypeError, ValueError, OverflowError) as error:
-        refuse_none("response_model_steps", [one.response_model_steps for one in group])
+        refuse_none("response_model_steps", [row.response_model_steps for row in group])
         raise RolloutError(f"the rollouts' response_ids, steps or staleness can't be used: {error}") from error
 
 
 def _check_tokens(group: GroupFields) -> dict[str, str]:
     """Return a doubt if fields of the same tokens differ in length."""
     doubts: dict[str, str] = {}
-    for index, one in enumerate(group):
-        tokens, logprobs, mask, steps = one.response_ids, one.logprobs, one.response_mask, one.response_model_steps
+    for index, row in enumerate(group):
+        tokens, logprobs, mask, steps = row.response_ids, row.logprobs, row.response_mask, row.response_model_steps
         try:
             if len(tokens) == len(logprobs) == len(mask) == len(steps):
                 continue  # as nearly all are
         except (TypeError, OverflowError):  # some are missing, or have no length
             pass
-        found = [*map(_length, (tokens, logprobs, mask, steps))]
-        others = one.input_ids is not None or one.labels is not None  # which may be of other tokens
-        if found[0] and len({0, *found}) > 2 and not others:
-            listed = ", ".join(f"{length} {name}" for length, name in zip(found, BY_TOKEN, strict=True) if length)
+        lengths = [*map(_length, (tokens, logprobs, mask, steps))]
+        other_tokens = row.input_ids is not None or row.labels is not None  # which may be of other tokens
+        if lengths[0] and len({0, *lengths}) > 2 and not other_tokens:
+            listed = ", ".join(f"{length} {name}" for length, name in zip(lengths, BY_TOKEN, strict=True) if length)
             doubts["lengths"] = f"has {listed} in rollouts[{index}], which should be of the same tokens: the response's"
     return doubts
 
@@ -207,10 +207,10 @@ def _check_dated(group: GroupFields, train_step: int | None) -> dict[str, str]:
             "has a stale_threshold but no current_train_step, and the seq_staleness of its rollouts is 0, so that it "
             "doesn't expire; give put the current_train_step"
         )
-        return {} if any(one.seq_staleness for one in group) else {"unstepped": unknown}
+        return {} if any(row.seq_staleness for row in group) else {"unstepped": unknown}
     if any(oldest is not None for oldest, _ in step_ranges(group)):
         return {}
-    if not any(is_text(one.response) or _length(one.response_ids) for one in group):
+    if not any(is_text(row.response) or _length(row.response_ids) for row in group):
         return {}  # interrupted before its first token
     return {
         "undated": "has no response_model_steps, so its staleness is always 0 and stale_threshold never applies; "
@@ -227,12 +227,12 @@ def _apply_rules(
     rule: ExpiryRule,
 ) -> Normalised:
     if train_step is None:
-        each = [int(one.seq_staleness or 0) for one in group]
+        ages = [int(row.seq_staleness or 0) for row in group]
     else:
-        each = [staleness_of(oldest, train_step) for oldest, _ in step_ranges(group)]
-        for one, staleness in zip(group, kind.set_all(rollouts, "seq_staleness", each)):
-            one.seq_staleness = staleness
-    staleness = max(each)
+        ages = [staleness_of(oldest, train_step) for oldest, _ in step_ranges(group)]
+        for row, staleness in zip(group, kind.set_all(rollouts, "seq_staleness", ages)):
+            row.seq_staleness = staleness
+    staleness = max(ages)
     if abs(staleness) >= MAX_STEP:
         raise RolloutError(f"seq_staleness is {shown(staleness)}, which is no number of training steps")
     if status not in EXPIRING_STATUSES:
@@ -242,7 +242,7 @@ def _apply_rules(
             f"rollouts[{index}] has more response_model_steps than places in its response_mask; both, and "
             "response_ids, must be of the same tokens: those of the response"
         )
-    expired = find_expired(group, rule, train_step, each)
+    expired = find_expired(group, rule, train_step, ages)
     if train_step is not None and status != Status.COMPLETED:
         expired = sorted({*expired, *expired_before(rollouts, kind)})
     if (expired or status == Status.EXPIRED) and not rule.retryable:
@@ -272,24 +272,24 @@ def _mask(rollouts: Sequence[Any], kind: RolloutType, through: int) -> None:
 def _status_of(rollouts: Sequence[Any], group: GroupFields, kind: RolloutType) -> Status:
     """Return the status of a group. Finished rollouts whose status was never set become COMPLETED."""
     statuses = []
-    for index, one in enumerate(group):
+    for index, row in enumerate(group):
         try:
-            statuses.append(one.status if type(one.status) is Status else kind.status(rollouts[index]))
+            statuses.append(row.status if type(row.status) is Status else kind.status(rollouts[index]))
         except RolloutError as error:
             raise RolloutError(f"rollouts[{index}].{error}") from None
     status = group_status(statuses)
     if status != Status.INIT or not is_finished(group) or any(map(kind.says_status, rollouts)):
         return status
-    for rollout, one in zip(rollouts, group, strict=True):
+    for rollout, row in zip(rollouts, group, strict=True):
         kind.set_status(rollout, Status.COMPLETED)
-        one.status = kind.get(rollout, "status")
+        row.status = kind.get(rollout, "status")
     return Status.COMPLETED
 
 
 def is_finished(group: GroupFields | None) -> bool:
     """Return whether all rollouts have a response and a reward."""
-    return group is not None and all(one.reward is not None and _has_response(one) for one in group)
+    return group is not None and all(row.reward is not None and _has_response(row) for row in group)
 
 
-def _has_response(one: RolloutFields) -> bool:
-    return not (one.response is None and one.response_ids is None)
+def _has_response(row: RolloutFields) -> bool:
+    return not (row.response is None and row.response_ids is None)

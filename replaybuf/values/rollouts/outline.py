@@ -34,7 +34,7 @@ def outline(
     they are known.
     """
     group = group or fields_of(rollouts, kind)
-    records = [_record(rollout, one, kind) for rollout, one in zip(rollouts, group)]
+    records = [_record(rollout, fields, kind) for rollout, fields in zip(rollouts, group)]
     if not records:
         return records, None
     message = kind.get(rollouts[0], "message")
@@ -44,20 +44,20 @@ def outline(
     return records, preview(prompt)
 
 
-def _record(rollout: Any, one: RolloutFields, kind: RolloutType) -> dict[str, Any]:
-    status, reason, response = one.status, one.finish_reason, one.response
+def _record(rollout: Any, fields: RolloutFields, kind: RolloutType) -> dict[str, Any]:
+    status, reason, response = fields.status, fields.finish_reason, fields.response
     record: dict[str, Any] = {
-        "id": _plain_id(one.rollout_id),
+        "id": _plain_id(fields.rollout_id),
         "status": status._value_ if type(status) is Status else _status(rollout, kind),
-        "staleness": int(one.seq_staleness or 0),
-        "prompt_tokens": _length(one.prompt_ids),
-        "response_tokens": _length(one.response_ids),
+        "staleness": int(fields.seq_staleness or 0),
+        "prompt_tokens": _length(fields.prompt_ids),
+        "response_tokens": _length(fields.response_ids),
         "finish_reason": None if reason is None else preview(reason),
         "response": None if response is None else preview(response),
     }
-    if isinstance(one.reward, dict) and (parts := reward_parts(one.reward)):
+    if isinstance(fields.reward, dict) and (parts := reward_parts(fields.reward)):
         record["rewards"] = parts
-    if one.error_msg is not None and (error := preview(one.error_msg)):
+    if fields.error_msg is not None and (error := preview(fields.error_msg)):
         record["error_msg"] = error
     return record
 
@@ -67,9 +67,9 @@ def _add_places(records: list[dict[str, Any]], group: GroupFields, message: Any,
         records[0]["messages"] = _messages(message, find)
     if isinstance(prompt, str) and len(prompt) > PREVIEW_CHARS and (place := find(prompt)):
         records[0]["prompt_at"] = place
-    for one, record in zip(group, records):
+    for fields, record in zip(group, records):
         shown = record["response"]
-        if shown and len(shown) > PREVIEW_CHARS and (place := find(one.response)):
+        if shown and len(shown) > PREVIEW_CHARS and (place := find(fields.response)):
             record["response_at"] = place
 
 
@@ -92,8 +92,8 @@ def reward_parts(reward: Any) -> dict[str, float | str]:
     parts: dict[str, float | str] = {}
     for name, part in reward.items() if isinstance(reward, dict) else ():
         value = preview(part) if isinstance(part, str) else None if isinstance(part, dict) else reward_value(part)
-        if value is not None and (named := preview(name)) is not None:
-            parts[named] = value
+        if value is not None and (text := preview(name)) is not None:
+            parts[text] = value
     return parts
 
 

@@ -48,17 +48,17 @@ class Classes:
         """
         cls = self._by_name.get(name)
         if cls is None and isinstance(name, str):
-            alike = self._by_qualname.get(name.partition(":")[2], ())
-            cls = alike[0] if len(alike) == 1 else None
+            classes = self._by_qualname.get(name.partition(":")[2], ())
+            cls = classes[0] if len(classes) == 1 else None
         return cls
 
     def _explore(self, named: Iterable[type[Any]]) -> None:
-        pending, seen = list(named), set()
+        pending, visited = list(named), set()
         while pending:
             cls = pending.pop(0)
-            if cls in seen:
+            if cls in visited:
                 continue
-            seen.add(cls)
+            visited.add(cls)
             if issubclass(cls, Enum):
                 self._enums.add(cls)
                 self._add(cls)
@@ -158,7 +158,7 @@ class RolloutType:
             )
         self._shape = shape
         self.names = shape.names
-        self.classes = Classes(dict.fromkeys([cls, *(checked(one, "types") for one in types), Status]))
+        self.classes = Classes(dict.fromkeys([cls, *(checked(kind, "types") for kind in types), Status]))
         self.statuses = Statuses(statuses)
         #: Whether rollouts are dicts.
         self.is_dict = issubclass(cls, dict)
@@ -178,16 +178,16 @@ class RolloutType:
         """Return the rollout's value of our field `name`, or `default` if it has no such field."""
         if name in self._plain:
             return getattr(rollout, name, default)
-        theirs = self._theirs.get(name, name)
-        if theirs is None:
+        field_name = self._theirs.get(name, name)
+        if field_name is None:
             return default
         if self.is_dict:
-            return rollout.get(theirs, default)
+            return rollout.get(field_name, default)
         try:
-            return getattr(rollout, theirs, default)
+            return getattr(rollout, field_name, default)
         except Exception as error:  # of a property
             raise RolloutError(
-                f"{theirs!r} of a {self.cls.__qualname__} raised {type(error).__name__}: {error}"
+                f"{field_name!r} of a {self.cls.__qualname__} raised {type(error).__name__}: {error}"
             ) from error
 
     def values_of(self, rollouts: Sequence[Any], names: tuple[str, ...]) -> list[Sequence[Any]]:
@@ -200,9 +200,9 @@ class RolloutType:
         return [*map(read, rollouts)]
 
     def _reader(self, names: tuple[str, ...]) -> Callable[[Any], Sequence[Any]]:
-        theirs = [self._theirs.get(name, name) for name in names]
-        if self.is_dict and None not in theirs:
-            return lambda rollout: [*map(rollout.get, theirs)]
+        field_names = [self._theirs.get(name, name) for name in names]
+        if self.is_dict and None not in field_names:
+            return lambda rollout: [*map(rollout.get, field_names)]
         get_plain: Callable[[Any], Sequence[Any]] = itemgetter(*names)
         if not self._plain.issuperset(names):
             return lambda rollout: [self.get(rollout, name) for name in names]
@@ -217,10 +217,10 @@ class RolloutType:
 
     def has(self, rollout: Any, name: str) -> bool:
         """Return whether the rollout has our field `name` (which may hold None)."""
-        theirs = self._theirs.get(name, name)
-        if theirs is None:
+        field_name = self._theirs.get(name, name)
+        if field_name is None:
             return False
-        return theirs in self.names or (theirs in rollout if self.is_dict else hasattr(rollout, theirs))
+        return field_name in self.names or (field_name in rollout if self.is_dict else hasattr(rollout, field_name))
 
     def may_have(self, *names: str) -> bool:
         """Return whether rollouts of this class may have all these fields of ours; dicts may have any."""
@@ -232,18 +232,18 @@ class RolloutType:
         The class's own `__setattr__` and validators run. Frozen instances are changed, too, since `put` normalises
         rollouts in place. Raises RolloutError when the class refuses the value.
         """
-        theirs = self._theirs.get(name, name)
-        if theirs is None or not (self.cls is dict or self.has(rollout, name)):
+        field_name = self._theirs.get(name, name)
+        if field_name is None or not (self.cls is dict or self.has(rollout, name)):
             return
         try:
-            self._shape.set(rollout, theirs, value)
+            self._shape.set(rollout, field_name, value)
         except (AttributeError, TypeError, ValueError) as error:
-            raise RolloutError(f"can't set {theirs!r} of a {type(rollout).__qualname__}: {error}") from error
+            raise RolloutError(f"can't set {field_name!r} of a {type(rollout).__qualname__}: {error}") from error
 
     def set_all(self, rollouts: Sequence[Any], name: str, values: list[Any]) -> list[Any]:
         """Set our field `name` of rollouts, in place, as `set` does; return the values that they have then."""
-        theirs = self._theirs.get(name, name)
-        if theirs is not None and self._shape.set_directly(rollouts, theirs, values):
+        field_name = self._theirs.get(name, name)
+        if field_name is not None and self._shape.set_directly(rollouts, field_name, values):
             return values
         for rollout, value in zip(rollouts, values, strict=True):
             self.set(rollout, name, value)
@@ -262,17 +262,17 @@ class RolloutType:
 
     def says_status(self, rollout: Any) -> bool:
         """Return whether the status of a rollout was set; only pydantic models tell it from their default."""
-        given = getattr(rollout, "model_fields_set", None)
-        return given is None or self._theirs.get("status", "status") in given
+        names_set = getattr(rollout, "model_fields_set", None)
+        return names_set is None or self._theirs.get("status", "status") in names_set
 
     def set_status(self, rollout: Any, status: Status) -> None:
         """Set the status of a rollout, as a member of its own Enum or a string of its own style (`Statuses.like`).
 
         Without an equivalent in the class, the rollout isn't changed: then only its group has this status.
         """
-        now = self.get(rollout, "status")
-        new = self.statuses.like(status, now, self._status_choices)
-        if new is not now:
+        current = self.get(rollout, "status")
+        new = self.statuses.like(status, current, self._status_choices)
+        if new is not current:
             self.set(rollout, "status", new)
 
     def to_fields(self, rollout: Any) -> Fields:
@@ -332,10 +332,10 @@ class RolloutType:
         chosen = frozenset(name if isinstance(name, str) else shown(name) for name in names)
         for name in sorted(chosen):
             if name not in self.names and not self.is_dict and not self._shape.extra:
-                near = get_close_matches(name, self.names, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"it has {_listed(self.names)}"
+                similar = get_close_matches(name, self.names, n=1)
+                hint = f"did you mean {similar[0]}?" if similar else f"it has {_listed(self.names)}"
                 raise InputError(f"deferred: {self.cls.__qualname__} has no field {shown(name)}; {hint}")
-            if name in {self._theirs.get(one, one) for one in _MASKED_BY}:
+            if name in {self._theirs.get(needed, needed) for needed in _MASKED_BY}:
                 raise InputError(
                     f"deferred: {name} is needed to mask the tokens that are too old, so it is always read; defer the "
                     "fields with large tensors, such as routed_experts"
@@ -344,7 +344,7 @@ class RolloutType:
 
     def require_all(self, rollouts: Iterable[Any], features: Iterable[tuple[str, Sequence[str]]]) -> None:
         """Call `require` for each rollout and each feature, given with our names of its required fields."""
-        lacking = [one for one in features if self._theirs or not self.names.issuperset(one[1])]
+        lacking = [required for required in features if self._theirs or not self.names.issuperset(required[1])]
         for rollout in rollouts:
             self.check_class(rollout)
             for feature, names in lacking:
@@ -374,13 +374,13 @@ class RolloutType:
         """Raise RolloutError unless the rollout is exactly of this class; the other methods rely on it."""
         if type(rollout) is self._instances:
             return
-        got, expected = type(rollout).__qualname__, self.cls.__qualname__
-        why = ""
+        actual, expected = type(rollout).__qualname__, self.cls.__qualname__
+        hint = ""
         if isinstance(rollout, self._instances):
-            why = " (a subclass may have fields that would be lost; name it as rollout_type to store it)"
+            hint = " (a subclass may have fields that would be lost; name it as rollout_type to store it)"
         elif type(rollout) is dict or kind_of(type(rollout)):
-            why = f"; to store these, add rollout_type={got} to the config"
-        raise RolloutError(f"this buffer holds rollouts of exactly {expected}, not {got}{why}")
+            hint = f"; to store these, add rollout_type={actual} to the config"
+        raise RolloutError(f"this buffer holds rollouts of exactly {expected}, not {actual}{hint}")
 
 
 #: The fields with a value for each token of the response.
@@ -391,27 +391,27 @@ _MASKED_BY = ("response_ids", "response_mask", "response_model_steps")
 
 def _renamed(shape: Shape, fields: Mapping[str, str | None]) -> dict[str, str | None]:
     """Return the class's names for our fields where they differ. Raises ConfigError."""
-    theirs: dict[str, str | None] = {}
-    for ours, name in fields.items():
-        if ours not in OUR_FIELDS:
-            raise ConfigError(f"fields: {shown(ours)} is no field that replaybuf uses; there are {_listed(OUR_FIELDS)}")
+    names: dict[str, str | None] = {}
+    for key, name in fields.items():
+        if key not in OUR_FIELDS:
+            raise ConfigError(f"fields: {shown(key)} is no field that replaybuf uses; there are {_listed(OUR_FIELDS)}")
         if name is not None and name not in shape.names and not shape.extra:
             raise ConfigError(
-                f"fields: {ours} is mapped to {shown(name)}, which {shape.cls.__qualname__} doesn't have; it has "
+                f"fields: {key} is mapped to {shown(name)}, which {shape.cls.__qualname__} doesn't have; it has "
                 f"{_listed(shape.names)}"
             )
-        if name is not None and name in theirs.values():
+        if name is not None and name in names.values():
             raise ConfigError(f"fields: two names are mapped to {shown(name)}")
-        theirs[ours] = name
+        names[key] = name
     # A class field mapped to one of our names isn't also our field of its own name, and a method isn't a field.
-    hidden = {name: None for name in theirs.values() if name in OUR_FIELDS and name not in theirs}
+    hidden = {name: None for name in names.values() if name in OUR_FIELDS and name not in names}
     if not issubclass(shape.cls, dict):
         hidden |= {
             name: None
-            for name in OUR_FIELDS - shape.names - theirs.keys()
+            for name in OUR_FIELDS - shape.names - names.keys()
             if inspect.isroutine(getattr(shape.cls, name, None))
         }
-    return {**hidden, **{ours: name for ours, name in theirs.items() if name != ours}}
+    return {**hidden, **{key: name for key, name in names.items() if name != key}}
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -58,12 +58,12 @@ class Segments:
         reached: list[float | None] = []
         for reward, parent in zip(of_segments, self.parents, strict=True):
             reached.append(reached[parent] if reward is None and parent is not None else reward)
-        found: list[list[float]] = [[] for _ in range(count_of(reached, self))]
+        by_rollout: list[list[float]] = [[] for _ in range(count_of(reached, self))]
         continued = {*self.parents}
         for place, (rollout, reward) in enumerate(zip(self.rollouts, reached, strict=True)):
             if place not in continued and reward is not None:
-                found[rollout].append(reward)
-        return [fmean(ends) if ends else None for ends in found]
+                by_rollout[rollout].append(reward)
+        return [fmean(ends) if ends else None for ends in by_rollout]
 
 
 def count_of(flat: Sequence[Any], segments: Segments | None) -> int:
@@ -75,8 +75,8 @@ def entries_of(flat: Sequence[Any], segments: Segments | None) -> list[Any]:
     """Return a group as it was put, given the list of its whole rollouts, or of their segments."""
     if segments is None or segments.lengths is None:
         return list(flat)
-    rest = iter(flat)
-    return [list(islice(rest, length)) if length else next(rest) for length in segments.lengths]
+    remaining = iter(flat)
+    return [list(islice(remaining, length)) if length else next(remaining) for length in segments.lengths]
 
 
 def as_group(items: Any) -> list[Any]:
@@ -95,7 +95,7 @@ def segmented(items: Any, parents: Any = None) -> tuple[list[Any], Segments | No
     items = as_group(items)
     if parents is None and _LISTS.isdisjoint(map(type, items)):
         return items, None
-    found, lengths, before = list[Any](), list[int](), list[int | None]()
+    members, lengths, previous = list[Any](), list[int](), list[int | None]()
     for place, entry in enumerate(items):
         segments = entry if type(entry) in _LISTS else [entry]
         if not segments:
@@ -106,15 +106,15 @@ def segmented(items: Any, parents: Any = None) -> tuple[list[Any], Segments | No
                     f"items[{place}][{index}] is a list: put takes one group, and the segments of its rollouts are in "
                     "lists, no deeper; to put several groups, call it for each"
                 )
-            before.append(len(found) - 1 if index else None)
-            found.append(segment)
+            previous.append(len(members) - 1 if index else None)
+            members.append(segment)
         lengths.append(len(segments) if segments is entry else 0)
-    if parents is not None and (type(parents) not in _LISTS or len(parents) != len(found)):
-        got = f"{len(parents)} entries" if type(parents) in _LISTS else f"a {type(parents).__name__}"
+    if parents is not None and (type(parents) not in _LISTS or len(parents) != len(members)):
+        actual = f"{len(parents)} entries" if type(parents) in _LISTS else f"a {type(parents).__name__}"
         raise RolloutError(
-            f"parents must be a list with a number or None for each of the {len(found)} segments; got {got}"
+            f"parents must be a list with a number or None for each of the {len(members)} segments; got {actual}"
         )
-    return found, Segments(before if parents is None else list(parents), lengths if any(lengths) else None)
+    return members, Segments(previous if parents is None else list(parents), lengths if any(lengths) else None)
 
 
 def flat(items: Any) -> list[Any]:
@@ -124,6 +124,6 @@ def flat(items: Any) -> list[Any]:
 
 def rewards_of(items: Any, reward: Callable[[Any], float | None]) -> list[float | None]:
     """Return the reward of each rollout of a group, given that of a segment. Raises RolloutError."""
-    found, segments = segmented(items)
-    rewards = [*map(reward, found)]
+    members, segments = segmented(items)
+    rewards = [*map(reward, members)]
     return rewards if segments is None else segments.rewards(rewards)

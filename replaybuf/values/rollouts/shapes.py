@@ -107,11 +107,11 @@ def typed_dict_fields(cls: type[Any]) -> Iterator[Field]:
 
 
 def _qualifiers(annotation: Any) -> list[Any]:
-    found = []
+    origins = []
     while (origin := typing_extensions.get_origin(annotation)) is not None:
-        found.append(origin)
+        origins.append(origin)
         annotation = typing_extensions.get_args(annotation)[0]
-    return found
+    return origins
 
 
 def _with_default(
@@ -241,12 +241,12 @@ class _ModelShape(Shape):
         private = cls.__private_attributes__.items()
         self._has_private = bool(private)
         self._private: list[tuple[str, Any]] = [
-            (name, one.default_factory or partial(copy.deepcopy, one.default))
-            for name, one in private
-            if one.default_factory is not None or one.default is not PydanticUndefined
+            (name, attribute.default_factory or partial(copy.deepcopy, attribute.default))
+            for name, attribute in private
+            if attribute.default_factory is not None or attribute.default is not PydanticUndefined
         ]
         self.runs_code = bool(cls.model_config.get("validate_assignment"))
-        self._cached = any(isinstance(one, cached_property) for base in cls.__mro__ for one in vars(base).values())
+        self._cached = any(isinstance(value, cached_property) for base in cls.__mro__ for value in vars(base).values())
         self._set_directly = self._plainly_set()
 
     def _plainly_set(self) -> frozenset[str]:
@@ -351,8 +351,8 @@ class _TupleShape(Shape):
         super().__init__(
             cls,
             [
-                Field(one, hints.get(one, Any), one in defaults, one in defaults, defaults.get(one))
-                for one in cls._fields
+                Field(name, hints.get(name, Any), name in defaults, name in defaults, defaults.get(name))
+                for name in cls._fields
             ],
         )
 

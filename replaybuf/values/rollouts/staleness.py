@@ -92,8 +92,8 @@ def mask_stale_tokens(rollouts: Sequence[Any], through: int, kind: RolloutType) 
 def _mask_one(rollout: Any, through: int, kind: RolloutType) -> None:
     response_ids, mask = kind.get(rollout, "response_ids"), kind.get(rollout, "response_mask")
     stale = np.ones(len(response_ids if mask is None else mask), dtype=bool)
-    known = np.asarray(as_array(kind.get(rollout, "response_model_steps")))[: len(stale)]
-    stale[: len(known)] = known <= through
+    steps = np.asarray(as_array(kind.get(rollout, "response_model_steps")))[: len(stale)]
+    stale[: len(steps)] = steps <= through
     masked: Any
     if is_tensor(mask) or (mask is None and is_tensor(response_ids)):
         masked = rewards.copied(mask) if is_tensor(mask) else rewards.repeated(1, len(stale), like=response_ids)
@@ -105,8 +105,8 @@ def _mask_one(rollout: Any, through: int, kind: RolloutType) -> None:
         masked = mask.copy()
         masked[stale] = 0
     else:
-        kept = [type(value)() if old else value for value, old in zip(mask, stale.tolist(), strict=True)]
-        masked = tuple(kept) if isinstance(mask, tuple) else kept
+        values = [type(value)() if old else value for value, old in zip(mask, stale.tolist(), strict=True)]
+        masked = tuple(values) if isinstance(mask, tuple) else values
     kind.set(rollout, "response_mask", masked)
 
 
@@ -169,10 +169,10 @@ def undated(group: GroupFields) -> int | None:
     """Return the index of the first rollout with trainable tokens but without model steps, or None."""
     if is_agentic(group):
         return None
-    for index, (one, (oldest, _)) in enumerate(zip(group, step_ranges(group), strict=True)):
-        if one.response_ids is None or len(one.response_ids) == 0 or oldest is not None:
+    for index, (fields, (oldest, _)) in enumerate(zip(group, step_ranges(group), strict=True)):
+        if fields.response_ids is None or len(fields.response_ids) == 0 or oldest is not None:
             continue
-        if one.response_mask is None or np.any(np.asarray(as_array(one.response_mask)) != 0):
+        if fields.response_mask is None or np.any(np.asarray(as_array(fields.response_mask)) != 0):
             return index
     return None
 
@@ -184,10 +184,10 @@ def unmatched(group: GroupFields) -> int | None:
     """
     if is_agentic(group):
         return None
-    for index, one in enumerate(group):
-        mask, steps, tokens = one.response_mask, one.response_model_steps, one.response_ids
-        given = mask is not None and steps is not None and tokens is not None
-        if given and len(steps) > len(mask) and len(tokens) > 0:
+    for index, fields in enumerate(group):
+        mask, steps, tokens = fields.response_mask, fields.response_model_steps, fields.response_ids
+        complete = mask is not None and steps is not None and tokens is not None
+        if complete and len(steps) > len(mask) and len(tokens) > 0:
             return index
     return None
 
@@ -209,25 +209,25 @@ def date_responses(rollouts: Sequence[Any], group: GroupFields, model_step: int,
     Raises RolloutError for a class with neither.
     """
     late: list[int] = []
-    for index, one in enumerate(group):
-        tokens, steps = 0 if one.response_ids is None else len(one.response_ids), one.response_model_steps
-        if not tokens and is_text(one.response):
+    for index, fields in enumerate(group):
+        tokens, steps = 0 if fields.response_ids is None else len(fields.response_ids), fields.response_model_steps
+        if not tokens and is_text(fields.response):
             tokens = 1
-        elif not tokens and one.response is None and not kind.has(rollouts[index], "response"):
+        elif not tokens and fields.response is None and not kind.has(rollouts[index], "response"):
             feature = "model_step of a rollout that has no 'response'"
             kind.require(rollouts[index], ("response_ids",), feature)
-        known = 0 if steps is None else len(steps)
-        if tokens > known:
-            one.response_model_steps = _extended(steps, one.response_ids, tokens - known, model_step)
-            one.dated = known == 0
+        existing = 0 if steps is None else len(steps)
+        if tokens > existing:
+            fields.response_model_steps = _extended(steps, fields.response_ids, tokens - existing, model_step)
+            fields.dated = existing == 0
             late.append(index)
     if late:
-        given = [group[index].response_model_steps for index in late]
-        now = kind.set_all([rollouts[index] for index in late], "response_model_steps", given)
-        for index, steps in zip(late, now):
-            one = group[index]
-            one.dated = one.dated and steps is one.response_model_steps
-            one.response_model_steps = steps
+        filled = [group[index].response_model_steps for index in late]
+        stored = kind.set_all([rollouts[index] for index in late], "response_model_steps", filled)
+        for index, steps in zip(late, stored):
+            fields = group[index]
+            fields.dated = fields.dated and steps is fields.response_model_steps
+            fields.response_model_steps = steps
 
 
 def _extended(steps: Any, response_ids: Any, missing: int, model_step: int) -> Any:

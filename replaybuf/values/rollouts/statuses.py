@@ -80,11 +80,11 @@ class Statuses:
     def __init__(self, own: Mapping[Any, Any] | None = None) -> None:
         table = {**_ALIASES, **{status.value: status for status in Status}}
         mapped: dict[Any, Status] = {}
-        for theirs, ours in (own or {}).items():
-            status = _by_text(ours, table)
+        for value, target in (own or {}).items():
+            status = _by_text(target, table)
             if status is None:
-                raise ConfigError(f"statuses: {shown(theirs)} is mapped to {shown(ours)}; {_there_are()}")
-            mapped[_folded(theirs)] = status
+                raise ConfigError(f"statuses: {shown(value)} is mapped to {shown(target)}; {_there_are()}")
+            mapped[_folded(value)] = status
         self._table: dict[Any, Status] = {**table, **mapped}
         self._own_texts = {status: text for text, status in reversed(mapped.items()) if isinstance(text, str)}
 
@@ -106,8 +106,8 @@ class Statuses:
         """Return a question about the status that was probably meant; "" if none is near."""
         text = value.name if isinstance(value, Enum) else value
         names = [name for name in self._table if isinstance(name, str) and name != Status.FILLING]
-        near = get_close_matches(_folded(text[:50]), names, n=1) if isinstance(text, str) else []
-        return f"did you mean {near[0]}? " if near else ""
+        similar = get_close_matches(_folded(text[:50]), names, n=1) if isinstance(text, str) else []
+        return f"did you mean {similar[0]}? " if similar else ""
 
     def like(self, status: Status, now: Any, choices: Iterable[Any]) -> Any:
         """Return the equivalent of `status` for a rollout whose status is `now`.
@@ -126,10 +126,10 @@ class Statuses:
                 return _in_case_of(now, self._own_texts.get(status, status.value))
         if not choices:
             return status
-        for wanted in (status, *_INSTEAD.get(status, ())):
-            fitting = [choice for choice in choices if self.get(choice) is wanted]
+        for target in (status, *_INSTEAD.get(status, ())):
+            fitting = [choice for choice in choices if self.get(choice) is target]
             # An alias, such as "truncated", is more specific than the status.
-            exact = [choice for choice in fitting if _by_text(choice, _PLAIN) is wanted]
+            exact = [choice for choice in fitting if _by_text(choice, _PLAIN) is target]
             if fitting:
                 return (exact or fitting)[0]
         return now
@@ -146,9 +146,9 @@ def _by_text(value: Any, table: Mapping[Any, Status]) -> Status | None:
     candidates = [value]
     if isinstance(value, Enum):
         candidates += [value.value, value.name]
-    for one in candidates:
+    for candidate in candidates:
         try:
-            status = table.get(_folded(one))
+            status = table.get(_folded(candidate))
         except TypeError:  # not hashable
             continue
         if status is not None:
