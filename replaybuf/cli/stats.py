@@ -216,8 +216,8 @@ def _where(metrics: dict[str, Any], suffix: str) -> list[str]:
     """Return lines about the progress of the run."""
     lines = []
     if metrics["prompts"]:
-        drawn = ", ".join(f"{units.number(count)} for {name}" for name, count in metrics["prompts"].items())
-        lines.append(f"prompts drawn{suffix}: {drawn}")
+        prompt_counts = ", ".join(f"{units.number(count)} for {name}" for name, count in metrics["prompts"].items())
+        lines.append(f"prompts drawn{suffix}: {prompt_counts}")
     if trainer := metrics["trainer"]:
         lines.append(trainer_text(trainer, suffix))
     if checkpoints := metrics["checkpoints"]["count"]:

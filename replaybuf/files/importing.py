@@ -77,8 +77,8 @@ def _part(group: FileGroup) -> Part | None:
         raise FileError("a group is filling if it has a key, and a part: its size, min_size and index")
     if group.part is None:
         return None
-    size, least, index = group.part
-    return Part(checks.check_task_name(group.key, "key"), size, least, index, group.task_name, wanted=index)
+    size, min_size, index = group.part
+    return Part(checks.check_task_name(group.key, "key"), size, min_size, index, group.task_name, wanted=index)
 
 
 def _check_rollouts(rollouts: Sequence[Any], kind: RolloutType) -> None:

@@ -233,7 +233,7 @@ class RolloutFile:
     def _grouped(self, rows: Generator[Placed, None, None]) -> Iterator[FileGroup]:
         """Yield the groups of rows, of an export or foreign ones. An error closes the file at once."""
         with contextlib.closing(rows):
-            first = next(rows, None)
-            if first is not None:
-                all_rows = itertools.chain([first], rows)
-                yield from groups_of(all_rows) if is_ours(first[1]) else foreign_groups(all_rows, self.mapped)
+            first_row = next(rows, None)
+            if first_row is not None:
+                all_rows = itertools.chain([first_row], rows)
+                yield from groups_of(all_rows) if is_ours(first_row[1]) else foreign_groups(all_rows, self.mapped)

@@ -100,8 +100,8 @@ class Generations:
         `choices` are the groups of the buffer that come before new prompts, and others for when there are no more.
         """
         prompts: list[Prompt] = []
-        for again in choices if count > 0 else ():
-            prompts = prompts or await self.sampler.draw(count, again=again, partial_rollouts=self.strategy.partial)
+        for choice in choices if count > 0 else ():
+            prompts = prompts or await self.sampler.draw(count, again=choice, partial_rollouts=self.strategy.partial)
         self._tasks += [asyncio.create_task(self._run(prompt)) for prompt in prompts]
         self.summary.continued += sum(prompt.status != Status.INIT or prompt.attempt > 1 for prompt in prompts)
         await asyncio.sleep(0)  # a task that is cancelled before its first step would not give its prompt back

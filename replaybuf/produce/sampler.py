@@ -191,26 +191,26 @@ class Sampler:
             statuses[repr(narrowed)] = narrowed
         return list((statuses | {repr((Status.INIT, None)): (Status.INIT, None)}).values())
 
-    async def _draw_returned(self, count: int, again: Iterable[Narrowed], partial: bool) -> list[Prompt]:
+    async def _draw_returned(self, count: int, statuses: Iterable[Narrowed], partial: bool) -> list[Prompt]:
         tallies = await self.buffer.waits.tallies()
-        drawn: list[Prompt] = []
+        drawn_prompts: list[Prompt] = []
         try:
-            for status, where in again:
-                size = min(count - len(drawn), tallies.get((self.task_name, status, Tally.SIZE), 0))
+            for status, where in statuses:
+                size = min(count - len(drawn_prompts), tallies.get((self.task_name, status, Tally.SIZE), 0))
                 if size > 0:
                     lease = await self.buffer.lease_batch(
                         {self.task_name: size}, group_status=status, where=where, seconds=self._seconds
                     )
                     prompts = [self._prompt(lease, item) for item in lease.items[self.task_name]]
-                    drawn += prompts
+                    drawn_prompts += prompts
                     if not partial:
                         for prompt in prompts:
                             discard_partial_responses(prompt.group, self.rollout_type)
                     await _restore_finished(prompts, lease)
         except BaseException:
-            await shielded(_give_back(drawn))
+            await shielded(_give_back(drawn_prompts))
             raise
-        return drawn
+        return drawn_prompts
 
     async def _draw_new(self, count: int) -> list[Prompt]:
         """Draw new prompts from the dataset; retry from the new position if another worker moves the cursor."""

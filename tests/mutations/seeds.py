@@ -300,7 +300,7 @@ _WEB = [
     ("web-escaped", "web/app.py", "autoescape=True", "autoescape=False", "no text becomes markup"),
     ("web-hidden", "web/app.py", "finalize=_shown", "finalize=None", "hidden characters are shown"),
     ("web-rebinding", "web/server.py", "if not is_loopback(host_of(request.headers)):", "if False:", "other names are refused without a token"),
-    ("web-token", "web/server.py", "return hmac.compare_digest(given.encode(errors=\"replace\"), self.token.encode())", "return bool(given)", "only the token opens"),
+    ("web-token", "web/server.py", "return hmac.compare_digest(token.encode(errors=\"replace\"), self.token.encode())", "return bool(token)", "only the token opens"),
     ("web-other-host", "web/server.py", 'f"{self.prefix}/" + path_of(request).lstrip("/\\\\")', "self.prefix + path_of(request)", "a token leads to no other host"),
     ("web-host", "web/server.py", "if not _HOST.fullmatch(", "if None and not _HOST.fullmatch(", "no Host header opens the pages"),
     ("web-methods", "web/server.py", 'if request.method not in ("GET", "HEAD"):', "if False:", "only reading is answered"),

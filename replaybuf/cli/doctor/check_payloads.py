@@ -157,13 +157,13 @@ def _why(item: _Stored, tail: Any) -> str | None:
 def check_payloads(examination: Examination) -> Iterator[Finding]:
     """Check whether every group has its payload, as it was written, and whether its texts can be read."""
     sizes = examination.read(lambda tx: tx.tuples(_GROUPS))
-    chosen = sizes[:: len(sizes) // SAMPLE + 1] if examination.quick else sizes
+    sample = sizes[:: len(sizes) // SAMPLE + 1] if examination.quick else sizes
     scan, count = _Pass(examination), 0
-    for piece in in_pieces(chosen, itemgetter(1), _PIECE_GROUPS, _PIECE_BYTES):
+    for piece in in_pieces(sample, itemgetter(1), _PIECE_GROUPS, _PIECE_BYTES):
         scan.piece([uid for uid, _ in piece])
         count += len(piece)
-        examination.tell(count, len(chosen))
-    note = f" (--quick: {len(chosen):,} of {groups(len(sizes))} read)" if len(chosen) < len(sizes) else ""
+        examination.tell(count, len(sample))
+    note = f" (--quick: {len(sample):,} of {groups(len(sizes))} read)" if len(sample) < len(sizes) else ""
     if scan.lost:
         yield warning(f"arrays that are kept apart were not all checked: {scan.lost}")
     if scan.unnamed:

@@ -205,10 +205,10 @@ def _findings_of(name: str, check: Check, examination: Examination) -> Sequence[
 
 def _failed(error: Exception, path: Path | None) -> Finding:
     """Return the finding of a check that can't be made, which may hide that groups are missing."""
-    damaged = path is not None and (
+    is_damaged = path is not None and (
         not isinstance(error, ReplayBufError) or (error.reason == "not a database" and _was_a_database(path))
     )
-    mend = check_database.SAVE_THE_REST if damaged else ""
+    mend = check_database.SAVE_THE_REST if is_damaged else ""
     return problem(f"can't be checked: {_text_of(error)}", mend, groups_missing=True)
 
 
