@@ -86,10 +86,10 @@ def make(url: Url, step: _Step, output: Out = TEXT, buffer: OneBuffer = None) ->
     Examples:
       replaybuf checkpoint make run.db 400
     """
-    wanted = check_step(step, "STEP")
+    train_step = check_step(step, "STEP")
     reader, name = open_buffer(url, buffer)
-    on_storage(reader.url, name, lambda storage: storage.checkpoint(wanted, None))
-    _tell(output, reader, reader.read(lambda tx: find_stored(tx, name, wanted)))
+    on_storage(reader.url, name, lambda storage: storage.checkpoint(train_step, None))
+    _tell(output, reader, reader.read(lambda tx: find_stored(tx, name, train_step)))
 
 
 @app.command("restore")
@@ -116,11 +116,11 @@ def restore(
       replaybuf checkpoint restore run.db 400
       replaybuf checkpoint restore postgresql://rl@db/run7 400 --keep-new --yes
     """
-    reader, name, made = _find(url, step, buffer)
-    found = reader.read(lambda tx: effects_of_restore(tx, made))
-    _ask_to_restore(reader, made, found, keep_new=keep_new, yes=yes)
-    on_storage(reader.url, name, lambda storage: storage.restore(made.step, keep_new=keep_new))
-    _tell(output, reader, made)
+    reader, name, record = _find(url, step, buffer)
+    effects = reader.read(lambda tx: effects_of_restore(tx, record))
+    _ask_to_restore(reader, record, effects, keep_new=keep_new, yes=yes)
+    on_storage(reader.url, name, lambda storage: storage.restore(record.step, keep_new=keep_new))
+    _tell(output, reader, record)
     output.note("restored; whoever had the buffer open before is fenced off")
 
 
@@ -135,10 +135,10 @@ def drop(url: Url, step: _Step, output: Out = TEXT, buffer: OneBuffer = None, ye
       replaybuf checkpoint drop run.db 400
       replaybuf checkpoint drop run.db 400 --yes
     """
-    reader, name, made = _find(url, step, buffer)
-    ask(f"Drop the checkpoint of {_what(made)}? It can't be brought back.", yes=yes)
-    on_storage(reader.url, name, lambda storage: storage.drop_checkpoint(made.step))
-    _tell(output, reader, made)
+    reader, name, record = _find(url, step, buffer)
+    ask(f"Drop the checkpoint of {_what(record)}? It can't be brought back.", yes=yes)
+    on_storage(reader.url, name, lambda storage: storage.drop_checkpoint(record.step))
+    _tell(output, reader, record)
     output.note("dropped")
 
 
@@ -148,24 +148,24 @@ def _find(url: str, step: int, buffer: str | None) -> tuple[Reader, str, StoredC
     return reader, name, reader.read(lambda tx: find_stored(tx, name, step))
 
 
-def _what(made: StoredCheckpoint) -> str:
-    size = f"{units.number_of(made.groups, 'group')}, {units.size(made.bytes)}"
-    return f"step {made.step} of buffer {made.buffer}, made {iso(time_of(made.created_at))} ({size})"
+def _what(record: StoredCheckpoint) -> str:
+    size = f"{units.number_of(record.groups, 'group')}, {units.size(record.bytes)}"
+    return f"step {record.step} of buffer {record.buffer}, made {iso(time_of(record.created_at))} ({size})"
 
 
 def _ask_to_restore(
-    reader: Reader, made: StoredCheckpoint, effects: RestoreEffects, *, keep_new: bool, yes: bool
+    reader: Reader, record: StoredCheckpoint, effects: RestoreEffects, *, keep_new: bool, yes: bool
 ) -> None:
-    new = f"{units.number(effects.put)} groups put since then are {'kept' if keep_new else 'deleted'}"
-    back = f"{units.number(effects.left)} that have left since then are back"
+    new_groups = f"{units.number(effects.put)} groups put since then are {'kept' if keep_new else 'deleted'}"
+    returned_groups = f"{units.number(effects.left)} that have left since then are back"
     users = "Nobody was seen with it open in the last minute."
     if effects.users:
         users = f"These have it open and will be fenced off: {units.some(effects.users)}."
-    ask(f"Restore {_what(made)} in {reader.where}? {new}, {back}. {users} Restore?", yes=yes)
+    ask(f"Restore {_what(record)} in {reader.where}? {new_groups}, {returned_groups}. {users} Restore?", yes=yes)
 
 
-def _tell(output: Output, reader: Reader, made: StoredCheckpoint) -> None:
-    row = {"url": reader.where, **asdict(made), "created_at": time_of(made.created_at)}
+def _tell(output: Output, reader: Reader, record: StoredCheckpoint) -> None:
+    row = {"url": reader.where, **asdict(record), "created_at": time_of(record.created_at)}
     del row["id"]
     output.rows([row], CHECKPOINTS)
 
@@ -197,8 +197,8 @@ def save(url: Url, folder: Folder, output: Out = TEXT, buffer: OneBuffer = None)
     from replaybuf.storage.sql.inspection.writer import save_snapshot
 
     reader, name = open_buffer(url, buffer)
-    file, done = with_bar("saved", lambda tell: save_snapshot(reader, name, Path(folder), tell))
-    row = {"url": reader.where, "buffer": name, "file": str(file), "groups": done.groups, "bytes": done.bytes}
+    file, total = with_bar("saved", lambda tell: save_snapshot(reader, name, Path(folder), tell))
+    row = {"url": reader.where, "buffer": name, "file": str(file), "groups": total.groups, "bytes": total.bytes}
     output.rows([row], _COPIES)
 
 
@@ -234,12 +234,12 @@ def resume(
     from replaybuf.storage.sql.inspection.writer import Target, saved_buffer
 
     target = Target.at(url)
-    file, own_name, saved = saved_buffer(Path(folder))
+    file, own_name, policy = saved_buffer(Path(folder))
     name = buffer or own_name
     rules = Rules()  # only the name of a user's own policy is known, which is enough
-    if saved:
+    if policy:
         with suppress(ConfigError):
-            rules = Rules(resolve_policy(saved))
+            rules = Rules(resolve_policy(policy))
 
     async def loaded(storage: SQLStorage, tell: OnProgress) -> None:
         await storage.resume(Path(folder), {}, tell)
@@ -249,7 +249,7 @@ def resume(
     def load(tell: OnProgress) -> None:
         on_storage(target.url, name, lambda storage: loaded(storage, tell), rules=rules)
 
-    _, done = with_bar("loaded", load)
-    row = {"url": target.where, "buffer": name, "file": str(file), "groups": done.groups, "bytes": done.bytes}
-    own = Column("policy", "policy", "word")
-    output.rows([row | {"policy": saved}], [*_COPIES, own])
+    _, total = with_bar("loaded", load)
+    row = {"url": target.where, "buffer": name, "file": str(file), "groups": total.groups, "bytes": total.bytes}
+    column = Column("policy", "policy", "word")
+    output.rows([row | {"policy": policy}], [*_COPIES, column])

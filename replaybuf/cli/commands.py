@@ -69,10 +69,10 @@ class Subcommands(TyperGroup):
             return super().resolve_command(ctx, args)
         except _UsageError as error:
             names = self.list_commands(ctx)
-            near = difflib.get_close_matches(args[0], names, n=1)
+            similar = difflib.get_close_matches(args[0], names, n=1)
             hint = (
-                f"Did you mean {near[0]!r}?"
-                if near
+                f"Did you mean {similar[0]!r}?"
+                if similar
                 else f"There are {', '.join(names)}: {ctx.command_path} {names[0]} URL"
             )
             error.message = f"{error.message.partition('. ')[0].rstrip('.')}. {hint}"  # newer typers have a hint, too
@@ -97,9 +97,9 @@ class Commands(Subcommands):
         if not isinstance(command, typer.Typer):
             function, command = command, typer.Typer(add_completion=False, rich_markup_mode=None)
             command.command(cmd_name)(function)
-        built = typer.main.get_command(command)
-        built.name = cmd_name
-        return built
+        click_command = typer.main.get_command(command)
+        click_command.name = cmd_name
+        return click_command
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -136,8 +136,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(__version__)
         raise typer.Exit
 
@@ -226,11 +226,11 @@ def argument(name: str, help: str) -> Any:
 
 def format_option(help: str, *more: str) -> Any:
     """Return the option --format, of the formats of `Output` and `more`."""
-    known = (*Format, *more)
+    formats = (*Format, *more)
 
     def output(format: str | Output) -> Output:
-        if isinstance(format, str) and format not in known:
-            raise typer.BadParameter(f"{format!r:.100} is none of {', '.join(known)}.")
+        if isinstance(format, str) and format not in formats:
+            raise typer.BadParameter(f"{format!r:.100} is none of {', '.join(formats)}.")
         return Output(format) if isinstance(format, str) else format
 
     return option("--format", help, metavar="FORMAT", parser=output, show_default=False)
@@ -267,13 +267,13 @@ def open_buffer(url: str, buffer: str | None) -> tuple[Reader, str]:
 T = TypeVar("T")
 
 
-def with_bar(what: str, work: Callable[[OnProgress], T], *, counting: str = "") -> tuple[T, Progress]:
+def with_bar(title: str, work: Callable[[OnProgress], T], *, counting: str = "") -> tuple[T, Progress]:
     """Run `work(on_progress)` with a progress bar. Return its result and the last progress.
 
     `counting` is the bar's title while the total is unknown.
     """
     last = Progress(0, 0, 0)
-    with progress_bar(what, counting=counting) as bar:
+    with progress_bar(title, counting=counting) as bar:
 
         def tell(progress: Progress) -> None:
             nonlocal last

@@ -54,37 +54,37 @@ def export(
       replaybuf export postgresql://rl@db/run7 rollouts.jsonl.gz --task math
       replaybuf export run.db - --limit 1 | jq .response
     """
-    chosen = ExportQuery(query_of(where, task, status), order_of(order_by), commands.read_limit(limit))
+    query = ExportQuery(query_of(where, task, status), order_of(order_by), commands.read_limit(limit))
     reader, name = commands.open_buffer(url, buffer)
     if unknown := reader.read(lambda tx: unknown_task(tx, name, task)):
         raise InputError(f"nothing was exported: {unknown}")
 
     async def work(storage: SQLStorage, tell: OnProgress) -> Exported:
         if file == "-":
-            return await export_lines(storage, chosen, sys.stdout.buffer, tell)
-        return await export_file(storage, chosen, Path(file), force=force, progress=tell)
+            return await export_lines(storage, query, sys.stdout.buffer, tell)
+        return await export_file(storage, query, Path(file), force=force, progress=tell)
 
     def run(tell: OnProgress) -> Exported:
         read_only = opens_read_only(reader)
         return commands.on_storage(reader.url, name, lambda storage: work(storage, tell), read_only=read_only)
 
-    done, _ = commands.with_bar("exported", run)
-    if done.left:
-        output.note(f"{units.number_of(done.left, 'group')} left the buffer before being read")
-    for text in done.warnings:
+    total, _ = commands.with_bar("exported", run)
+    if total.left:
+        output.note(f"{units.number_of(total.left, 'group')} left the buffer before being read")
+    for text in total.warnings:
         typer.echo(escape_line(f"Warning: {text}"), err=True)
-    if done.unreadable:
-        left_out = units.number_of(len(done.unreadable), "group")
-        shown = ", ".join(map(str, done.unreadable[:_UNREADABLE_SHOWN]))
-        typer.echo(f"{left_out} left out, undecodable: {shown}", err=True)
-    if not done.groups and not done.unreadable and (where or task or status):
+    if total.unreadable:
+        left_out = units.number_of(len(total.unreadable), "group")
+        examples = ", ".join(map(str, total.unreadable[:_UNREADABLE_SHOWN]))
+        typer.echo(f"{left_out} left out, undecodable: {examples}", err=True)
+    if not total.groups and not total.unreadable and (where or task or status):
         output.note(nothing_in(reader, name, task))
     if file == "-":
-        typer.echo(f"{units.number_of(done.groups, 'group')}, {units.number_of(done.rollouts, 'rollout')}", err=True)
+        typer.echo(f"{units.number_of(total.groups, 'group')}, {units.number_of(total.rollouts, 'rollout')}", err=True)
     else:
-        counts = {"groups": done.groups, "rollouts": done.rollouts, "left": done.left}
-        counts["unreadable"] = len(done.unreadable)
-        row = {"url": reader.where, "buffer": name, "file": file, **counts, "bytes": done.bytes}
+        counts = {"groups": total.groups, "rollouts": total.rollouts, "left": total.left}
+        counts["unreadable"] = len(total.unreadable)
+        row = {"url": reader.where, "buffer": name, "file": file, **counts, "bytes": total.bytes}
         output.rows([row], columns("buffer", "file", "groups", "rollouts", "bytes"))
 
 
@@ -134,21 +134,21 @@ def import_(
       replaybuf import run.db rollouts.jsonl --dry-run
       replaybuf import run.db a.parquet --as-task math --field response=text
     """
-    wanted = ImportOptions(task, commands.status_of(status), partial, again, dry_run)
-    mapped = ColumnMapping(_fields(field), as_task, commands.status_of(as_status), key, as_they_are)
+    options = ImportOptions(task, commands.status_of(status), partial, again, dry_run)
+    mapping = ColumnMapping(_fields(field), as_task, commands.status_of(as_status), key, as_they_are)
     target, name = Target.at(url), buffer or DEFAULT
-    source, there = RolloutFile(file, mapped), exists(target)
+    source, is_there = RolloutFile(file, mapping), exists(target)
 
     def work(tell: OnProgress) -> Imported:
         # A dry run without a database imports into an empty one in memory.
-        into = target.url if there or not dry_run else "memory://"
-        return commands.on_storage(into, name, lambda storage: import_from(storage, source, wanted, tell))
+        destination = target.url if is_there or not dry_run else "memory://"
+        return commands.on_storage(destination, name, lambda storage: import_from(storage, source, options, tell))
 
-    found = commands.with_bar("imported", work, counting="read")[0].found
-    _tell(found, output)
-    if found.groups or not output.for_people:
+    survey = commands.with_bar("imported", work, counting="read")[0].found
+    _tell(survey, output)
+    if survey.groups or not output.for_people:
         names = ("task_name", "status", "groups", "rollouts", "there", "new")
-        output.rows(_rows(target.where, name, found), columns(*names, there="there before"))
+        output.rows(_rows(target.where, name, survey), columns(*names, there="there before"))
     if dry_run:
         output.note("nothing was imported (--dry-run)")
 
@@ -156,27 +156,27 @@ def import_(
 def _fields(fields: list[str] | None) -> dict[str, str]:
     mapping: dict[str, str] = {}
     for text in fields or ():
-        ours, sign, theirs = text.partition("=")
-        if not (ours and sign and theirs):
+        field, sign, column = text.partition("=")
+        if not (field and sign and column):
             raise typer.BadParameter(
                 f"{redact(text)!r} is no mapping; write response=completion.", param_hint="--field"
             )
-        mapping[ours] = theirs
+        mapping[field] = column
     return mapping
 
 
-def _tell(found: Survey, output: Output) -> None:
+def _tell(survey: Survey, output: Output) -> None:
     # Also with machine-readable output, in which such groups don't stand out.
-    for notice, count in found.notices.items():
-        text = f"Note: {notice} ({units.number_of(count, 'group')}, the first at {found.examples[notice]})"
+    for notice, count in survey.notices.items():
+        text = f"Note: {notice} ({units.number_of(count, 'group')}, the first at {survey.examples[notice]})"
         typer.echo(escape_line(text), err=True)
-    if found.ends is not None:
-        output.note(f"{found.ends}; what is before it is imported")
-    if not found.groups:
+    if survey.ends is not None:
+        output.note(f"{survey.ends}; what is before it is imported")
+    if not survey.groups:
         output.note("there are no such groups in the file")
 
 
-def _rows(where: str, buffer: str, found: Survey) -> list[dict[str, Any]]:
+def _rows(where: str, buffer: str, survey: Survey) -> list[dict[str, Any]]:
     return [
         {
             "url": where,
@@ -184,9 +184,9 @@ def _rows(where: str, buffer: str, found: Survey) -> list[dict[str, Any]]:
             "task_name": task,
             "status": str(status),
             "groups": n,
-            "rollouts": found.rollouts[task, status],
-            "there": found.there[task, status],
-            "new": n - found.there[task, status],
+            "rollouts": survey.rollouts[task, status],
+            "there": survey.there[task, status],
+            "new": n - survey.there[task, status],
         }
-        for (task, status), n in sorted(found.groups.items())
+        for (task, status), n in sorted(survey.groups.items())
     ]

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from replaybuf.storage.sql.backend import SQLStorage
 
 
-def trainer_text(trainer: Mapping[str, Any], of: str = "") -> str:
+def trainer_text(trainer: Mapping[str, Any], suffix: str = "") -> str:
     """Return a sentence about the published train state (the fields of `TrainState`)."""
     step = "has finished" if trainer["finished"] else f"is at step {trainer['train_step']}"
-    return f"the trainer{of} {step}, its newest weights are of step {trainer['model_step']}"
+    return f"the trainer{suffix} {step}, its newest weights are of step {trainer['model_step']}"
 
 
 #: Advice for keeping the texts of trained groups.
@@ -40,8 +40,8 @@ def gone_of(tx: Transaction, buffer: str | None, task: str | None) -> str | None
     """Return a sentence, with advice, if all trained groups are gone with their texts; else None."""
     from replaybuf.storage.sql.inspection.measures import tallies_of
 
-    found = [of_buffer.items() for of_buffer in tallies_of(tx, buffer).values()]
-    counts = [(status, name, n) for items in found for (of, status, name), n in items if task in (None, of)]
+    tallies = [tally.items() for tally in tallies_of(tx, buffer).values()]
+    counts = [(status, name, n) for items in tallies for (of_task, status, name), n in items if task in (None, of_task)]
     taken = sum(n for status, name, n in counts if (status, name) == (Status.COMPLETED, Tally.TAKEN))
     if not taken or any(n for status, name, n in counts if (status, name) == (Status.ARCHIVED, Tally.SIZE)):
         return None
@@ -93,20 +93,20 @@ def ls(
     if where or order_by or status not in (None, *Status):
         from replaybuf.storage.sql.inspection.group_queries import list_groups  # imports SQLAlchemy
 
-        found = reader.read(lambda tx: list_groups(tx, buffer, query, order, at_most, count=count))
+        listing = reader.read(lambda tx: list_groups(tx, buffer, query, order, at_most, count=count))
     else:
-        found = reader.read(lambda tx: list_oldest(tx, buffer, task, status, at_most, count=count))
-    rows = found.rows
+        listing = reader.read(lambda tx: list_oldest(tx, buffer, task, status, at_most, count=count))
+    rows = listing.rows
     if not rows and at_most != 0 and output.for_people:
         output.note(nothing_in(reader, buffer, task) if where or task or status else "the buffer is empty")
         return
     output.rows(
         listed(rows) if output.for_people else rows,
-        [one for one in GROUPS if found.several or one.name != "buffer"],
-        found.now,
+        [column for column in GROUPS if listing.several or column.name != "buffer"],
+        listing.now,
     )
-    if found.matching > len(rows):
-        output.note(f"{len(rows):,} of {found.matching:,} groups; --limit all shows all")
+    if listing.matching > len(rows):
+        output.note(f"{len(rows):,} of {listing.matching:,} groups; --limit all shows all")
 
 
 # SQL
@@ -151,13 +151,13 @@ def sql(
         return
     if not statement.strip():
         raise typer.BadParameter("the statement is empty", param_hint="STATEMENT")
-    names, found = run_statement(open_reader(url), statement, timeout)
+    names, records = run_statement(open_reader(url), statement, timeout)
     if not names:
         output.note("the statement gave no rows")
         return
-    rows = [dict(zip(names, row, strict=True)) for row in found]
+    rows = [dict(zip(names, row, strict=True)) for row in records]
     output.rows(rows, [_column(name, rows) for name in names])
-    if not found:
+    if not records:
         output.note(f"no rows (columns: {', '.join(names)})")
 
 
@@ -169,9 +169,9 @@ def _column(name: str, rows: Sequence[dict[str, Any]]) -> Column:
 def _view_columns() -> list[dict[str, str]]:
     """Return the columns of the views for SQL, with their meaning."""
     return [
-        {"view": name, "column": one.name, "type": one.type, "meaning": without_markup(one.meaning)}
+        {"view": name, "column": column.name, "type": column.type, "meaning": without_markup(column.meaning)}
         for name, view in VIEW_COLUMNS.items()
-        for one in view.columns
+        for column in view.columns
     ]
 
 
@@ -182,17 +182,17 @@ Everything = Annotated[bool, commands.option("--all", "All groups, if no conditi
 
 
 def _query(
-    where: str | None, task: str | None, status: str | None, uids: list[int] | None, everything: bool, does: str
+    where: str | None, task: str | None, status: str | None, uids: list[int] | None, everything: bool, effect: str
 ) -> Node:
     """Return the conjunction of all conditions. Raises InputError when there is none and --all isn't given.
 
-    `does` is the part of its message about the effect on all groups ("this deletes all").
+    `effect` is the part of its message about the effect on all groups ("this deletes all").
     """
     query = query_of(where, task, status)
     if uids:
         query = LogicNode("$and", (query, SetNode("uid", "$in", tuple(uids))))
     if _is_everything(query) and not everything:
-        raise InputError(f"without a condition (--where, --task, --status, --uid) {does}: give --all to do so")
+        raise InputError(f"without a condition (--where, --task, --status, --uid) {effect}: give --all to do so")
     return query
 
 
@@ -221,26 +221,26 @@ def _change(
     from replaybuf.storage.sql.inspection.group_queries import removable  # imports SQLAlchemy
 
     reader, name = commands.open_buffer(url, buffer)
-    found = reader.read(lambda tx: removable(tx, name, query))
-    if found.groups and output.for_people:
-        total = [{"task_name": "total", "status": "", "groups": found.groups}] if len(found.rows) > 1 else []
-        print_table([*found.rows, *total], columns("task_name", "status", "groups"), footer=bool(total))
-    if found.leased:
-        output.note(f"leased, and therefore left alone: {_groups(found.leased)}")
-    elif not found.groups and output.for_people:
+    selection = reader.read(lambda tx: removable(tx, name, query))
+    if selection.groups and output.for_people:
+        total = [{"task_name": "total", "status": "", "groups": selection.groups}] if len(selection.rows) > 1 else []
+        print_table([*selection.rows, *total], columns("task_name", "status", "groups"), footer=bool(total))
+    if selection.leased:
+        output.note(f"leased, and therefore left alone: {_groups(selection.leased)}")
+    elif not selection.groups and output.for_people:
         output.note(nothing_in(reader, name, task))
-    done, said = dict.fromkeys(results, 0), "nothing was changed (--dry-run)" if dry_run else ""
-    if found.groups and not dry_run:
-        commands.ask(f"{verb} {_groups(found.groups)} of buffer {name} in {reader.where}?", yes=yes)
-        until_now = LogicNode("$and", (query, ScalarNode("uid", "$lte", found.last)))
-        done |= commands.on_storage(reader.url, name, lambda storage: work(storage, until_now))
-        changed = [f"{_groups(count)} {results[result]}" for result, count in done.items() if count]
-        said = "; ".join(changed) or "none is left"
+    counts, sentence = dict.fromkeys(results, 0), "nothing was changed (--dry-run)" if dry_run else ""
+    if selection.groups and not dry_run:
+        commands.ask(f"{verb} {_groups(selection.groups)} of buffer {name} in {reader.where}?", yes=yes)
+        until_now = LogicNode("$and", (query, ScalarNode("uid", "$lte", selection.last)))
+        counts |= commands.on_storage(reader.url, name, lambda storage: work(storage, until_now))
+        changes = [f"{_groups(count)} {results[result]}" for result, count in counts.items() if count]
+        sentence = "; ".join(changes) or "none is left"
     if not output.for_people:
-        row = {"url": reader.where, "buffer": name, "groups": found.groups, "leased": found.leased}
-        output.rows([row | done], [])
-    elif said:
-        output.note(said)
+        row = {"url": reader.where, "buffer": name, "groups": selection.groups, "leased": selection.leased}
+        output.rows([row | counts], [])
+    elif sentence:
+        output.note(sentence)
 
 
 def _groups(count: int) -> str:
@@ -271,8 +271,8 @@ def rm(
       replaybuf rm run.db --uid 17 --uid 23 --yes
     """
 
-    async def work(storage: SQLStorage, of: Node) -> dict[str, int]:
-        return {"deleted": await storage.delete(of)}
+    async def work(storage: SQLStorage, selected: Node) -> dict[str, int]:
+        return {"deleted": await storage.delete(selected)}
 
     query = _query(where, task, status, uid, everything, "this deletes all")
     _change(url, output, buffer, task, query, "Delete", work, {"deleted": "deleted"}, dry_run=dry_run, yes=yes)
@@ -315,8 +315,8 @@ def requeue(
     query = _query(where, task, status, uid, everything, "all of them come back")
     set_aside = LogicNode("$and", (query, SetNode("status", "$in", _SET_ASIDE)))
 
-    async def work(storage: SQLStorage, of: Node) -> dict[str, int]:
-        return {str(status): count for status, count in (await storage.requeue(of)).items()}
+    async def work(storage: SQLStorage, selected: Node) -> dict[str, int]:
+        return {str(status): count for status, count in (await storage.requeue(selected)).items()}
 
     results = {"completed": "now completed", "aborted": "now aborted"}
     _change(url, output, buffer, task, set_aside, "Requeue", work, results, dry_run=dry_run, yes=yes)

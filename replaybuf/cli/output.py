@@ -143,14 +143,14 @@ def print_labelled(label: str, text: str, *, label_style: str = "", style: str =
     from rich.table import Table
     from rich.text import Text
 
-    out, shown = console(), Text(escape(text), style=style)
+    out, body = console(), Text(escape(text), style=style)
     if not out.is_terminal:
-        out.print(Text(label, style=label_style).append(shown), soft_wrap=True)
+        out.print(Text(label, style=label_style).append(body), soft_wrap=True)
         return
     grid = Table.grid()
     grid.add_column(no_wrap=True, width=len(label))
     grid.add_column(overflow="fold")
-    grid.add_row(Text(label, style=label_style), shown)
+    grid.add_row(Text(label, style=label_style), body)
     out.print(grid)
 
 
@@ -169,12 +169,12 @@ def print_table(
         cells = [[escape(column.text(row, now)) for column in columns] for row in rows]
         headers = [escape(column.header) for column in columns]
         natural = [max(map(cell_len, texts)) for texts in zip(headers, *cells, strict=True)]
-        least = sum(min(n, _SHORTEST_TEXT) if one.is_text else n for n, one in zip(natural, columns, strict=True))
+        least = sum(min(n, _SHORTEST_TEXT) if column.is_text else n for n, column in zip(natural, columns, strict=True))
         gap = next((gap for gap in (2, 1) if least + gap * (len(columns) - 1) <= width), 0)
         if gap:
             room = width - gap * (len(columns) - 1) - least
-            texts = [n for n, one in zip(natural, columns, strict=True) if one.is_text]
-            _print_table(rows, columns, cells, gap, footer, _shrunk(texts, room))
+            text_widths = [n for n, column in zip(natural, columns, strict=True) if column.is_text]
+            _print_table(rows, columns, cells, gap, footer, _shrunk(text_widths, room))
             break
         spare = next((column for column in reversed(columns) if column.spare), None)
         if spare is None:
@@ -189,10 +189,10 @@ def print_table(
 
 def _shrunk(widths: Sequence[int], room: int) -> int:
     """Return the largest width to which texts can be cut, if `room` is left beside the shortest ones."""
-    most = _SHORTEST_TEXT
-    while (longer := sum(width > most for width in widths)) and longer <= room:
-        most, room = most + 1, room - longer
-    return most
+    limit = _SHORTEST_TEXT
+    while (longer := sum(width > limit for width in widths)) and longer <= room:
+        limit, room = limit + 1, room - longer
+    return limit
 
 
 def _print_records(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
@@ -235,8 +235,8 @@ def _print_table(
     table = Table(box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
     for column in columns:
         justify: Literal["left", "right"] = "right" if column.is_right else "left"
-        header, most = Text(escape(column.header), no_wrap=True), longest if column.is_text else None
-        table.add_column(header, justify=justify, no_wrap=not column.is_text, overflow="ellipsis", max_width=most)
+        header, max_width = Text(escape(column.header), no_wrap=True), longest if column.is_text else None
+        table.add_column(header, justify=justify, no_wrap=not column.is_text, overflow="ellipsis", max_width=max_width)
     for i, (row, texts) in enumerate(zip(rows, cells, strict=True)):
         total = footer and i == len(rows) - 1
         table.add_row(

@@ -74,17 +74,17 @@ def show(
             raise typer.BadParameter("give uids, or --worst, or --best", param_hint="--worst")
         _show_extremes(reader, output, worst or best or 1, worst is not None, buffer, task, where, full=full)
         return
-    for name, given in {"--where": where, "--task": task, "--buffer": buffer}.items():
-        if given is not None:
+    for name, value in {"--where": where, "--task": task, "--buffer": buffer}.items():
+        if value is not None:
             raise typer.BadParameter("it goes with --worst and --best", param_hint=name)
     if not uids:
         raise typer.BadParameter("it is missing. --worst N and --best N choose the rollouts instead.", param_hint="UID")
-    found = [_read(reader, number, full=full) for number in uids]
-    values = [_value(*one) for one in found]
-    rollouts = [row for one in values for row in one["rollouts"]]
+    groups = [_read(reader, number, full=full) for number in uids]
+    values = [_value(*group) for group in groups]
+    rollouts = [row for value in values for row in value["rollouts"]]
     if output.printed(lambda: values[0] if len(values) == 1 else values, lambda: rollouts):
         return
-    for number, (described, decoded) in enumerate(found):
+    for number, (described, decoded) in enumerate(groups):
         write(["\n"] if number else [])
         _print_group(described, decoded)
 
@@ -99,29 +99,29 @@ def _read(reader: Reader, uid: int, *, full: bool) -> tuple[Described, list[Deco
         from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_payload
 
     def work(tx: Transaction) -> tuple[Described, Any] | str:
-        found = describe_group(tx, uid)
-        return why_missing(tx, uid) if found is None else (found, read_payload(tx, uid) if full else None)
+        described = describe_group(tx, uid)
+        return why_missing(tx, uid) if described is None else (described, read_payload(tx, uid) if full else None)
 
-    seen = reader.read(work)
-    if isinstance(seen, str):
-        life = f" (replaybuf trace {reader.where} uid {uid} tells its life)" if seen.startswith("gone") else ""
-        keep = f"; {ARCHIVE} after training" if seen.startswith("gone: trained on") else ""
-        raise InputError(f"there is no group {uid} in {reader.where}: {seen}{life}{keep}")
-    found, stored = seen
+    result = reader.read(work)
+    if isinstance(result, str):
+        trace_hint = f" (replaybuf trace {reader.where} uid {uid} tells its life)" if result.startswith("gone") else ""
+        archive_hint = f"; {ARCHIVE} after training" if result.startswith("gone: trained on") else ""
+        raise InputError(f"there is no group {uid} in {reader.where}: {result}{trace_hint}{archive_hint}")
+    described, payload = result
     if not full:
-        return found, None
-    rollouts, missing = decode_payload(uid, stored)
+        return described, None
+    rollouts, missing = decode_payload(uid, payload)
     if missing is not None:
         typer.echo(escape_line(missing), err=True)
-    return found, rollouts
+    return described, rollouts
 
 
-def _value(found: Described, decoded: list[Decoded] | None) -> dict[str, Any]:
+def _value(described: Described, decoded: list[Decoded] | None) -> dict[str, Any]:
     """Return a group for JSON."""
     if decoded is None:
-        return {**found.group, "rollouts": found.rollouts}
-    rollouts = [{**row, **_fields(rollout)} for row, rollout in zip(found.rollouts, decoded, strict=True)]
-    return {**found.group, "rollouts": rollouts}
+        return {**described.group, "rollouts": described.rollouts}
+    rollouts = [{**row, **_fields(rollout)} for row, rollout in zip(described.rollouts, decoded, strict=True)]
+    return {**described.group, "rollouts": rollouts}
 
 
 def _fields(rollout: Decoded) -> dict[str, Any]:
@@ -129,16 +129,16 @@ def _fields(rollout: Decoded) -> dict[str, Any]:
     return {str(name): value for name, value in rollout.items() if name not in _METADATA}
 
 
-def _print_group(found: Described, decoded: list[Decoded] | None) -> None:
-    group, facts = found.group, facts_of(found.group, found.now)
-    facts |= {"buffer": group["buffer"] if found.several else "", "prompt": "" if decoded else group["prompt"]}
+def _print_group(described: Described, decoded: list[Decoded] | None) -> None:
+    group, facts = described.group, facts_of(described.group, described.now)
+    facts |= {"buffer": group["buffer"] if described.several else "", "prompt": "" if decoded else group["prompt"]}
     print_facts(f"group {group['uid']}", facts, 14, {"status": STYLES[group["status"]]})
     if decoded is not None:
-        _print_rollouts(found.rollouts, decoded, group["prompt"])
+        _print_rollouts(described.rollouts, decoded, group["prompt"])
         return
     write("\n")
-    rows = [one | {"rewards": units.reward(one["reward"], one["rewards"])} for one in found.rollouts]
-    rows = [one if one["parent"] is None else one | {"position": f"└ {one['position']}"} for one in rows]
+    rows = [row | {"rewards": units.reward(row["reward"], row["rewards"])} for row in described.rollouts]
+    rows = [row if row["parent"] is None else row | {"position": f"└ {row['position']}"} for row in rows]
     print_table(rows, annotated(ROLLOUTS, rows))
 
 
@@ -167,33 +167,33 @@ def _show_extremes(
     groups: dict[int, tuple[Described, list[Decoded]]] = {}
     for uid in dict.fromkeys(uid for uid, _ in places):
         try:
-            found, decoded = _read(reader, uid, full=True)
+            described, decoded = _read(reader, uid, full=True)
         except InputError:  # taken since the query
             continue
-        groups[uid] = found, decoded or []
-    shown = [(groups[uid], position) for uid, position in places if uid in groups]
-    rows = [{**found.rollouts[position], **_fields(decoded[position])} for (found, decoded), position in shown]
+        groups[uid] = described, decoded or []
+    pairs = [(groups[uid], position) for uid, position in places if uid in groups]
+    rows = [{**described.rollouts[position], **_fields(decoded[position])} for (described, decoded), position in pairs]
     if output.printed(lambda: rows, lambda: rows):
         return
     if not places:
         unknown = reader.read(lambda tx: unknown_task(tx, buffer, task))
         output.note(unknown or "there are no completed rollouts with a reward")
-    for (found, decoded), position in shown:
-        worker = f"by {found.group['worker']}, " if found.group["worker"] else ""
-        of = f"group {found.group['uid']}, {found.group['task_name']}, {worker}"
+    for (described, decoded), position in pairs:
+        worker = f"by {described.group['worker']}, " if described.group["worker"] else ""
+        heading = f"group {described.group['uid']}, {described.group['task_name']}, {worker}"
         cut = None if full else _CUT
-        _print_rollouts([found.rollouts[position]], [decoded[position]], found.group["prompt"], of, cut)
-    if left := len(places) - len(shown):
-        output.note(f"{left} of them left the buffer while they were read")
-    if where is None and (gone := reader.read(lambda tx: gone_of(tx, buffer, task))):
-        output.note(gone)
+        _print_rollouts([described.rollouts[position]], [decoded[position]], described.group["prompt"], heading, cut)
+    if missing := len(places) - len(pairs):
+        output.note(f"{missing} of them left the buffer while they were read")
+    if where is None and (sentence := reader.read(lambda tx: gone_of(tx, buffer, task))):
+        output.note(sentence)
 
 
 # Conversations
 
 
 def _print_rollouts(
-    rows: Sequence[Row], decoded: Sequence[Decoded], prompt: str | None, of: str = "", cut: int | None = None
+    rows: Sequence[Row], decoded: Sequence[Decoded], prompt: str | None, heading: str = "", cut: int | None = None
 ) -> None:
     """Print the messages, once if all rollouts share them, then of each rollout its response and its other fields.
 
@@ -201,25 +201,25 @@ def _print_rollouts(
     """
     from replaybuf.view.conversation import conversation_of
 
-    said = [conversation_of(rollout, row, prompt, characters=cut) for row, rollout in zip(rows, decoded, strict=True)]
-    shared = all(one.messages == said[0].messages for one in said)
+    talks = [conversation_of(rollout, row, prompt, characters=cut) for row, rollout in zip(rows, decoded, strict=True)]
+    shared = all(talk.messages == talks[0].messages for talk in talks)
     if shared:
-        _say(f"\nprompt of {of.split(',')[0]}" if of else "\nprompt", "bold")
-        _print_messages(said[0].messages)
-    for row, one in zip(rows, said, strict=True):
-        _print_heading(row, of)
+        _say(f"\nprompt of {heading.split(',')[0]}" if heading else "\nprompt", "bold")
+        _print_messages(talks[0].messages)
+    for row, talk in zip(rows, talks, strict=True):
+        _print_heading(row, heading)
         if not shared:
-            _print_messages(one.messages)
+            _print_messages(talk.messages)
             _say("[response]", "dim")
-        _print_text(one.response)
-        parts = {"error": one.error, **(one.fields if cut is None else {})}
+        _print_text(talk.response)
+        parts = {"error": talk.error, **(talk.fields if cut is None else {})}
         for name, text in parts.items():
             if text is not None:
                 _say(f"[{name}]", "dim")
                 _print_text(text)
 
 
-def _print_heading(row: Row, of: str) -> None:
+def _print_heading(row: Row, heading: str) -> None:
     from rich.text import Text
 
     facts = {
@@ -231,10 +231,10 @@ def _print_heading(row: Row, of: str) -> None:
         "finish": row["finish_reason"],
         **{name: units.annotation(value) for name, value in row["annotations"].items()},
     }
-    said = " ".join([row["status"], *(f"{name}={value}" for name, value in facts.items() if value is not None)])
+    summary = " ".join([row["status"], *(f"{name}={value}" for name, value in facts.items() if value is not None)])
     place = f"rollout {row['position']}" if row["parent"] is None else f"└ {row['position']}, after {row['parent']}"
-    line = Text(f"\n{escape_line(of)}{' ' if of else ''}{place}", style="bold").append("  ")
-    console().print(line.append(escape_line(said), style=f"not bold {STYLES.get(row['status'], '')}"))
+    line = Text(f"\n{escape_line(heading)}{' ' if heading else ''}{place}", style="bold").append("  ")
+    console().print(line.append(escape_line(summary), style=f"not bold {STYLES.get(row['status'], '')}"))
 
 
 def _print_messages(messages: Sequence[Message]) -> None:
@@ -247,8 +247,8 @@ def _print_messages(messages: Sequence[Message]) -> None:
 
 def _print_text(text: Text) -> None:
     """Print a text, and how much of it is missing. Long lines are wrapped by the terminal."""
-    more = f"… {text.length - len(text.text):,} more characters (--full)" if text.is_cut else ""
-    _say(text.text + more)
+    remainder = f"… {text.length - len(text.text):,} more characters (--full)" if text.is_cut else ""
+    _say(text.text + remainder)
 
 
 def _say(text: str, style: str = "") -> None:

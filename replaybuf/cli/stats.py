@@ -76,9 +76,9 @@ def stats(url: Url, output: _Out = TEXT, buffer: Buffer = None) -> None:
         text = prometheus(read_figures(reader, buffer=buffer))
         write([escape(text, keep="\n") if sys.stdout.isatty() else text])
         return
-    found, now = reader.read(lambda tx: (_read_figures(tx, buffer), tx.now()))
-    if not output.printed(lambda: found, lambda: found["groups"]):
-        _print_stats(found, now)
+    figures, now = reader.read(lambda tx: (_read_figures(tx, buffer), tx.now()))
+    if not output.printed(lambda: figures, lambda: figures["groups"]):
+        _print_stats(figures, now)
 
 
 def watch(
@@ -172,13 +172,13 @@ def _read_figures(tx: Transaction, buffer: str | None) -> dict[str, Any]:
     return {"groups": rows_of_lanes(tx, buffer), **figures_of(tx, buffer)}
 
 
-def _print_stats(found: dict[str, Any], now: datetime) -> None:
+def _print_stats(figures: dict[str, Any], now: datetime) -> None:
     """Print the figures as tables, with lines about the run and the database below."""
-    rows, buffers, database = found["groups"], found["buffers"], found["database"]
+    rows, buffers, database = figures["groups"], figures["buffers"], figures["database"]
     several = len(buffers) > 1
     if rows:
-        shown = [one for one in LANES if several or one.name != "buffer"]
-        print_table([*rows, _total(rows)] if len(rows) > 1 else rows, shown, now, footer=len(rows) > 1)
+        lane_columns = [column for column in LANES if several or column.name != "buffer"]
+        print_table([*rows, _total(rows)] if len(rows) > 1 else rows, lane_columns, now, footer=len(rows) > 1)
     totals = [
         {"buffer": name, "task_name": task, **numbers}
         for name, metrics in buffers.items()
@@ -193,11 +193,11 @@ def _print_stats(found: dict[str, Any], now: datetime) -> None:
     completed = [row for row in rows if row["status"] == Status.COMPLETED]
     rewarded = {row["task_name"] for row in completed if row["reward"] is not None}
     if unusable := {row["task_name"] for row in completed} - rewarded:
-        of = units.listed(sorted(unusable))
-        lines.append(f"no completed group of {of} has a usable reward: a finite number, or a dict's under reward_key")
+        text = units.listed(sorted(unusable))
+        lines.append(f"no completed group of {text} has a usable reward: a finite number, or a dict's under reward_key")
     for name, metrics in buffers.items():
-        of = f" of {name}" if several else ""
-        lines += _where(metrics, of)
+        suffix = f" of {name}" if several else ""
+        lines += _where(metrics, suffix)
     size, waiting = units.size(database["bytes"]), units.number(database["unswept_payloads"])
     wal = f" ({units.size(database['wal_bytes'])} of it WAL)" if database["wal_bytes"] else ""
     lines.append(f"database {size}{wal}, {waiting} unswept payloads, schema {database['schema']}")
@@ -212,17 +212,17 @@ def _place_text(url: str, place: dict[str, Any]) -> str:
     return f"payloads in {url}: {units.size(place['bytes'])} of {groups}, {files}"
 
 
-def _where(metrics: dict[str, Any], of: str) -> list[str]:
+def _where(metrics: dict[str, Any], suffix: str) -> list[str]:
     """Return lines about the progress of the run."""
     lines = []
     if metrics["prompts"]:
-        drawn = ", ".join(f"{units.number(count)} for {name}" for name, count in metrics["prompts"].items())
-        lines.append(f"prompts drawn{of}: {drawn}")
+        prompt_counts = ", ".join(f"{units.number(count)} for {name}" for name, count in metrics["prompts"].items())
+        lines.append(f"prompts drawn{suffix}: {prompt_counts}")
     if trainer := metrics["trainer"]:
-        lines.append(trainer_text(trainer, of))
-    if made := metrics["checkpoints"]["count"]:
-        last = metrics["checkpoints"]["step"]
-        lines.append(f"{units.number_of(made, 'step checkpoint')}{of}, the last of step {last}")
+        lines.append(trainer_text(trainer, suffix))
+    if checkpoints := metrics["checkpoints"]["count"]:
+        step = metrics["checkpoints"]["step"]
+        lines.append(f"{units.number_of(checkpoints, 'step checkpoint')}{suffix}, the last of step {step}")
     return lines
 
 
@@ -233,7 +233,7 @@ def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the row of totals; means over tasks would be meaningless."""
     total: dict[str, Any] = {name: sum(row[name] or 0 for row in rows) for name in _ADDED_UP}
     total |= {"oldest": min(row["oldest"] for row in rows), "newest": max(row["newest"] for row in rows)}
-    total["max_staleness"] = max((one for row in rows if (one := row["max_staleness"]) is not None), default=None)
+    total["max_staleness"] = max((value for row in rows if (value := row["max_staleness"]) is not None), default=None)
     return {"buffer": "", "task_name": "total", "status": "", "reward": None, "staleness": None, **total}
 
 
@@ -250,7 +250,7 @@ _View = tuple[list[Waits], dict[str, Any], datetime]
 
 def _read_view(reader: Reader, buffer: str | None) -> _View:
     def read(tx: Transaction) -> _View:
-        waits = sorted(read_waits(tx, buffer), key=lambda one: not one.somebody_waits)
+        waits = sorted(read_waits(tx, buffer), key=lambda row: not row.somebody_waits)
         return waits, _read_figures(tx, buffer), tx.now()
 
     return reader.read(read, timeout=_READ_TIMEOUT)
@@ -259,12 +259,12 @@ def _read_view(reader: Reader, buffer: str | None) -> _View:
 def _print_view(view: _View) -> None:
     waits, figures, now = view
     several = len(waits) > 1
-    for one in waits:
-        real = one if one.somebody_waits else replace(one, waits=[])  # without answers to questions that nobody asked
-        if not why.print_waits(real, several=several):
-            write([f"Nobody waits{f' in {escape_line(one.buffer)}' if several else ''}\n"])
-    for one in waits:
-        why.print_processes(one, several=several)
+    for row in waits:
+        asked = row if row.somebody_waits else replace(row, waits=[])  # without answers to questions that nobody asked
+        if not why.print_waits(asked, several=several):
+            write([f"Nobody waits{f' in {escape_line(row.buffer)}' if several else ''}\n"])
+    for row in waits:
+        why.print_processes(row, several=several)
     write(["\n"])
     _print_stats(figures, now)
 
@@ -279,17 +279,17 @@ def _live(reader: Reader, buffer: str | None, interval: float) -> None:
     with Live(head, console=out, screen=True, auto_refresh=False) as live:
         live.refresh()
         while True:
-            started, wrong = time.monotonic(), Text()
+            started, failure = time.monotonic(), Text()
             try:
                 view = _read_view(reader, buffer)
                 head = Text(f"{units.moment(view[2])[11:]} UTC  {reader.where}", style="bold")
                 body = _as_text(view)
             except Exception as error:  # of any kind: the next reading may succeed
                 kind = "" if isinstance(error, ReplayBufError) else f"{type(error).__name__}: "
-                wrong = Text(escape_line(f"trying again: {kind}{error}"), style="bold red")
-            pause = max(interval, (time.monotonic() - started) / _SHARE if not wrong else 0)
+                failure = Text(escape_line(f"trying again: {kind}{error}"), style="bold red")
+            pause = max(interval, (time.monotonic() - started) / _SHARE if not failure else 0)
             out.size = ConsoleDimensions(*os.get_terminal_size(sys.stdout.fileno()))  # COLUMNS isn't updated
-            live.update(Group(head, *([wrong] if wrong else []), body), refresh=True)
+            live.update(Group(head, *([failure] if failure else []), body), refresh=True)
             time.sleep(pause)
 
 

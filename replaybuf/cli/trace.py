@@ -87,26 +87,26 @@ def trace(
         _steps(reader, output, buffer, before, _or(limit, STEPS_SHOWN), task, worker)
 
 
-def _words(what: str, which: str | None) -> tuple[str, str | None]:
+def _words(kind: str, target: str | None) -> tuple[str, str | None]:
     """Return WHAT and WHICH; a number or `last` alone is a step."""
-    if which is None and (what == _LAST or what.removeprefix("-").isdecimal()):
-        return "step", what
-    if what not in _KINDS:
-        raise typer.BadParameter(f"{redact(what)!r:.100} is none of {', '.join(_KINDS)}.", param_hint="WHAT")
-    if what == "steps" and which is not None:
-        raise typer.BadParameter(f"steps takes none; did you mean: step {redact(which):.100}", param_hint="WHICH")
-    return what, which
+    if target is None and (kind == _LAST or kind.removeprefix("-").isdecimal()):
+        return "step", kind
+    if kind not in _KINDS:
+        raise typer.BadParameter(f"{redact(kind)!r:.100} is none of {', '.join(_KINDS)}.", param_hint="WHAT")
+    if kind == "steps" and target is not None:
+        raise typer.BadParameter(f"steps takes none; did you mean: step {redact(target):.100}", param_hint="WHICH")
+    return kind, target
 
 
-def _number(text: str | None, what: str) -> int:
+def _number(text: str | None, kind: str) -> int:
     if text is None:
-        raise typer.BadParameter(f"it is missing; replaybuf trace URL {what} N", param_hint="WHICH")
+        raise typer.BadParameter(f"it is missing; replaybuf trace URL {kind} N", param_hint="WHICH")
     try:
         if abs(number := int(text)) < 2**63:
             return number
     except ValueError:
         pass
-    raise typer.BadParameter(f"{redact(text)!r:.100} is no number of a {what}.", param_hint="WHICH")
+    raise typer.BadParameter(f"{redact(text)!r:.100} is no number of a {kind}.", param_hint="WHICH")
 
 
 def _or(limit: str | None, default: int) -> int | None:
@@ -127,36 +127,36 @@ def _steps(
     worker: str | None,
 ) -> None:
     def read(tx: Transaction) -> tuple[Steps, str]:
-        found = read_steps(tx, buffer, before=before, limit=limit, task=task, worker=worker)
-        which = "for a step" if before is None else f"for a step before {before}"
-        which += "" if found.earlier is None else f" from {found.earlier} on"
-        known = found.rows or (task is None and worker is None and found.earlier is not None)
-        return found, "" if known else no_groups(tx, found.buffer, which, task, worker, before=before)
+        listed = read_steps(tx, buffer, before=before, limit=limit, task=task, worker=worker)
+        scope = "for a step" if before is None else f"for a step before {before}"
+        scope += "" if listed.earlier is None else f" from {listed.earlier} on"
+        is_known = listed.rows or (task is None and worker is None and listed.earlier is not None)
+        return listed, "" if is_known else no_groups(tx, listed.buffer, scope, task, worker, before=before)
 
-    found, none = reader.read(read)
-    if none and output.for_people:
-        output.note(none)
-        _note_earlier(output, found)
+    steps, reason = reader.read(read)
+    if reason and output.for_people:
+        output.note(reason)
+        _note_earlier(output, steps)
         return
     if output.for_people:
-        for one in found.workers.worse:
-            if worker in (None, one.part.name):
-                print_line(str(one), "red")
-        if worker is None and found.workers.by_task.says_more:
-            _print_by_task(found.workers)
+        for outlier in steps.workers.worse:
+            if worker in (None, outlier.part.name):
+                print_line(str(outlier), "red")
+        if worker is None and steps.workers.by_task.says_more:
+            _print_by_task(steps.workers)
             write(["\n"])
-    output.rows(found.rows if output.for_people else [asdict(one) for one in found.rows], STEPS, found.now)
-    if unusable := [one.step for one in found.rows if one.reward is None]:
+    output.rows(steps.rows if output.for_people else [asdict(row) for row in steps.rows], STEPS, steps.now)
+    if unusable := [row.step for row in steps.rows if row.reward is None]:
         output.note(f"no usable reward (a finite number) in any group of step {units.some(unusable)}")
-    _note_earlier(output, found)
-    if found.known.without_step:
-        draws = f"{units.number(found.known.without_step)} of {units.number(found.known.batches)} draws"
+    _note_earlier(output, steps)
+    if steps.known.without_step:
+        draws = f"{units.number(steps.known.without_step)} of {units.number(steps.known.batches)} draws"
         output.note(f"{draws} name no train step")
 
 
-def _note_earlier(output: Output, found: Steps) -> None:
-    if found.earlier is not None:
-        output.note(f"more steps: --before {found.earlier}, or --limit all")
+def _note_earlier(output: Output, steps: Steps) -> None:
+    if steps.earlier is not None:
+        output.note(f"more steps: --before {steps.earlier}, or --limit all")
 
 
 # One step
@@ -176,18 +176,18 @@ def _step(
 
     def read(tx: Transaction) -> tuple[int, list[Step], str, datetime]:
         name = choose(tx, buffer)
-        shown = last_step(tx, name) if step is None else step
-        if shown is None:
+        number = last_step(tx, name) if step is None else step
+        if number is None:
             raise InputError(no_groups(tx, name, "for a step", None, None))
-        runs = read_step(tx, name, shown, worst, task=task, worker=worker)
-        none = "" if runs else no_groups(tx, name, f"for step {shown}", task, worker, step=shown)
-        return shown, runs, none, tx.now()
+        runs = read_step(tx, name, number, worst, task=task, worker=worker)
+        reason = "" if runs else no_groups(tx, name, f"for step {number}", task, worker, step=number)
+        return number, runs, reason, tx.now()
 
-    shown, runs, none, now = reader.read(read)
-    if none:
-        raise InputError(none)
-    value = {"step": shown, "runs": [asdict(run.summary) | asdict(run) for run in runs]}
-    if output.printed(lambda: value, lambda: [one for run in runs for one in run.groups]):
+    train_step, runs, reason, now = reader.read(read)
+    if reason:
+        raise InputError(reason)
+    value = {"step": train_step, "runs": [asdict(run.summary) | asdict(run) for run in runs]}
+    if output.printed(lambda: value, lambda: [group for run in runs for group in run.groups]):
         return
     for run in runs:
         _print_step(run, now, limit)
@@ -219,16 +219,16 @@ def _print_step(run: Step, now: datetime, limit: int | None) -> None:
     write(["\n"])
 
 
-def _print_by_task(found: Workers) -> None:
-    rows = found.by_task.rows
-    more = "" if len(rows) <= _GROUPS else f" ({_GROUPS} of {len(rows):,} workers)"
-    print_line(f"mean reward above (+) or below (-) the others over {found.steps}{more}")
-    print_table(rows[:_GROUPS], by_task_columns(found.by_task))
+def _print_by_task(workers: Workers) -> None:
+    rows = workers.by_task.rows
+    note = "" if len(rows) <= _GROUPS else f" ({_GROUPS} of {len(rows):,} workers)"
+    print_line(f"mean reward above (+) or below (-) the others over {workers.steps}{note}")
+    print_table(rows[:_GROUPS], by_task_columns(workers.by_task))
 
 
-def _print_some(rows: Sequence[Any], columns: Sequence[Column], limit: int | None, what: str, now: datetime) -> None:
-    more = f" ({limit} of {len(rows):,}; --limit all shows all)" if limit is not None and len(rows) > limit else ""
-    write([f"\n{what}{more}\n"])
+def _print_some(rows: Sequence[Any], columns: Sequence[Column], limit: int | None, noun: str, now: datetime) -> None:
+    note = f" ({limit} of {len(rows):,}; --limit all shows all)" if limit is not None and len(rows) > limit else ""
+    write([f"\n{noun}{note}\n"])
     print_table(rows[:limit], columns, now)
 
 
@@ -240,28 +240,28 @@ def _uid(reader: Reader, output: Output, uid: int) -> None:
         life = life_of(tx, uid)
         return life, "" if life else why_unknown(tx, uid)
 
-    life, why = reader.read(read)
+    life, reason = reader.read(read)
     if life is None:
-        raise InputError(f"there is no group {uid}: {why}")
+        raise InputError(f"there is no group {uid}: {reason}")
     value = asdict(life.origin) | asdict(life) | {"now": place_of(life), "timeline": timeline(life)}
     if output.printed(lambda: value, lambda: timeline(life)):
         return
-    of = f" of {life.origin.task_name}" if life.origin.task_name else ""
-    print_facts(f"group {life.uid}{of}", _life_facts(life), 13)
+    suffix = f" of {life.origin.task_name}" if life.origin.task_name else ""
+    print_facts(f"group {life.uid}{suffix}", _life_facts(life), 13)
     if rows := timeline(life):
         write(["\n"])
         print_table(rows, TIMELINE, life.now)
 
 
 def _life_facts(life: Life) -> dict[str, str | None]:
-    put, row = life.origin, life.row
+    origin, row = life.origin, life.row
     is_unfinished = row is not None and row["status"] not in (Status.COMPLETED, Status.ARCHIVED)
     unusable = "" if is_unfinished else "no usable one (a finite number)"
     return {
-        "buffer": put.buffer if life.several else None,
-        "put by": put.worker,
-        "weights": None if put.oldest_model_step is None else f"of step {put.oldest_model_step}",
-        "reward": unusable if put.reward is None else f"{put.reward:.3f}",
+        "buffer": origin.buffer if life.several else None,
+        "put by": origin.worker,
+        "weights": None if origin.oldest_model_step is None else f"of step {origin.oldest_model_step}",
+        "reward": unusable if origin.reward is None else f"{origin.reward:.3f}",
         "now": place_of(life),
         "replaces": uids_text(life.replaces),
         "made from": uids_text(life.made_from),

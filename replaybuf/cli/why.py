@@ -71,22 +71,22 @@ def why(
     question = DrawQuestion(task, size or 1, commands.status_of(status) or Status.COMPLETED, where)
     asked = not (size is None and status is None and where is None)
     reader = open_reader(url)
-    found = reader.read(lambda tx: read_waits(tx, buffer, question, asked=asked))
-    if output.printed(lambda: [asdict(one) for one in found], lambda: [_row(one) for of in found for one in of.waits]):
+    rows = reader.read(lambda tx: read_waits(tx, buffer, question, asked=asked))
+    if output.printed(lambda: [asdict(row) for row in rows], lambda: [_row(w) for row in rows for w in row.waits]):
         return
-    several = len(found) > 1
-    for number, one in enumerate(found):
+    several = len(rows) > 1
+    for number, row in enumerate(rows):
         write(["\n"] if number else [])
-        further, about_a_draw = _further(one), asked or task is not None
-        if one.gave_up and not about_a_draw:
-            print_line(further.pop())
-        print_waits(one, several=several, about_a_draw=about_a_draw)
-        if one.tasks:
+        notes, about_a_draw = _further(row), asked or task is not None
+        if row.gave_up and not about_a_draw:
+            print_line(notes.pop())
+        print_waits(row, several=several, about_a_draw=about_a_draw)
+        if row.tasks:
             write(["\n"])
-            print_table(one.tasks, [of for of in TASKS if of.name != "buffer"], one.now)
-        print_processes(one)
+            print_table(row.tasks, [column for column in TASKS if column.name != "buffer"], row.now)
+        print_processes(row)
         write(["\n"])
-        for line in further:
+        for line in notes:
             print_line(line)
 
 
@@ -94,75 +94,75 @@ def _row(wait: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in wait.items() if name not in ("limits", "facts")}
 
 
-def print_waits(found: Waits, *, several: bool, about_a_draw: bool = False) -> bool:
+def print_waits(waits: Waits, *, several: bool, about_a_draw: bool = False) -> bool:
     """Print a line for each wait, with lines below it for its other causes; return whether there is any."""
-    of = f" of {found.buffer}" if several else ""
-    sentence = None if about_a_draw else idle_sentence(found, several=several)
+    scope = f" of {waits.buffer}" if several else ""
+    sentence = None if about_a_draw else idle_sentence(waits, several=several)
     if sentence is not None:
         print_line(sentence)
-    alike: dict[str, list[dict[str, Any]]] = {}
-    for one in found.waits:
-        alike.setdefault(one["sentence"], []).append(one)
-    shown = [waits[0] for waits in alike.values()]
-    for one in shown[:_MOST_WAITS]:
-        begins = _who(alike[one["sentence"]], found, of) if found.somebody_waits else f"If somebody drew now{of}"
-        if found.somebody_waits or one is shown[0]:
-            print_line(f"{begins}: {one['sentence']}")
+    queues: dict[str, list[dict[str, Any]]] = {}
+    for wait in waits.waits:
+        queues.setdefault(wait["sentence"], []).append(wait)
+    causes = [queue[0] for queue in queues.values()]
+    for wait in causes[:_MOST_WAITS]:
+        lead = _who(queues[wait["sentence"]], waits, scope) if waits.somebody_waits else f"If somebody drew now{scope}"
+        if waits.somebody_waits or wait is causes[0]:
+            print_line(f"{lead}: {wait['sentence']}")
         else:  # the next task of the same question
-            print_line(one["sentence"], indent="  ")
-        for fact in one["facts"]:
+            print_line(wait["sentence"], indent="  ")
+        for fact in wait["facts"]:
             if fact["reason"] is not None:
                 print_line(f"also: {fact['text']}", indent="  ")
-    if len(shown) > _MOST_WAITS:
-        write([f"and {len(shown) - _MOST_WAITS:,} more\n"])
-    return bool(sentence or shown)
+    if len(causes) > _MOST_WAITS:
+        write([f"and {len(causes) - _MOST_WAITS:,} more\n"])
+    return bool(sentence or causes)
 
 
-def _who(alike: Sequence[dict[str, Any]], found: Waits, of: str) -> str:
+def _who(queue: Sequence[dict[str, Any]], waits: Waits, scope: str) -> str:
     """List the processes that wait for one cause, with the age of the longest wait.
 
     As in `gen-0 (2 calls), gen-1 and gen-2 wait since 12s`.
     """
-    calls = Counter(one["worker"] or "somebody" for one in alike)
-    who = joined([f"{name} ({count} calls)" if count > 1 else name for name, count in sorted(calls.items())])
-    begun = min((one["since"] for one in alike if one["since"] is not None), default=None)
-    since = "" if begun is None else f" since {units.age((found.now - begun).total_seconds())}"
-    return f"{who}{of} {'wait' if len(calls) > 1 else 'waits'}{since}"
+    calls = Counter(wait["worker"] or "somebody" for wait in queue)
+    processes = joined([f"{name} ({count} calls)" if count > 1 else name for name, count in sorted(calls.items())])
+    start = min((wait["since"] for wait in queue if wait["since"] is not None), default=None)
+    age = "" if start is None else f" since {units.age((waits.now - start).total_seconds())}"
+    return f"{processes}{scope} {'wait' if len(calls) > 1 else 'waits'}{age}"
 
 
-def print_processes(found: Waits, *, several: bool = False) -> None:
+def print_processes(waits: Waits, *, several: bool = False) -> None:
     """Print who leases groups, and the workers; with the name of the buffer, if there are `several`."""
-    newest = {one["name"]: one for one in reversed(found.workers)}
-    workers = [one for one in found.workers if one["state"] == "alive" or one is newest[one["name"]]][:_MOST_WORKERS]
-    hosts = {one["host"] for one in workers}
-    title = f"{escape_line(found.buffer)}\n" if several else ""
-    shown = [one for one in PROCESSES if len(hosts) > 1 or one.name != "host"]
-    for rows, of_rows in ((found.leases, LEASES), (workers, shown)):
+    newest = {worker["name"]: worker for worker in reversed(waits.workers)}
+    workers = [row for row in waits.workers if row["state"] == "alive" or row is newest[row["name"]]][:_MOST_WORKERS]
+    hosts = {worker["host"] for worker in workers}
+    title = f"{escape_line(waits.buffer)}\n" if several else ""
+    process_columns = [column for column in PROCESSES if len(hosts) > 1 or column.name != "host"]
+    for rows, columns in ((waits.leases, LEASES), (workers, process_columns)):
         if rows:
             write(["\n", title])
-            print_table(rows, of_rows, found.now)
+            print_table(rows, columns, waits.now)
             title = ""
-    if any(one["state"] == "silent" for one in workers):
+    if any(worker["state"] == "silent" for worker in workers):
         print_line("(what silent workers did is counted until their last heartbeat)")
 
 
-def _further(found: Waits) -> list[str]:
-    lines, known = [], {str(one["limits"]): one for one in found.waits if one["limits"] is not None}
-    for one in known.values():
-        whose = f" for {one['worker']}" if one["worker"] else ""
-        shown = ", ".join(f"{name} {value}" for name, value in one["limits"].items())
-        lines.append(f"limits in force{whose}: {shown or 'none'}")
-    if not known:
+def _further(waits: Waits) -> list[str]:
+    lines, limits = [], {str(wait["limits"]): wait for wait in waits.waits if wait["limits"] is not None}
+    for wait in limits.values():
+        owner = f" for {wait['worker']}" if wait["worker"] else ""
+        values = ", ".join(f"{name} {value}" for name, value in wait["limits"].items())
+        lines.append(f"limits in force{owner}: {values or 'none'}")
+    if not limits:
         lines.append("limits in force: none that a worker has noted")
-    if (unequal := unequal_sentence(found)) is not None:
-        lines.append(unequal)
-    if found.trainer is not None:
-        lines.append(trainer_text(found.trainer))
-    lines += expired_sentences(found)
-    if last := found.last_draw:
-        who = f" by {last['worker']}" if last["worker"] else ""
-        ago = units.ago(last["time"], found.now)
-        lines.append(f"last drawn: {units.number_of(last['groups'], 'group')}{who}, {ago}")
-    if last := found.last_timeout:
-        lines.append(f"last timeout: {last['worker']}, {units.ago(last['time'], found.now)}, {last['detail']}")
+    if (sentence := unequal_sentence(waits)) is not None:
+        lines.append(sentence)
+    if waits.trainer is not None:
+        lines.append(trainer_text(waits.trainer))
+    lines += expired_sentences(waits)
+    if draw := waits.last_draw:
+        consumer = f" by {draw['worker']}" if draw["worker"] else ""
+        age = units.ago(draw["time"], waits.now)
+        lines.append(f"last drawn: {units.number_of(draw['groups'], 'group')}{consumer}, {age}")
+    if timeout := waits.last_timeout:
+        lines.append(f"last timeout: {timeout['worker']}, {units.ago(timeout['time'], waits.now)}, {timeout['detail']}")
     return lines

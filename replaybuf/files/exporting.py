@@ -98,7 +98,7 @@ class Exported:
 
 
 async def export_file(
-    storage: SQLStorage, chosen: ExportQuery, path: Path, *, force: bool = False, progress: OnProgress | None = None
+    storage: SQLStorage, selection: ExportQuery, path: Path, *, force: bool = False, progress: OnProgress | None = None
 ) -> Exported:
     """Write groups to the file `path`. Return the counts.
 
@@ -110,20 +110,20 @@ async def export_file(
         raw = await in_thread(lambda: _open(path, stack, force=force))
         writer = TableWriter(raw, plain) if form == "parquet" else JSONLinesWriter(raw, plain, gzipped=form == "gzip")
         stack.callback(_close_quietly, writer)
-        done = await _export(storage, chosen, writer, progress)
-        done.bytes = await in_thread(lambda: _publish(writer, raw, path, force=force))
-        done.warnings = plain.warnings()
-    return done
+        exported = await _export(storage, selection, writer, progress)
+        exported.bytes = await in_thread(lambda: _publish(writer, raw, path, force=force))
+        exported.warnings = plain.warnings()
+    return exported
 
 
 def _check_free(path: Path, *, force: bool) -> None:
     """Raise FileError if the file would replace another."""
-    shown = redact_path(str(path))
+    redacted = redact_path(str(path))
     if path.is_dir():
-        raise FileError(f"{shown} is a folder; give the name of a file in it", reason="exists")
+        raise FileError(f"{redacted} is a folder; give the name of a file in it", reason="exists")
     if path.exists() and not force:
         raise FileError(
-            f"{shown} is there already; choose another name, or replace it (--force; force=True in Python)",
+            f"{redacted} is there already; choose another name, or replace it (--force; force=True in Python)",
             reason="exists",
         )
 
@@ -150,64 +150,64 @@ def _close_quietly(writer: Writer) -> None:
 
 
 async def export_lines(
-    storage: SQLStorage, chosen: ExportQuery, stream: Any, progress: OnProgress | None = None
+    storage: SQLStorage, selection: ExportQuery, stream: Any, progress: OnProgress | None = None
 ) -> Exported:
     """Write groups as lines of JSON to a stream, such as stdout. Return the counts."""
     plain = PlainValues()
-    done = await _export(storage, chosen, JSONLinesWriter(stream, plain, gzipped=False), progress)
-    done.warnings = plain.warnings()
-    return done
+    exported = await _export(storage, selection, JSONLinesWriter(stream, plain, gzipped=False), progress)
+    exported.warnings = plain.warnings()
+    return exported
 
 
-async def _export(storage: SQLStorage, chosen: ExportQuery, writer: Writer, progress: OnProgress | None) -> Exported:
-    total = await storage.count(chosen.query, at_most=chosen.limit)
-    done, reporter = Exported(), ProgressReporter(progress, total)
-    async with aclosing(batches_of(storage, chosen, done)) as batches:
+async def _export(storage: SQLStorage, selection: ExportQuery, writer: Writer, progress: OnProgress | None) -> Exported:
+    total = await storage.count(selection.query, at_most=selection.limit)
+    exported, reporter = Exported(), ProgressReporter(progress, total)
+    async with aclosing(batches_of(storage, selection, exported)) as batches:
         async for rows, groups in batches:
             await in_thread(partial(writer.write, rows))
             reporter.add(groups, 0)
     reporter.finish()
-    done.left = max(0, total - done.groups - len(done.unreadable))
-    return done
+    exported.left = max(0, total - exported.groups - len(exported.unreadable))
+    return exported
 
 
 async def batches_of(
-    storage: SQLStorage, chosen: ExportQuery, done: Exported
+    storage: SQLStorage, selection: ExportQuery, exported: Exported
 ) -> AsyncGenerator[tuple[list[Row], int], None]:
-    """Yield batches of rows, each with its number of groups; `done` counts the groups."""
-    held: list[StorageItem] = []
-    found = cast(Any, storage.find(chosen.query, order=chosen.order, limit=chosen.limit))
-    async with aclosing(found):
-        async for item in found:
+    """Yield batches of rows, each with its number of groups; `exported` counts the groups."""
+    items: list[StorageItem] = []
+    matches = cast(Any, storage.find(selection.query, order=selection.order, limit=selection.limit))
+    async with aclosing(matches):
+        async for item in matches:
             if not item.item:
-                done.unreadable.append(item.uid)
+                exported.unreadable.append(item.uid)
                 continue
             if item.part is not None and isinstance(item.part.name, int):
                 continue  # of a prompt in flight, which is leased
-            held.append(item)
-            done.groups += 1
-            done.rollouts += item.rollouts
-            if len(held) >= _GROUPS:
-                yield await in_thread(lambda: _rows(storage.codec, held, chosen)), len(held)
-                held.clear()
-    if held:
-        yield await in_thread(lambda: _rows(storage.codec, held, chosen)), len(held)
+            items.append(item)
+            exported.groups += 1
+            exported.rollouts += item.rollouts
+            if len(items) >= _GROUPS:
+                yield await in_thread(lambda: _rows(storage.codec, items, selection)), len(items)
+                items.clear()
+    if items:
+        yield await in_thread(lambda: _rows(storage.codec, items, selection)), len(items)
 
 
-def _rows(codec: Codec, items: Sequence[StorageItem], chosen: ExportQuery) -> list[Row]:
-    made: list[Row] = []
+def _rows(codec: Codec, items: Sequence[StorageItem], selection: ExportQuery) -> list[Row]:
+    rows: list[Row] = []
     for item in items:
         try:
             rollouts, payload = item.flat, None
             if codec is not AS_DICTS:
                 payload = codec.encode(rollouts, parents=None if item.segments is None else item.segments.parents)
                 rollouts = AS_DICTS.decode(payload)
-            made += rows_of(item, rollouts, bytes(payload) if chosen.exact and payload is not None else None)
+            rows += rows_of(item, rollouts, bytes(payload) if selection.exact and payload is not None else None)
         except RecursionError as error:
             raise FileError(f"group {item.uid} can't be written: its values are nested too deeply") from error
         except ReplayBufError as error:
             raise FileError(f"group {item.uid} can't be written: {error}") from error
-    return made
+    return rows
 
 
 async def in_thread(function: Callable[[], T]) -> T:
@@ -215,11 +215,11 @@ async def in_thread(function: Callable[[], T]) -> T:
     return await shielded(asyncio.to_thread(function))
 
 
-async def to_pandas(storage: SQLStorage, chosen: ExportQuery) -> Any:
+async def to_pandas(storage: SQLStorage, selection: ExportQuery) -> Any:
     """Return groups as a DataFrame with the rows of an export."""
     pandas = import_optional("pandas", "to_pandas() needs the package pandas: pip install pandas")
-    every, plain = list[Row](), PlainValues()
-    async with aclosing(batches_of(storage, chosen, Exported())) as batches:
+    records, plain = list[Row](), PlainValues()
+    async with aclosing(batches_of(storage, selection, Exported())) as batches:
         async for rows, _ in batches:
-            every += await in_thread(lambda rows=rows: [as_json(row, plain) for row in rows])  # type: ignore[misc]
-    return await in_thread(lambda: pandas.DataFrame.from_records(every))
+            records += await in_thread(lambda rows=rows: [as_json(row, plain) for row in rows])  # type: ignore[misc]
+    return await in_thread(lambda: pandas.DataFrame.from_records(records))

@@ -65,22 +65,22 @@ def _check_name(name: str, names: frozenset[str]) -> None:
     """Raise InputError for a name that no field has, because its value would never be read."""
     if name in names:
         return
-    near = [ours for ours, theirs in SYNONYMS.items() if name in theirs]
-    if near := near or difflib.get_close_matches(name[:100], names, n=1):
-        raise InputError(f"{redact_path(name):.60} is no field of rollouts; did you mean {near[0]}?")
+    similar = [field_name for field_name, synonyms in SYNONYMS.items() if name in synonyms]
+    if similar := similar or difflib.get_close_matches(name[:100], names, n=1):
+        raise InputError(f"{redact_path(name):.60} is no field of rollouts; did you mean {similar[0]}?")
     raise InputError(
         f"{redact_path(name):.60} is no field of rollouts; a mapping is OURS=THEIRS, such as response=completion. "
         "Rollouts that are dicts may have any field (as_they_are=True, --as-they-are)"
     )
 
 
-def foreign_groups(rows: Iterable[Placed], mapped: ColumnMapping) -> Iterator[FileGroup]:
+def foreign_groups(rows: Iterable[Placed], mapping: ColumnMapping) -> Iterator[FileGroup]:
     """Yield the groups of foreign rows. Consecutive rows with the same group_id are a group.
 
     Without a group_id, consecutive rows with the same prompt are; a row with a list `rollouts` is a group by itself.
     """
-    for _, members in groupby(_members(rows, mapped), key=lambda member: member.group):
-        yield _group(list(members), mapped)
+    for _, members in groupby(_members(rows, mapping), key=lambda member: member.group):
+        yield _group(list(members), mapping)
 
 
 _UNANSWERED: Final = (
@@ -99,36 +99,36 @@ class _Member(NamedTuple):
     notices: list[str]
 
 
-def _members(rows: Iterable[Placed], mapped: ColumnMapping) -> Iterator[_Member]:
+def _members(rows: Iterable[Placed], mapping: ColumnMapping) -> Iterator[_Member]:
     for number, (place, row) in enumerate(rows):
         members = row.pop("rollouts", None)
         if type(members) is not list:
-            rollout, metadata, notices = _rollout(place, row, mapped)
-            task, same = rollout["task_name"], rollout.get("group_id")
-            if same is not None:
-                yield _Member(("group_id", same, task), place, rollout, metadata, notices)
+            rollout, metadata, notices = _rollout(place, row, mapping)
+            task, identity = rollout["task_name"], rollout.get("group_id")
+            if identity is not None:
+                yield _Member(("group_id", identity, task), place, rollout, metadata, notices)
                 continue
             if not _says_something(rollout.get("message")) and rollout.get("prompt_ids") is None:
                 notices.append("rows without a group_id and a prompt: each is a group by itself")
                 yield _Member((None, number, task), place, rollout, metadata, notices)
                 continue
             notices.append("rows without a group_id: those that follow each other with the same prompt are a group")
-            same = [rollout.get("message"), rollout.get("prompt_ids")]
-            yield _Member(("prompt", same, task), place, rollout, metadata, notices)
+            identity = [rollout.get("message"), rollout.get("prompt_ids")]
+            yield _Member(("prompt", identity, task), place, rollout, metadata, notices)
         elif not members:
             raise FileError(f"{place}: rollouts is an empty list; expected the rollouts of a group")
         else:
-            for index, one in enumerate(members):
-                where = f"{place}, rollouts[{index}]"
-                if type(one) is not dict:
-                    raise FileError(f"{where} is {shown(one)}; expected an object with the fields of a rollout")
-                own = {name: value for name, value in one.items() if value is not None or name not in row}
-                yield _Member((None, number, ""), where, *_rollout(where, row | own, mapped))
+            for index, member in enumerate(members):
+                location = f"{place}, rollouts[{index}]"
+                if type(member) is not dict:
+                    raise FileError(f"{location} is {shown(member)}; expected an object with the fields of a rollout")
+                own_fields = {name: value for name, value in member.items() if value is not None or name not in row}
+                yield _Member((None, number, ""), location, *_rollout(location, row | own_fields, mapping))
 
 
-def _group(members: list[_Member], mapped: ColumnMapping) -> FileGroup:
+def _group(members: list[_Member], mapping: ColumnMapping) -> FileGroup:
     """Return the group of these members, with the first one's metadata, and its rollouts' status and staleness."""
-    _, place, first, metadata, _ = members[0]
+    _, place, first_rollout, metadata, _ = members[0]
     priority = metadata.get("priority", 1.0)
     key = metadata.get("key")
     if not is_number(priority):
@@ -139,12 +139,12 @@ def _group(members: list[_Member], mapped: ColumnMapping) -> FileGroup:
         raise FileError(f"{place}: tags is {metadata['tags']!r:.60}; expected an object")
     rollouts = [member.rollout for member in members]
     notices = dict.fromkeys(notice for member in members for notice in member.notices)
-    if metadata["guessed"] and all(one["status"] is Status.INIT for one in rollouts):
+    if metadata["guessed"] and all(rollout["status"] is Status.INIT for rollout in rollouts):
         notices[_UNANSWERED] = None
     return FileGroup(
         place=place,
-        task_name=first["task_name"],
-        status=mapped.status or group_status(rollout["status"] for rollout in rollouts),
+        task_name=first_rollout["task_name"],
+        status=mapping.status or group_status(rollout["status"] for rollout in rollouts),
         rollouts=rollouts,
         staleness=max(int(rollout.get("seq_staleness") or 0) for rollout in rollouts),
         priority=float(priority),
@@ -154,35 +154,35 @@ def _group(members: list[_Member], mapped: ColumnMapping) -> FileGroup:
     )
 
 
-def _rollout(place: str, row: Row, mapped: ColumnMapping) -> tuple[Row, Row, list[str]]:
+def _rollout(place: str, row: Row, mapping: ColumnMapping) -> tuple[Row, Row, list[str]]:
     """Return a rollout with RolloutState's fields, its group's metadata, and notices about the row."""
     row = dict(row)
     rollout: Row = {}
-    columns = dict(mapped.fields)  # in the file, of fields with other names
+    columns = dict(mapping.fields)  # in the file, of fields with other names
     notices: list[str] = []
-    for ours, theirs in mapped.fields.items():
-        if theirs not in row:
+    for name, column in mapping.fields.items():
+        if column not in row:
             raise FileError(
-                f"{place} has no field {redact_path(theirs)!r:.60} (for {redact_path(ours):.60}); it has "
+                f"{place} has no field {redact_path(column)!r:.60} (for {redact_path(name):.60}); it has "
                 f"{', '.join(map(str, row)):.200}"
             )
-        rollout[ours] = row.pop(theirs)
-    key = mapped.key or "key"
+        rollout[name] = row.pop(column)
+    key = mapping.key or "key"
     metadata = {
         name: row.pop(column)
         for name, column in zip(_METADATA, ("priority", "tags", key), strict=True)
         if column in row
     }
-    if mapped.key is not None and "key" not in metadata:
-        raise FileError(f"{place} has no field {redact_path(mapped.key)!r:.60}, which was to be its key")
+    if mapping.key is not None and "key" not in metadata:
+        raise FileError(f"{place} has no field {redact_path(mapping.key)!r:.60}, which was to be its key")
     for name in [name for name in row if name in FIELDS and name not in rollout]:
         rollout[name] = row.pop(name)
-    for ours, names in SYNONYMS.items():
-        found = next((name for name in names if name in row and rollout.get(ours) is None), None)
-        if found is not None:
-            rollout[ours], columns[ours] = row.pop(found), found
+    for name, synonyms in SYNONYMS.items():
+        match = next((synonym for synonym in synonyms if synonym in row and rollout.get(name) is None), None)
+        if match is not None:
+            rollout[name], columns[name] = row.pop(match), match
     _take_conversation(place, rollout, row, columns)
-    if row and mapped.as_they_are:
+    if row and mapping.as_they_are:
         rollout |= row
     elif row:
         if type(extra := rollout.get("extra_fields") or {}) is not dict:
@@ -191,8 +191,8 @@ def _rollout(place: str, row: Row, mapped: ColumnMapping) -> tuple[Row, Row, lis
         notices.append(
             f"fields that rollouts don't have, kept in extra_fields: {', '.join(sorted(map(str, row))):.200}"
         )
-    metadata["guessed"] = mapped.status is None and rollout.get("status") is None
-    _check(place, rollout, mapped, columns, notices)
+    metadata["guessed"] = mapping.status is None and rollout.get("status") is None
+    _check(place, rollout, mapping, columns, notices)
     return rollout, metadata, notices
 
 
@@ -202,34 +202,34 @@ MESSAGES: Final = "response_messages"
 
 def _take_conversation(place: str, rollout: Row, row: Row, columns: Mapping[str, str]) -> None:
     """Replace a response of messages, or of an API's object, by the last assistant's text; keep it in the row, too."""
-    given = found = rollout.get("response")
-    if type(found) is dict:
-        answers = found.get("choices")
-        if type(answers) is list:  # of a chat completion; else of OpenAI's responses, or a message by itself
-            found = [one.get("message") for one in answers if type(one) is dict]
+    answer = messages = rollout.get("response")
+    if type(messages) is dict:
+        choices = messages.get("choices")
+        if type(choices) is list:  # of a chat completion; else of OpenAI's responses, or a message by itself
+            messages = [choice.get("message") for choice in choices if type(choice) is dict]
         else:
-            found = found.get("output", [found])
-    if type(found) is not list:
+            messages = messages.get("output", [messages])
+    if type(messages) is not list:
         return
-    texts = [_text_of(one) for one in found if type(one) is dict and one.get("role") == "assistant"]
+    texts = [_text_of(message) for message in messages if type(message) is dict and message.get("role") == "assistant"]
     if not texts:
         name = columns.get("response", "response")
-        raise FileError(f"{place}: {name} is {shown(given)}; expected a text, or messages, one of them an assistant's")
+        raise FileError(f"{place}: {name} is {shown(answer)}; expected a text, or messages, one of them an assistant's")
     rollout["response"] = texts[-1]
-    row[MESSAGES] = given
+    row[MESSAGES] = answer
 
 
 def _text_of(message: Row) -> str:
     """Return the text of a message, whose content may be a list of parts; "" if it has none, as a call of a tool."""
     content = message.get("content")
     parts = content if type(content) is list else [content]
-    texts = [one.get("text") if type(one) is dict else one for one in parts]
+    texts = [part.get("text") if type(part) is dict else part for part in parts]
     return "".join(text for text in texts if type(text) is str)
 
 
 def _says_something(prompt: Any) -> bool:
     """Return whether a prompt has any content."""
-    return any(one.get("content") for one in prompt or ()) if type(prompt) is list else bool(prompt)
+    return any(message.get("content") for message in prompt or ()) if type(prompt) is list else bool(prompt)
 
 
 def _is_list_of(*types: type) -> Callable[[Any], bool]:
@@ -253,7 +253,7 @@ _EXPECTED: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
 }
 
 
-def _check(place: str, rollout: Row, mapped: ColumnMapping, columns: Mapping[str, str], notices: list[str]) -> None:
+def _check(place: str, rollout: Row, mapping: ColumnMapping, columns: Mapping[str, str], notices: list[str]) -> None:
     """Convert a rollout's fields to the types that other features expect. Raises FileError."""
 
     if type(message := rollout.get("message")) is str:
@@ -264,24 +264,24 @@ def _check(place: str, rollout: Row, mapped: ColumnMapping, columns: Mapping[str
     for name, (is_right, expected) in _EXPECTED.items():
         if rollout.get(name) is not None and not is_right(rollout[name]):
             column = columns.get(name, name)
-            shown = name if column == name else f"{redact_path(column):.60} (read as {name})"
-            raise FileError(f"{place}: {shown} is {rollout[name]!r:.60}; expected {expected}")
+            label = name if column == name else f"{redact_path(column):.60} (read as {name})"
+            raise FileError(f"{place}: {label} is {rollout[name]!r:.60}; expected {expected}")
     if isinstance(reward := rollout.get("reward"), int | float):
         rollout["reward"] = {"score": float(reward)}
-    task = rollout.get("task_name") or mapped.task
+    task = rollout.get("task_name") or mapping.task
     if type(task) is not str:
         raise FileError(f"{place} has no task_name: say of which task the rollouts are (as_task=, --as-task NAME)")
     rollout["task_name"] = task
-    rollout["status"] = _status(place, rollout, mapped)
+    rollout["status"] = _status(place, rollout, mapping)
 
 
-def _status(place: str, rollout: Row, mapped: ColumnMapping) -> Status:
-    if mapped.status is not None:
-        return mapped.status
+def _status(place: str, rollout: Row, mapping: ColumnMapping) -> Status:
+    if mapping.status is not None:
+        return mapping.status
     value = rollout.get("status")
     if value is None:
-        answered = rollout.get("response") is not None or rollout.get("response_ids") is not None
-        return Status.COMPLETED if answered else Status.INIT
+        has_response = rollout.get("response") is not None or rollout.get("response_ids") is not None
+        return Status.COMPLETED if has_response else Status.INIT
     status = OUR_STATUSES.get(value) if isinstance(value, str) else None
     if status is None:
         raise FileError(

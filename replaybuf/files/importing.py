@@ -45,7 +45,7 @@ def checked_group(group: FileGroup, codec: Codec) -> NewGroup:
     """Return a group as every store accepts it, validated. Raises FileError with the place in the file."""
     try:
         payload = _PLAIN.encode(group.rollouts) if group.payload is None else group.payload
-        new = NewGroup(
+        entry = NewGroup(
             task_name=check_task_name(group.task_name),
             status=group.status,
             staleness=check_staleness(group.staleness),
@@ -63,12 +63,12 @@ def checked_group(group: FileGroup, codec: Codec) -> NewGroup:
             trained_step=None if group.trained_step is None else checks.check_step(group.trained_step, "trained_step"),
             segments=group.segments,
         )
-        if len(new.rollouts) != len(group.rollouts):
-            raise FileError(f"the payload has {len(new.rollouts)} rollouts, and there are {len(group.rollouts)} here")
-        _check_rollouts(new.rollouts, codec.rollout_type)
+        if len(entry.rollouts) != len(group.rollouts):
+            raise FileError(f"the payload has {len(entry.rollouts)} rollouts, and there are {len(group.rollouts)} here")
+        _check_rollouts(entry.rollouts, codec.rollout_type)
     except (ReplayBufError, ArithmeticError) as error:
         raise FileError(f"{group.place}: {error}") from error
-    return new
+    return entry
 
 
 def _part(group: FileGroup) -> Part | None:
@@ -77,15 +77,15 @@ def _part(group: FileGroup) -> Part | None:
         raise FileError("a group is filling if it has a key, and a part: its size, min_size and index")
     if group.part is None:
         return None
-    size, least, index = group.part
-    return Part(checks.check_task_name(group.key, "key"), size, least, index, group.task_name, wanted=index)
+    size, min_size, index = group.part
+    return Part(checks.check_task_name(group.key, "key"), size, min_size, index, group.task_name, wanted=index)
 
 
 def _check_rollouts(rollouts: Sequence[Any], kind: RolloutType) -> None:
     """Raise the errors of a put: it computes rollout metadata and an index for SQL from fields of any content."""
     try:
-        for one in rollouts:
-            check_staleness(int(kind.get(one, "seq_staleness") or 0), "seq_staleness")
+        for rollout in rollouts:
+            check_staleness(int(kind.get(rollout, "seq_staleness") or 0), "seq_staleness")
         Marks.of(rollouts, kind)
         outline(rollouts, kind)
     except ReplayBufError:
@@ -178,10 +178,10 @@ async def import_from(
     `progress` is called in both passes: with the groups read, of an unknown total, and then with the groups put. Raises
     the errors of `survey` and `import_groups`.
     """
-    found = await survey(storage, source, options, progress)
-    if options.dry_run or not found.new:
-        return Imported(found, there=found.there.total())
-    return await import_groups(storage, source, options, found, progress)
+    scan = await survey(storage, source, options, progress)
+    if options.dry_run or not scan.new:
+        return Imported(scan, there=scan.there.total())
+    return await import_groups(storage, source, options, scan, progress)
 
 
 async def survey(
@@ -192,36 +192,36 @@ async def survey(
     Raises FileError with the place of the first invalid group; of reason "ends" for a file that was cut short, unless
     `options.partial`.
     """
-    found, reporter = Survey(), ProgressReporter(progress, None)
+    scan, reporter = Survey(), ProgressReporter(progress, None)
     digest = xxh3_128()
-    with closing(_pieces(storage.codec, source, found)) as reading:
+    with closing(_pieces(storage.codec, source, scan)) as reading:
         while piece := await in_thread(lambda: next(reading, None)):
             for group, _ in piece:
                 if options.takes(group):
-                    found.add(group)
-            reporter.add(len(piece), sum(len(new.payload or b"") for _, new in piece))
-    if found.ends is not None and not options.partial:
+                    scan.add(group)
+            reporter.add(len(piece), sum(len(new_group.payload or b"") for _, new_group in piece))
+    if scan.ends is not None and not options.partial:
         raise FileError(
-            f"{found.ends}; nothing was imported. To import what is before it, say so (partial=True, --partial)",
+            f"{scan.ends}; nothing was imported. To import what is before it, say so (partial=True, --partial)",
             reason="ends",
         )
     with closing(source.pieces()) as pieces:
         while piece_of_bytes := await in_thread(lambda: next(pieces, None)):
             digest.update(piece_of_bytes)
     reporter.finish()
-    found.digest = digest.hexdigest()
-    if found.groups and not options.again:
-        counts = _counts(await storage.cursor(IMPORT + found.digest))
-        for lane, n in found.groups.items():
-            found.there[lane] = min(n, counts[lane])
-    return found
+    scan.digest = digest.hexdigest()
+    if scan.groups and not options.again:
+        counts = _counts(await storage.cursor(IMPORT + scan.digest))
+        for lane, n in scan.groups.items():
+            scan.there[lane] = min(n, counts[lane])
+    return scan
 
 
 Piece = list[tuple[FileGroup, NewGroup]]
 
 
-def _pieces(codec: Codec, source: RolloutFile, found: Survey) -> Generator[Piece, None, None]:
-    """Yield the groups of a file, as they are in it and checked, in pieces; `found.ends` says if it was cut short."""
+def _pieces(codec: Codec, source: RolloutFile, scan: Survey) -> Generator[Piece, None, None]:
+    """Yield the groups of a file, as they are in it and checked, in pieces; `scan.ends` says if it was cut short."""
     piece, size = Piece(), 0
     try:
         for group in source.read():
@@ -233,13 +233,13 @@ def _pieces(codec: Codec, source: RolloutFile, found: Survey) -> Generator[Piece
     except FileError as error:
         if error.reason != "ends":
             raise
-        found.ends = str(error)
+        scan.ends = str(error)
     if piece:
         yield piece
 
 
 async def import_groups(
-    storage: SQLStorage, source: RolloutFile, options: ImportOptions, found: Survey, progress: OnProgress | None = None
+    storage: SQLStorage, source: RolloutFile, options: ImportOptions, scan: Survey, progress: OnProgress | None = None
 ) -> Imported:
     """Put the groups of a surveyed file. Return the counts.
 
@@ -247,40 +247,40 @@ async def import_groups(
     Raises ConflictError when another process is importing the same file, FileError when it has changed since the
     survey, and the errors of `put`.
     """
-    done, met, worker = Imported(found), Counter[Lane](), worker_name()
-    cursor = await storage.cursor(IMPORT + found.digest)
+    result, read_counts, worker = Imported(scan), Counter[Lane](), worker_name()
+    cursor = await storage.cursor(IMPORT + scan.digest)
     counts: Counter[Lane] = Counter() if options.again else _counts(cursor)
-    before, reporter = counts.copy(), ProgressReporter(progress, found.new)
-    with closing(_pieces(storage.codec, source, found)) as reading:
+    counts_before, reporter = counts.copy(), ProgressReporter(progress, scan.new)
+    with closing(_pieces(storage.codec, source, scan)) as reading:
         while piece := await in_thread(lambda: next(reading, None)):
             batch = []
-            for group, new in piece:
+            for group, new_group in piece:
                 if not options.takes(group):
                     continue
                 lane = (group.task_name, group.status)
-                met[lane] += 1
-                if met[lane] <= before[lane]:
-                    done.there += 1
+                read_counts[lane] += 1
+                if read_counts[lane] <= counts_before[lane]:
+                    result.there += 1
                     continue
                 counts[lane] += 1
-                new.worker = new.worker or worker
-                batch.append(new)
+                new_group.worker = new_group.worker or worker
+                batch.append(new_group)
             if not batch:
                 continue
-            moved = replace(cursor, position=counts.total(), value=_packed(counts))
-            if not await storage.put_with_cursor(batch, moved, EventKind.IMPORTED):
+            next_cursor = replace(cursor, position=counts.total(), value=_packed(counts))
+            if not await storage.put_with_cursor(batch, next_cursor, EventKind.IMPORTED):
                 raise ConflictError(
-                    f"another process imports the same file, or the buffer was restored; {done.groups} groups were put "
-                    "here. Run the import again when that is over: it goes on where they are"
+                    f"another process imports the same file, or the buffer was restored; {result.groups} groups were "
+                    "put here. Run the import again when that is over: it goes on where they are"
                 )
-            cursor = replace(moved, version=moved.version + 1)
-            done.groups += len(batch)
-            done.rollouts += sum(count_of(new.rollouts, new.segments) for new in batch)
-            reporter.add(len(batch), sum(len(new.payload or b"") for new in batch))
+            cursor = replace(next_cursor, version=next_cursor.version + 1)
+            result.groups += len(batch)
+            result.rollouts += sum(count_of(new_group.rollouts, new_group.segments) for new_group in batch)
+            reporter.add(len(batch), sum(len(new_group.payload or b"") for new_group in batch))
     reporter.finish()
-    if any(met[lane] != n for lane, n in found.groups.items()):
+    if any(read_counts[lane] != n for lane, n in scan.groups.items()):
         raise FileError("the file has changed since it was read the first time; look at what is in the buffer")
-    return done
+    return result
 
 
 def _packed(counts: Counter[Lane]) -> bytes:

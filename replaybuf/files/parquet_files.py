@@ -59,12 +59,12 @@ def _typed(values: Sequence[Any]) -> Any:
         return None
     types, inner = arrow().types, _innermost(array.type)
     if types.is_struct(inner):
-        names = {one.name for one in inner if types.is_string(one.type) and "," not in one.name}
+        names = {field.name for field in inner if types.is_string(field.type) and "," not in field.name}
         plain = (
             bool(names)
             and inner != array.type
             and all(
-                isinstance(one, dict) and one.keys() == names for value in values if value is not None for one in value
+                isinstance(obj, dict) and obj.keys() == names for value in values if value is not None for obj in value
             )
         )
     else:
@@ -78,9 +78,9 @@ def _fitted(values: Sequence[Any], kind: Any) -> Any:
     array, types, inner = _typed(values), arrow().types, _innermost(kind)
     if array is None or array.type == kind:
         return array
-    own = _innermost(array.type)
+    dtype = _innermost(array.type)
     try:
-        if types.is_null(own) or (types.is_integer(own) and (types.is_integer(inner) or types.is_floating(inner))):
+        if types.is_null(dtype) or (types.is_integer(dtype) and (types.is_integer(inner) or types.is_floating(inner))):
             return array.cast(kind)
     except _MISFITS:
         pass
@@ -97,7 +97,7 @@ class _Columns:
     def __init__(self, rows: Sequence[Row], plain: PlainValues) -> None:
         pa = arrow()
         self._plain = plain
-        names = [one for one in _METADATA if PREFIX + one != PAYLOAD or PAYLOAD in rows[0]]
+        names = [name for name in _METADATA if PREFIX + name != PAYLOAD or PAYLOAD in rows[0]]
         self._metadata = [
             _json_field(PREFIX + name)
             if _METADATA[name] == JSON
@@ -105,9 +105,9 @@ class _Columns:
             for name in names
         ]
         #: The names in rows that are no fields of rollouts.
-        self._reserved = {MORE, *(one.name for one in self._metadata)}
-        found = dict.fromkeys(name for row in rows for name in row if name not in self._reserved and _is_unicode(name))
-        typed = {name: _typed([row.get(name) for row in rows]) for name in found}
+        self._reserved = {MORE, *(field.name for field in self._metadata)}
+        fields = dict.fromkeys(name for row in rows for name in row if name not in self._reserved and _is_unicode(name))
+        typed = {name: _typed([row.get(name) for row in rows]) for name in fields}
         self._fields = [
             _json_field(name)
             if array is None or arrow().types.is_null(_innermost(array.type))
@@ -123,23 +123,23 @@ class _Columns:
         for field in self._metadata:
             values = [row.get(field.name) for row in rows]
             if field.metadata:
-                values = [None if one is None else json.dumps(one) for one in values]
+                values = [None if value is None else json.dumps(value) for value in values]
             arrays.append(pa.array(values, field.type))
         return pa.Table.from_arrays([*arrays, *self._columns(rows)], schema=self.schema)
 
     def _columns(self, rollouts: Sequence[Row]) -> list[Any]:
         """Return the columns of the fields of rollouts, the last with what doesn't fit the others."""
         pa = arrow()
-        known = {field.name for field in self._fields} | self._reserved
+        column_names = {field.name for field in self._fields} | self._reserved
         more: list[Row] = [
-            {**(one.get(MORE) or {}), **{name: value for name, value in one.items() if name not in known}}
-            for one in rollouts
+            {**(row.get(MORE) or {}), **{name: value for name, value in row.items() if name not in column_names}}
+            for row in rollouts
         ]
         columns = []
         for field in self._fields:
-            values = [one.get(field.name) for one in rollouts]
+            values = [row.get(field.name) for row in rollouts]
             if field.metadata:
-                texts = [None if one is None else json.dumps(self._plain.json(field.name, one)) for one in values]
+                texts = [None if item is None else json.dumps(self._plain.json(field.name, item)) for item in values]
                 columns.append(pa.array(texts, pa.string()))
                 continue
             if (array := _fitted(values, field.type)) is None:
@@ -148,7 +148,7 @@ class _Columns:
                         more[place][field.name], values[place] = value, None
                 array = pa.array(list(map(_arrow_value, values)), field.type)
             columns.append(array)
-        texts = [json.dumps(self._plain.json(MORE, one)) if one else None for one in more]
+        texts = [json.dumps(self._plain.json(MORE, row)) if row else None for row in more]
         return [*columns, pa.array(texts, pa.string())]
 
 
@@ -206,16 +206,16 @@ def read_parquet(path: Path) -> Generator[Placed, None, None]:
     try:
         with arrow("pyarrow.parquet").ParquetFile(path, memory_map=False) as file:
             schema = file.schema_arrow
-            if twice := [name for name, count in Counter(schema.names).items() if count > 1]:
-                raise FileError(f"two columns have the name {twice[0]!r:.60}; rename one of them")
-            names = {one.name for one in schema if (one.metadata or {}).get(b"replaybuf") == b"json"}
+            if repeated := [name for name, count in Counter(schema.names).items() if count > 1]:
+                raise FileError(f"two columns have the name {repeated[0]!r:.60}; rename one of them")
+            names = {field.name for field in schema if (field.metadata or {}).get(b"replaybuf") == b"json"}
             for batch in file.iter_batches(_ROWS):
                 yield from _rows(batch, number, names)
                 number += batch.num_rows
     except (arrow().ArrowException, OSError, UnicodeDecodeError) as error:
-        what = str(error).strip().partition("\n")[0]
+        message = str(error).strip().partition("\n")[0]
         raise FileError(
-            f"row {number}: this is no whole Parquet file: cut short, damaged, or of another format ({what:.200})"
+            f"row {number}: this is no whole Parquet file: cut short, damaged, or of another format ({message:.200})"
         ) from error
 
 
@@ -229,21 +229,21 @@ def _rows(batch: Any, first: int, names: set[str]) -> Iterator[Placed]:
 
 def _parsed(place: str, row: Row, names: set[str]) -> Row:
     """Return the values of a row that are there, those of columns with JSON parsed."""
-    found = {name: value for name, value in row.items() if value is not None}
-    for name in names & found.keys():
+    values = {name: value for name, value in row.items() if value is not None}
+    for name in names & values.keys():
         try:
-            found[name] = json.loads(found[name])
+            values[name] = json.loads(values[name])
         except (ValueError, TypeError, RecursionError) as error:
             raise FileError(f"{place}, column {name!r:.60}: no JSON ({error!s:.100})") from error
-    return found
+    return values
 
 
 def _values(name: str, column: Any, first: int) -> list[Any]:
     """Return the values of a column; `first` is the number of its first row. FileError for values that Python lacks."""
     values: list[Any] = []
     try:
-        for one in column:
-            values.append(one.as_py())
+        for scalar in column:
+            values.append(scalar.as_py())
     except (ValueError, TypeError, LookupError, ArithmeticError, arrow().ArrowException) as error:
         raise FileError(f"row {first + len(values)}, column {name!r:.60}: it can't be read ({error!s:.200})") from error
     return values

@@ -154,16 +154,16 @@ def rows_of(item: StorageItem, rollouts: Sequence[Mapping[Any, Any]], payload: b
     metadata: Row = {PREFIX + name: getattr(item, name) for name in METADATA} | {f"{PREFIX}status": str(item.status)}
     metadata[f"{PREFIX}part"] = None if item.part is None else [item.part.size, item.part.least, item.part.index]
     exact: Row = {} if payload is None else {PAYLOAD: payload}
-    made = []
-    for index, one in enumerate(rollouts):
+    rows = []
+    for index, rollout in enumerate(rollouts):
         place = {f"{PREFIX}index": index, f"{PREFIX}size": len(rollouts)}
         if (segments := item.segments) is not None:
-            rollout, lengths = segments.rollouts[index], segments.lengths
-            values: list[Any] = [rollout, segments.parents[index], lengths and lengths[rollout]]
+            number, lengths = segments.rollouts[index], segments.lengths
+            values: list[Any] = [number, segments.parents[index], lengths and lengths[number]]
             place |= zip(_OF_SEGMENTS, values, strict=True)
-        made.append({**metadata, **exact, **place, **_fields(one)})
+        rows.append({**metadata, **exact, **place, **_fields(rollout)})
         exact = {}  # of the whole group: once
-    return made
+    return rows
 
 
 def _segments(place: str, rows: Sequence[Row]) -> Segments | None:
@@ -204,19 +204,19 @@ def groups_of(rows: Iterable[Placed]) -> Iterator[FileGroup]:
     FileError of reason "ends" when the rows end within a group.
     """
     group: FileGroup | None = None
-    size, read = 0, list[Row]()
+    size, members = 0, list[Row]()
     for place, row in rows:
         if group is None:
-            (group, size), read = _begin(place, row), []
+            (group, size), members = _begin(place, row), []
         elif (row.get("group.index"), row.get("group.size")) != (len(group.rollouts), size):
             raise FileError(
                 f"{place}: group.index is {row.get('group.index')!r:.60} of {row.get('group.size')!r:.60}, expected "
                 f"{len(group.rollouts)} of {size}: rows are missing, or not in their order"
             )
         group.rollouts.append(_rollout(place, row) if group.payload is None else {})
-        read.append(row)
+        members.append(row)
         if len(group.rollouts) == size:
-            group.segments = _segments(group.place, read)
+            group.segments = _segments(group.place, members)
             yield group
             group = None
     if group is not None:
@@ -238,9 +238,9 @@ def _begin(place: str, row: Row) -> tuple[FileGroup, int]:
     try:
         values = vars(_Metadata.model_validate({name: row.get(PREFIX + name) for name in METADATA}))
     except ValidationError as error:
-        wrong = error.errors()[0]
-        name = ".".join(map(str, wrong["loc"]))
-        raise FileError(f"{place}: {PREFIX}{name} is {wrong['input']!r:.60}: {wrong['msg']}") from error
+        detail = error.errors()[0]
+        name = ".".join(map(str, detail["loc"]))
+        raise FileError(f"{place}: {PREFIX}{name} is {detail['input']!r:.60}: {detail['msg']}") from error
     del values["uid"], values["reward"]
     return FileGroup(place, rollouts=[], payload=_payload(place, row.get(PAYLOAD)), **values), size
 

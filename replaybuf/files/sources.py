@@ -77,11 +77,11 @@ def read_rows(path: Path) -> Generator[Placed, None, None]:
 
 def parsed(line: bytes, number: int) -> Row:
     """Return the object in a line of JSON. Raises FileError."""
-    whole = line.endswith(b"\n") or not line.lstrip().startswith(b"{")
+    is_whole = line.endswith(b"\n") or not line.lstrip().startswith(b"{")
     try:
         row = _DECODER.decode(line.decode("utf-8").strip())
     except UnicodeDecodeError as error:
-        if not whole and error.end >= len(line):
+        if not is_whole and error.end >= len(line):
             raise FileError(f"line {number}: the file ends within a character", reason="ends") from error
         raise FileError(
             f"line {number}: byte {error.start} is no UTF-8; write the file as UTF-8; {READABLE}"
@@ -91,7 +91,7 @@ def parsed(line: bytes, number: int) -> Row:
     except FileError as error:
         raise FileError(f"line {number}: {error}") from None
     except ValueError as error:
-        if not whole:
+        if not is_whole:
             raise FileError(f"line {number}: the file ends within a row ({error!s:.100})", reason="ends") from error
         raise FileError(f"line {number}: no JSON object ({error!s:.100}); write one a line; {READABLE}") from error
     if type(row) is not dict:
@@ -103,8 +103,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise FileError(f"the name {twice!r:.60} is there twice in one object")
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise FileError(f"the name {repeated!r:.60} is there twice in one object")
     return fields
 
 
@@ -159,22 +159,22 @@ _UNFORESEEN: Final = (ValueError, TypeError, AttributeError, LookupError, Arithm
 
 
 @contextlib.contextmanager
-def file_errors(path: Path, done: str) -> Iterator[None]:
-    """Raise errors of the file system as ours; `done` is what was to be done: "read" or "written"."""
-    shown = redact_path(str(path))
+def file_errors(path: Path, action: str) -> Iterator[None]:
+    """Raise errors of the file system as ours; `action` is what was to be done: "read" or "written"."""
+    redacted = redact_path(str(path))
     try:
         yield
     except ReplayBufError:
         raise
     except PermissionError as error:
-        raise AccessError(f"{shown} can't be {done}: {error.strerror}") from error
+        raise AccessError(f"{redacted} can't be {action}: {error.strerror}") from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StorageError(
-                f"the disk is full: {shown} was not {done}; make room on its disk, or choose another",
+                f"the disk is full: {redacted} was not {action}; make room on its disk, or choose another",
                 reason="disk full",
             ) from error
-        raise FileError(f"{shown} can't be {done}: {error.strerror or error}") from error
+        raise FileError(f"{redacted} can't be {action}: {error.strerror or error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +186,8 @@ class RolloutFile:
 
     def pieces(self) -> Generator[bytes, None, None]:
         """Yield the bytes by which an import knows the file: all of its own, and how its columns are read."""
-        mapped = self.mapped
-        read_as = [sorted(mapped.fields.items()), mapped.task, mapped.status, mapped.key, mapped.as_they_are]
+        mapping = self.mapped
+        read_as = [sorted(mapping.fields.items()), mapping.task, mapping.status, mapping.key, mapping.as_they_are]
         yield json.dumps(read_as).encode()
         with self._path().open("rb") as raw:
             while piece := raw.read(_PIECE):
@@ -201,22 +201,22 @@ class RolloutFile:
     def read(self) -> Iterator[FileGroup]:
         """Yield the groups. FileError for an invalid file, with the file's name first."""
         file = self._path()
-        shown, place = redact_path(str(file)), "the beginning"
+        redacted, place = redact_path(str(file)), "the beginning"
         with file_errors(file, "read"):
             try:
                 for group in self._read(file):
                     place = group.place
-                    group.place = f"{shown}: {place}"
+                    group.place = f"{redacted}: {place}"
                     yield group
             except FileError as error:
-                raise FileError(f"{shown}: {error}", reason=error.reason) from error
+                raise FileError(f"{redacted}: {error}", reason=error.reason) from error
             except ReplayBufError:
                 raise
             except RecursionError as error:
-                raise FileError(f"{shown}: its values are nested too deeply, or hold themselves") from error
+                raise FileError(f"{redacted}: its values are nested too deeply, or hold themselves") from error
             except _UNFORESEEN as error:
-                what = f"the values can't be read ({type(error).__name__}: {error!s:.150})"
-                raise FileError(f"{shown}: after {place}: {what}") from error
+                reason = f"the values can't be read ({type(error).__name__}: {error!s:.150})"
+                raise FileError(f"{redacted}: after {place}: {reason}") from error
 
     def _read(self, path: Path) -> Iterator[FileGroup]:
         if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe could block for ever
@@ -225,15 +225,15 @@ class RolloutFile:
             magic = raw.read(16)
         if not magic and path.name.lower().endswith(_FILLED):
             raise FileError("the file is empty", reason="ends")
-        for begins, what in _OTHERS.items():
-            if magic.startswith(begins):
-                raise FileError(what)
+        for prefix, description in _OTHERS.items():
+            if magic.startswith(prefix):
+                raise FileError(description)
         return self._grouped(read_parquet(path) if magic.startswith(_PARQUET) else read_rows(path))
 
     def _grouped(self, rows: Generator[Placed, None, None]) -> Iterator[FileGroup]:
         """Yield the groups of rows, of an export or foreign ones. An error closes the file at once."""
         with contextlib.closing(rows):
-            first = next(rows, None)
-            if first is not None:
-                every = itertools.chain([first], rows)
-                yield from groups_of(every) if is_ours(first[1]) else foreign_groups(every, self.mapped)
+            first_row = next(rows, None)
+            if first_row is not None:
+                all_rows = itertools.chain([first_row], rows)
+                yield from groups_of(all_rows) if is_ours(first_row[1]) else foreign_groups(all_rows, self.mapped)

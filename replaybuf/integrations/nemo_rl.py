@@ -30,13 +30,13 @@ class TrajectoryBuffer:
     def __init__(
         self, url: str, max_size: int, drop_incomplete_targets_on_restore: bool = False, **options: Any
     ) -> None:
-        ours: dict[str, Any] = {"capacity": max_size, "on_full": "reject", "policy": "fifo", "rollout_type": dict}
-        if refused := sorted({*ours, "max_times_sampled"} & set(options)):
-            raise ConfigError(f"{', '.join(refused)}: a TrajectoryBuffer has its own, as NeMo-RL's buffer has")
+        settings: dict[str, Any] = {"capacity": max_size, "on_full": "reject", "policy": "fifo", "rollout_type": dict}
+        if conflicts := sorted({*settings, "max_times_sampled"} & set(options)):
+            raise ConfigError(f"{', '.join(conflicts)}: a TrajectoryBuffer has its own, as NeMo-RL's buffer has")
         self.max_size = max_size
         self._drops_incomplete = drop_incomplete_targets_on_restore
         self._last = -1
-        self._buffer = ReplayBufferConfig[dict[str, Any]](url=url, **ours, **options).build_sync()
+        self._buffer = ReplayBufferConfig[dict[str, Any]](url=url, **settings, **options).build_sync()
 
     def add(self, trajectory: Mapping[str, Any], weight_version: int, target_weight_version: int) -> str:
         """Store a trajectory; it is committed when this returns "success". Return "full" if there is no room."""
@@ -60,10 +60,10 @@ class TrajectoryBuffer:
         if not num_prompt_groups or not self._buffer.is_ready(sizes, where=where):
             return None
         try:
-            taken = self._buffer.sample(sizes, at_least=sizes, where=where, current_train_step=current_weight_version)
+            batch = self._buffer.sample(sizes, at_least=sizes, where=where, current_train_step=current_weight_version)
         except NotReadyError:  # another process was faster
             return None
-        items = taken[_TASK]
+        items = batch[_TASK]
         self._last = max(self._last, current_weight_version)
         versions = [_tags(item)["version"] for item in items]
         return {
@@ -137,29 +137,29 @@ class TrajectoryBuffer:
             raise InputError(f"{path} isn't a file that TrajectoryBuffer.save_to_path wrote") from error
         self._buffer.restore(step)
         self._last = step - 1
-        found = [_tags(item) for item in self._buffer.find({}, payloads=False)]
+        all_tags = [_tags(item) for item in self._buffer.find({}, payloads=False)]
         self._drop_old(num_prompts_per_step, current_training_step, max_age_steps)
-        last = max((tags.get("task_index", -1) for tags in found), default=-1)
-        return {"num_trajectories": len(found), "next_ng_task_index": last + 1}
+        last_index = max((tags.get("task_index", -1) for tags in all_tags), default=-1)
+        return {"num_trajectories": len(all_tags), "next_ng_task_index": last_index + 1}
 
     def _drop_old(self, prompts: int | None, step: int | None, max_age: int | None) -> None:
         places = self._places()
-        kept = [place for place in places if max_age is None or max(0, place[2] - max_age) <= place[1] <= place[2]]
+        remaining = [place for place in places if max_age is None or max(0, place[2] - max_age) <= place[1] <= place[2]]
         if step is not None and prompts is not None:
-            kept = [place for place in kept if place[2] >= step]
+            remaining = [place for place in remaining if place[2] >= step]
             self._last = step - 1
-        counts = Counter(target for _, _, target in kept)
+        counts = Counter(target for _, _, target in remaining)
         if prompts is not None and (step is None or self._drops_incomplete):
-            kept = [place for place in kept if counts[place[2]] >= prompts]
+            remaining = [place for place in remaining if counts[place[2]] >= prompts]
         if step is None and prompts is not None:
-            self._last = min(self._last, min((target for _, _, target in kept), default=0) - 1)
-        if dropped := sorted({uid for uid, _, _ in places} - {uid for uid, _, _ in kept}):
-            self._buffer.delete({"uid": {"$in": dropped}})
+            self._last = min(self._last, min((target for _, _, target in remaining), default=0) - 1)
+        if uids := sorted({uid for uid, _, _ in places} - {uid for uid, _, _ in remaining}):
+            self._buffer.delete({"uid": {"$in": uids}})
 
     def _places(self) -> list[tuple[int, int, int]]:
         """Return the uid, version and target of every trajectory, oldest first."""
-        found = self._buffer.find({"status": Status.COMPLETED}, payloads=False)
-        return [(item.uid, _tags(item)["version"], _tags(item)["target"]) for item in found]
+        items = self._buffer.find({"status": Status.COMPLETED}, payloads=False)
+        return [(item.uid, _tags(item)["version"], _tags(item)["target"]) for item in items]
 
 
 def _tags(item: StorageItem[Any]) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def _usable(target: int, max_age: int | None) -> Query:
 
 
 def _as_nemo(row: Mapping[str, Any]) -> dict[str, Any]:
-    theirs = import_optional(
+    module = import_optional(
         "nemo_rl.distributed.batched_data_dict", "TrajectoryBuffer needs NeMo-RL where it is sampled"
     )
-    return {**row, "batch": theirs.BatchedDataDict(row["batch"])}
+    return {**row, "batch": module.BatchedDataDict(row["batch"])}

@@ -83,18 +83,16 @@ def from_groups(groups: Iterable[Sequence[RolloutState]]) -> DataProto:
     Raises InputError for groups of incompatible batches, and RolloutError for groups that `to_groups` didn't make.
     Raises MissingDriverError without verl.
     """
-    why = "this call needs verl, which is not installed: pip install verl"
-    torch, verl = import_optional("torch", why), import_optional("verl", why)
-    listed = [list(group) for group in groups]
-    if not listed:
+    reason = "this call needs verl, which is not installed: pip install verl"
+    torch, verl = import_optional("torch", reason), import_optional("verl", reason)
+    group_lists = [list(group) for group in groups]
+    if not group_lists:
         raise InputError("there are no groups to make a batch of")
-    batches = [_batch_of(group) for group in listed]
+    batches = [_batch_of(group) for group in group_lists]
     for part in ("tensors", "arrays"):
-        if different := {name for kept in batches for name in set(batches[0][part]) ^ set(kept[part])}:
-            raise InputError(
-                f"not all of the groups have {', '.join(sorted(different))}: they are of different batches"
-            )
-    rollouts = [rollout for group in listed for rollout in group]
+        if names := {name for fields in batches for name in set(batches[0][part]) ^ set(fields[part])}:
+            raise InputError(f"not all of the groups have {', '.join(sorted(names))}: they are of different batches")
+    rollouts = [rollout for group in group_lists for rollout in group]
     tensors = {name: _stacked(torch, name, rollouts) for name in batches[0]["tensors"]}
     arrays = {name: _array(name, rollouts, kind) for name, kind in batches[0]["arrays"].items()}
     return verl.DataProto.from_dict(tensors=tensors, non_tensors=arrays, meta_info=_meta(batches))
@@ -119,17 +117,17 @@ def _rollout(batch: DataProto, value: Any, row: int) -> RolloutState:
     tensors: dict[str, Tensor] = {name: tensor[row] for name, tensor in batch.batch.items()}
     arrays = {name: array[row] for name, array in batch.non_tensor_batch.items()}
     stored = {name: _stored(name, tensors) for name in tensors}
-    ours = {_OURS[name]: _moved(stored[name]) for name in _OURS if name in stored}
+    fields = {_OURS[name]: _moved(stored[name]) for name in _OURS if name in stored}
     rewards = next((tensors[name] for name in _REWARDS if name in tensors), None)
-    oldest, prompt = arrays.get("min_global_steps"), arrays.get("raw_prompt")
+    oldest_step, prompt = arrays.get("min_global_steps"), arrays.get("raw_prompt")
     return RolloutState(
         group_id=value if isinstance(value, int | str) else str(value),
         message=list(prompt) if isinstance(prompt, list | tuple | np.ndarray) else [],
         reward=None if rewards is None else float(rewards.sum()),
-        response_model_steps=None if oldest is None else [int(oldest)] * len(ours["response_ids"]),
+        response_model_steps=None if oldest_step is None else [int(oldest_step)] * len(fields["response_ids"]),
         status=Status.COMPLETED,
         extra_fields={"verl": {"tensors": stored, "arrays": arrays}},
-        **ours,
+        **fields,
     )
 
 
@@ -178,10 +176,10 @@ def _is_padding(part: Tensor, axis: int) -> bool:
 def _batch_of(group: Sequence[RolloutState]) -> dict[str, Any]:
     """Return the fields of its batch that are stored with a group."""
     try:
-        kept: dict[str, Any] = group[0].extra_fields["verl"]["batch"]
+        fields: dict[str, Any] = group[0].extra_fields["verl"]["batch"]
     except (AttributeError, IndexError, KeyError, TypeError):
         raise RolloutError("expected groups that `to_groups` made, whole and in their order") from None
-    return kept
+    return fields
 
 
 def _stacked(torch: Any, name: str, rollouts: list[RolloutState]) -> Tensor:
@@ -200,9 +198,9 @@ def _restored(torch: Any, name: str, rollout: RolloutState) -> Tensor:
     tokens = stored["tokens"] if "tokens" in stored else torch.from_numpy(getattr(rollout, _OURS[name]))
     if "axis" not in stored:
         return tokens
-    (left, before), (right, after) = stored["padding"]
+    (left, left_fill), (right, right_fill) = stored["padding"]
     axis = stored["axis"]
-    return torch.cat([before.repeat_interleave(left, axis), tokens, after.repeat_interleave(right, axis)], axis)
+    return torch.cat([left_fill.repeat_interleave(left, axis), tokens, right_fill.repeat_interleave(right, axis)], axis)
 
 
 def _array(name: str, rollouts: list[RolloutState], kind: str) -> Any:
@@ -255,8 +253,8 @@ class BufferQueueClient:
     ) -> None:
         """Raise ConfigError for options of the config that are incompatible with a queue."""
         check_whole(required_samples, "required_samples", 1, ConfigError)
-        for option, wanted in (("max_times_sampled", 1), ("rollout_type", RolloutState), ("tensors", "torch")):
-            if getattr(config, option) != wanted:
+        for option, value in (("max_times_sampled", 1), ("rollout_type", RolloutState), ("tensors", "torch")):
+            if getattr(config, option) != value:
                 raise ConfigError(
                     f"{option}={getattr(config, option)!r:.100}: verl's queue hands out each sample once, as it was "
                     "put; leave this option out"
@@ -291,8 +289,8 @@ class BufferQueueClient:
         pickle, _ = _verl()
         unpickled = pickle.loads(sample)
         group = [rollout for part in to_groups(unpickled.full_batch) for rollout in part]
-        kept = {"sample_id": unpickled.sample_id, "epoch": unpickled.epoch, "rollout_status": unpickled.rollout_status}
-        group[0].extra_fields["verl"]["sample"] = kept
+        extra = {"sample_id": unpickled.sample_id, "epoch": unpickled.epoch, "rollout_status": unpickled.rollout_status}
+        group[0].extra_fields["verl"]["sample"] = extra
         return await self.buffer.put(group, self.task_name) is not None
 
     async def get_sample(self) -> tuple[bytes | None, int]:
@@ -320,7 +318,7 @@ class BufferQueueClient:
         if not await self.buffer.count_where({"task_name": self._end, "tags.run_id": self.run_id}):
             return False
         tallies = await self.buffer.tallies()
-        size, leased = (tallies.get((self.task_name, Status.COMPLETED, of), 0) for of in (Tally.SIZE, Tally.LEASED))
+        size, leased = (tallies.get((self.task_name, Status.COMPLETED, kind), 0) for kind in (Tally.SIZE, Tally.LEASED))
         return not size and leased == len(self._leases)
 
     async def get_queue_size(self) -> int:
@@ -360,6 +358,6 @@ class BufferQueueClient:
 
 def _verl() -> tuple[Any, Any]:
     """Return Ray's pickle and verl's RolloutSample."""
-    what = "BufferQueueClient needs verl and what its trainer imports"
-    utils = import_optional("verl.experimental.fully_async_policy.detach_utils", what)
-    return import_optional("ray.cloudpickle", what), utils.RolloutSample
+    hint = "BufferQueueClient needs verl and what its trainer imports"
+    utils = import_optional("verl.experimental.fully_async_policy.detach_utils", hint)
+    return import_optional("ray.cloudpickle", hint), utils.RolloutSample

@@ -49,8 +49,8 @@ def _module(name: str) -> Any:
 
 def rollout_class() -> type[Any]:
     """Return xtuner's RolloutState. Raises MissingDriverError."""
-    found: type[Any] = _module(_DATA).RolloutState
-    return found
+    rollout_type: type[Any] = _module(_DATA).RolloutState
+    return rollout_type
 
 
 async def release(groups: Sequence[list[Any]]) -> None:
@@ -61,18 +61,18 @@ async def release(groups: Sequence[list[Any]]) -> None:
     if not groups:
         return
     await _module(_SESSIONS).release_and_discard_rollout_groups(list(groups))
-    expired = _module(_DATA).Status(Status.EXPIRED.value)
+    status = _module(_DATA).Status(Status.EXPIRED.value)
     for group in groups:
         for rollout in group:
-            rollout.status = expired
+            rollout.status = status
 
 
 def config_class(name: str) -> type[Any]:
     """Return xtuner's config class of this name, or `object` if xtuner isn't installed."""
     if find_spec("xtuner") is None:
         return object
-    found: type[Any] = getattr(_module(_BUFFERS), name)
-    return found
+    config_type: type[Any] = getattr(_module(_BUFFERS), name)
+    return config_type
 
 
 Group = list[Any]
@@ -121,8 +121,8 @@ class ReplayBuffer:
         self._step = self._step if step is None else step
         # A put that returns evicted groups is committed by itself, without group commit.
         evicts = self.buffer.limits.capacity is not None
-        left: list[StorageItem] = []
-        dropped: list[Group] = []
+        evicted: list[StorageItem] = []
+        removed: list[Group] = []
         try:
             uid = await self.buffer.put(
                 _by_session(items),
@@ -132,12 +132,12 @@ class ReplayBuffer:
                 stale_threshold=None if step is None else stale_threshold,
                 token_stale_threshold=None if step is None else token_stale_threshold,
                 expired_groups_retryable=expired_groups_retryable,
-                dropped=left if evicts else None,
+                dropped=evicted if evicts else None,
             )
             if uid is None and not evicts:
-                dropped.append(items)
+                removed.append(items)
         finally:  # also if the call is cancelled
-            await shielded(release([*_groups(left), *dropped]))
+            await shielded(release([*_groups(evicted), *removed]))
 
     async def get(self, batch_size: int, task_name: str, group_status: StatusLike) -> list[Group]:
         """Take up to `batch_size` groups of a task and status; an empty list where there are none."""
@@ -148,13 +148,13 @@ class ReplayBuffer:
         self, task_batch_sizes: Mapping[str, int], *, group_status: StatusLike = Status.COMPLETED
     ) -> tuple[dict[str, list[Group]], dict[str, int]]:
         """Take up to `task_batch_sizes` groups of each task, in one transaction. Return groups and counts by task."""
-        status, wanted = OUR_STATUSES.check(group_status), _asked_for(task_batch_sizes)
+        status, sizes = OUR_STATUSES.check(group_status), _asked_for(task_batch_sizes)
         batch: dict[str, list[Group]] = {task: [] for task in task_batch_sizes}
-        if wanted and status != Status.ARCHIVED:  # archived groups are never drawn
+        if sizes and status != Status.ARCHIVED:  # archived groups are never drawn
             self._used = True
             step = self._step if status == Status.COMPLETED else None  # others are drawn for generation, not training
-            taken, _ = await self.buffer.take_batch(wanted, group_status=status, current_train_step=step)
-            batch |= {task: [*map(flat, groups)] for task, groups in taken.items()}
+            by_task, _ = await self.buffer.take_batch(sizes, group_status=status, current_train_step=step)
+            batch |= {task: [*map(flat, groups)] for task, groups in by_task.items()}
         return batch, {task: len(groups) for task, groups in batch.items()}
 
     async def count(self, task_name: str, group_status: StatusLike) -> int:
@@ -186,25 +186,25 @@ class ReplayBuffer:
         """
         tasks = task_stale_thresholds.keys()  # the other arguments may name more
         retryable = dict.fromkeys(tasks, True) | _of(tasks, expired_groups_retryable_by_task)
-        named = EXPIRING_STATUSES if statuses is None else map(OUR_STATUSES.check, statuses)
-        chosen = [status for status in named if status in EXPIRING_STATUSES]
+        candidates = EXPIRING_STATUSES if statuses is None else map(OUR_STATUSES.check, statuses)
+        expiring = [status for status in candidates if status in EXPIRING_STATUSES]
         self._used, self._step = True, current_train_step
-        left: list[StorageItem] = []
+        removed: list[StorageItem] = []
         try:
             counts = await self.buffer.refresh_staleness(
                 task_stale_thresholds=task_stale_thresholds,
                 task_token_stale_thresholds=_of(tasks, task_token_stale_thresholds),
                 expired_groups_retryable_by_task=retryable,
                 current_train_step=current_train_step,
-                statuses=chosen,
-                dropped=None if all(retryable.values()) else left,
+                statuses=expiring,
+                dropped=None if all(retryable.values()) else removed,
             )
         finally:
-            await shielded(release(_groups(left)))
-        kept = [task for task, is_kept in retryable.items() if is_kept]
-        if kept and Status.EXPIRED in chosen:  # groups that were EXPIRED before count, too
-            expired = await self.buffer.count_statuses(kept, [Status.EXPIRED])
-            counts |= {task: by[Status.EXPIRED] for task, by in expired.items()}
+            await shielded(release(_groups(removed)))
+        kept_tasks = [task for task, is_kept in retryable.items() if is_kept]
+        if kept_tasks and Status.EXPIRED in expiring:  # groups that were EXPIRED before count, too
+            expired_counts = await self.buffer.count_statuses(kept_tasks, [Status.EXPIRED])
+            counts |= {task: by_status[Status.EXPIRED] for task, by_status in expired_counts.items()}
         return counts
 
     def __len__(self) -> int:
@@ -263,15 +263,15 @@ def _of(tasks: Collection[str], values: Mapping[str, Any] | None) -> dict[str, A
     return {task: value for task, value in (values or {}).items() if task in tasks}
 
 
-def _groups(left: Sequence[StorageItem]) -> list[list[Any]]:
-    return [item.flat for item in left if item.item]  # undecodable groups have no item
+def _groups(items: Sequence[StorageItem]) -> list[list[Any]]:
+    return [item.flat for item in items if item.item]  # undecodable groups have no item
 
 
 def _by_session(group: Group) -> list[Any]:
     """Return a group with the segments of each model session in a list: xtuner's trainer counts them as one rollout."""
-    sessions = groupby(group, lambda one: (one.rollout_id or id(one)) if one.session_id is None else one.session_id)
-    found = [list(segments) for _, segments in sessions]
-    return group if len(found) == len(group) else found
+    sessions = groupby(group, lambda seg: (seg.rollout_id or id(seg)) if seg.session_id is None else seg.session_id)
+    rollouts = [list(segments) for _, segments in sessions]
+    return group if len(rollouts) == len(group) else rollouts
 
 
 # The configs are subclasses of xtuner's, because its trainers' configs declare and check these classes.

@@ -74,8 +74,8 @@ def reward_varies(group: Sequence[Any], *, reward_key: str = SCORE) -> bool:
     numbers, or dicts with the part `reward_key`, in a field of that name; a rollout without one counts as different.
     """
 
-    def reward(one: Any) -> float | None:
-        return reward_value(one.get("reward") if isinstance(one, dict) else getattr(one, "reward", None), reward_key)
+    def reward(item: Any) -> float | None:
+        return reward_value(item.get("reward") if isinstance(item, dict) else getattr(item, "reward", None), reward_key)
 
     rewards = rewards_of(group, reward)
     return len(set(rewards)) > 1 or None in rewards
@@ -184,13 +184,13 @@ class FailureTracker:
         self.consecutive = 0
         self.failed.clear()
 
-    def add_wasted(self, made: Generated, *, pausing: bool) -> None:
+    def add_wasted(self, generated: Generated, *, pausing: bool) -> None:
         """Count a group if it was wasted."""
-        if made.status == Status.ABORTED:
-            if not made.tokens and not pausing:  # no progress was made
+        if generated.status == Status.ABORTED:
+            if not generated.tokens and not pausing:  # no progress was made
                 self._wasted[_UNASKED] += 1
-        elif made.status != Status.COMPLETED:
-            self._wasted[_KINDS.get(made.status, "failed")] += 1
+        elif generated.status != Status.COMPLETED:
+            self._wasted[_KINDS.get(generated.status, "failed")] += 1
 
     def describe(self) -> str:
         """Return a sentence about the wasted groups."""
@@ -236,9 +236,9 @@ class ProduceSummary:
 
     def add_rewards(self, rewards: Iterable[float | None]) -> None:
         """Count the rewards of a completed group's rollouts; None where one has none."""
-        known = [reward for reward in rewards if reward is not None]
-        self.raw_rewards_sum += sum(known)
-        self.raw_rewards_count += len(known)
+        scores = [reward for reward in rewards if reward is not None]
+        self.raw_rewards_sum += sum(scores)
+        self.raw_rewards_count += len(scores)
 
     def add(self, status: Status, tokens: int, seconds: float) -> None:
         """Count a group of this status; INIT is one that failed and will be tried again."""
@@ -265,7 +265,7 @@ class ProduceSummary:
 
     def __str__(self) -> str:
         """Return `32 groups (5 reused; 2 interrupted), 13.4k tokens in 2.1 s`."""
-        others = [f"{number(count)} {name}" for name in _GROUPS if (count := getattr(self, name))]
-        notes = "; ".join(filter(None, [f"{self.reused} reused" if self.reused else "", ", ".join(others)]))
+        other_counts = [f"{number(count)} {name}" for name in _GROUPS if (count := getattr(self, name))]
+        notes = "; ".join(filter(None, [f"{self.reused} reused" if self.reused else "", ", ".join(other_counts)]))
         text = f"{number(self.produced)} groups{f' ({notes})' if notes else ''}"
         return f"{text}, {short(self.tokens)} tokens in {self.seconds:.1f} s"

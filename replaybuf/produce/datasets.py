@@ -240,9 +240,9 @@ class PromptDataset:
                 return [], position
             return items, self._after(epoch, index, items[-1])
 
-    def _after(self, epoch: int, index: int, last: Any) -> bytes:
+    def _after(self, epoch: int, index: int, item: Any) -> bytes:
         """Return the position after an item, the one before `index`."""
-        self._last = bytes(msgpack.packb(_Place(epoch, index, self._source.size, self._source.seed, fingerprint(last))))
+        self._last = bytes(msgpack.packb(_Place(epoch, index, self._source.size, self._source.seed, fingerprint(item))))
         return self._last
 
     def _begin(self, position: bytes) -> tuple[int, int]:
@@ -253,16 +253,16 @@ class PromptDataset:
             return 0, 0
         epoch, index, size_then, seed, mark = _Place.of(position, indexed=source.size is not None)
         if seed != source.seed:
-            began, now = _order_text(seed), _order_text(source.seed)
-            raise InputError(f"the run began {began}, in another order than now ({now}): {_GO_ON}")
+            old_order, new_order = _order_text(seed), _order_text(source.seed)
+            raise InputError(f"the run began {old_order}, in another order than now ({new_order}): {_GO_ON}")
         if self._epochs is not None and index and epoch >= self._epochs:
             raise InputError(
                 f"the dataset was read as far as epoch {epoch} (from 0), more than with epochs={self._epochs}: go on "
                 "with the epochs of the run, or give the ledger another name="
             )
         if seed is not None and source.size != size_then:
-            shuffled = "its shuffled order is another one, and prompts would be read twice or never"
-            problem = "with order= it must keep its size" if isinstance(seed, list) else shuffled
+            reason = "its shuffled order is another one, and prompts would be read twice or never"
+            problem = "with order= it must keep its size" if isinstance(seed, list) else reason
             raise InputError(f"the dataset had {size_then} items and has {source.size} now: {problem}; {_GO_ON}")
         if index and (source.size != size_then or not (self._is_known or position == self._last)):
             self._compare(epoch, index - 1, mark)
@@ -277,9 +277,9 @@ class PromptDataset:
                 f"{index + 1} items of epoch {epoch} of the dataset were drawn so far, but it has fewer: it has become "
                 f"shorter; {_GO_ON}"
             )
-        found = fingerprint(item)
+        fresh_mark = fingerprint(item)
         # An item that differs whenever it is read tells nothing.
-        if mark and found and found != mark and fingerprint(self._source.again(epoch, index)) == found:
+        if mark and fresh_mark and fresh_mark != mark and fingerprint(self._source.again(epoch, index)) == fresh_mark:
             raise InputError(
                 f"item {index} of epoch {epoch} of the dataset (both from 0) is another one than the run has read "
                 f"there: this is another dataset, or its order has changed; {_GO_ON}"
@@ -304,8 +304,8 @@ def seed_of(shuffle: Any) -> int | None:
 
 def _source_of(dataset: Any, seed: int | None) -> _Indexed | _Iterated:
     if isinstance(dataset, (str, bytes, bytearray, memoryview, Mapping)):
-        what = "choose one of its values" if isinstance(dataset, Mapping) else "give a list of prompts"
-        raise InputError(f"expected a dataset of prompts, got {type(dataset).__name__}: {what}")
+        hint = "choose one of its values" if isinstance(dataset, Mapping) else "give a list of prompts"
+        raise InputError(f"expected a dataset of prompts, got {type(dataset).__name__}: {hint}")
     if is_indexed(dataset):
         return _Indexed(dataset, seed)
     if hasattr(dataset, "__next__") and iter(dataset) is dataset:

@@ -49,8 +49,8 @@ class Unsolved:
             raise InputError(f"expected low < high, and tries of at least 1, got {self!r:.200}")
 
     def __call__(self, statistics: Statistics) -> Any:
-        done = (statistics["last"] >= self.high) | (statistics["mean"] <= self.low)
-        return np.where(done & (statistics["times"] >= self.tries), -np.inf, 0.0)
+        settled = (statistics["last"] >= self.high) | (statistics["mean"] <= self.low)
+        return np.where(settled & (statistics["times"] >= self.tries), -np.inf, 0.0)
 
 
 ORDERS: dict[str, Order] = {"varied": varied, "unsolved": Unsolved()}
@@ -69,10 +69,10 @@ class OrderedPrompts(PromptDataset):
     def __init__(self, dataset: Any, epochs: int | None, shuffle: int | None, order: Any) -> None:
         self._seed = seed_of(shuffle) or 0
         super().__init__(dataset, epochs, RandomAccess(dataset, self._seed))
-        found: Order | None = ORDERS.get(order) if isinstance(order, str) else order
-        if not callable(found) or isinstance(found, type):
+        function: Order | None = ORDERS.get(order) if isinstance(order, str) else order
+        if not callable(function) or isinstance(function, type):
             raise InputError(f"order must be 'varied', 'unsolved', Unsolved(...), or a function, got {shown(order)}")
-        self._order = found
+        self._order = function
         self._at = -1, -1  # the number of restores and the version of the cursor up to which changes were taken in
         self._clear()
 
@@ -84,41 +84,41 @@ class OrderedPrompts(PromptDataset):
         self._keys = np.zeros(size, np.uint64)  # the order of `_epoch`, the highest first; 0: not in it any more
         self._epoch = -1
 
-    def known(self, now: Cursor) -> int:
+    def known(self, cursor: Cursor) -> int:
         """Return the version of the cursor since which changes are needed; -1: all."""
-        return self._at[1] if now.epoch == self._at[0] else -1
+        return self._at[1] if cursor.epoch == self._at[0] else -1
 
-    def choose(self, now: Cursor, changed: Changed, count: int) -> tuple[list[Any], dict[int, int], bytes]:
+    def choose(self, cursor: Cursor, changes: Changed, count: int) -> tuple[list[Any], dict[int, int], bytes]:
         """Return up to `count` next items of an epoch, the epoch of each by its place, and the position after them;
-        blocks. `changed` is what has changed since `known`."""
-        self.update_statistics(now, changed)
+        blocks. `changes` is what has changed since `known`."""
+        self.update_statistics(cursor, changes)
         with self._lock:
-            epoch, last = self._begin(now.value)
+            epoch, index = self._begin(cursor.value)
             if self._epochs == 0:
-                return [], {}, now.value
-            found = self._first(epoch, count)
-            if not len(found) and last and epoch + 1 != self._epochs:
+                return [], {}, cursor.value
+            next_places = self._first(epoch, count)
+            if not len(next_places) and index and epoch + 1 != self._epochs:
                 epoch += 1
-                found = self._first(epoch, count)
+                next_places = self._first(epoch, count)
             self.why_none, size = PromptDataset.why_none, len(self._drawn)
-            if size and not len(found) and (self._drawn < epoch).all():
+            if size and not len(next_places) and (self._drawn < epoch).all():
                 kind = " (solved or hopeless)" if isinstance(self._order, Unsolved) else ""
                 self.why_none = f"all {size} prompts are skipped by order={kind}"
-            places = found.tolist()
+            places = next_places.tolist()
             items = [self._source.item(epoch, place) for place in places]
-            after = self._after(epoch, places[-1] + 1, items[-1]) if items else now.value
-            return items, dict.fromkeys(places, epoch), after
+            position = self._after(epoch, places[-1] + 1, items[-1]) if items else cursor.value
+            return items, dict.fromkeys(places, epoch), position
 
-    def update_statistics(self, now: Cursor, changed: Changed) -> None:
+    def update_statistics(self, cursor: Cursor, changes: Changed) -> None:
         """Take in what has changed, unless another thread has taken in what was read later."""
         with self._lock:
-            if (now.epoch, now.version) < self._at:
+            if (cursor.epoch, cursor.version) < self._at:
                 return
-            if now.epoch != self._at[0]:
+            if cursor.epoch != self._at[0]:
                 self._clear()
-            if changed:
-                self._update_rows(*zip(*changed, strict=True))
-            self._at = now.epoch, now.version
+            if changes:
+                self._update_rows(*zip(*changes, strict=True))
+            self._at = cursor.epoch, cursor.version
 
     def _update_rows(self, items: Any, epochs: Any, times: Any, rollouts: Any, *sums: Any) -> None:
         if max(items) >= len(self.statistics):
@@ -136,20 +136,20 @@ class OrderedPrompts(PromptDataset):
     def _rank(self, places: Places, epoch: int) -> None:
         """Set the keys of prompts: the priority in the upper half, a hash of seed, epoch and place in the lower one."""
         try:
-            given = np.asarray(self._order(self.statistics[places]))
+            priorities = np.asarray(self._order(self.statistics[places]))
         except ValueError as error:  # also that of an unknown field
             raise InputError(f"order= raised {error!r:.200} (the fields are {STATISTICS.names})") from error
-        if given.shape != places.shape or given.dtype.kind not in "fiub" or np.isnan(given).any():
-            raise InputError(f"order= must return a number for each of {len(places)} prompts, got {shown(given)}")
+        if priorities.shape != places.shape or priorities.dtype.kind not in "fiub" or np.isnan(priorities).any():
+            raise InputError(f"order= must return a number for each of {len(places)} prompts, got {shown(priorities)}")
         with np.errstate(over="ignore"):
-            bits = (given.astype(np.float32) + np.float32(0)).view(np.uint32)  # -0.0 becomes 0.0
+            bits = (priorities.astype(np.float32) + np.float32(0)).view(np.uint32)  # -0.0 becomes 0.0
             upper = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)).astype(np.uint64)
             seeded = np.random.SeedSequence(self._seed, spawn_key=(epoch,)).generate_state(1, np.uint64)
             ties = places.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + seeded
             for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):  # SplitMix64's finaliser
                 ties = (ties ^ (ties >> np.uint64(shift))) * np.uint64(factor)
-        gone = (given == -np.inf) | (self._drawn[places] >= epoch)
-        self._keys[places] = np.where(gone, np.uint64(0), upper << np.uint64(32) | ties >> np.uint64(32))
+        excluded = (priorities == -np.inf) | (self._drawn[places] >= epoch)
+        self._keys[places] = np.where(excluded, np.uint64(0), upper << np.uint64(32) | ties >> np.uint64(32))
 
     def _first(self, epoch: int, count: int) -> Places:
         """Return the places of the prompts that come next in an epoch, without a sort of all."""
@@ -158,13 +158,13 @@ class OrderedPrompts(PromptDataset):
             self._epoch = epoch
         keys = self._keys
         step = max(1, len(keys) // _SAMPLE)
-        sample, above = keys[::step], count // step + _SPARE
-        floor = np.partition(sample, -above)[-above] if above <= len(sample) else np.uint64(0)
-        found = np.flatnonzero(keys >= max(floor, np.uint64(1)))
-        if len(found) < count and floor > 1:
-            found = np.flatnonzero(keys)
-        if len(found) > count:
-            least = np.partition(keys[found], -count)[-count]
-            more, ties = found[keys[found] > least], found[keys[found] == least]
-            found = np.concatenate([more, ties[: count - len(more)]])
-        return found[np.argsort(~keys[found], kind="stable")]
+        sample, rank = keys[::step], count // step + _SPARE
+        floor = np.partition(sample, -rank)[-rank] if rank <= len(sample) else np.uint64(0)
+        places = np.flatnonzero(keys >= max(floor, np.uint64(1)))
+        if len(places) < count and floor > 1:
+            places = np.flatnonzero(keys)
+        if len(places) > count:
+            threshold = np.partition(keys[places], -count)[-count]
+            higher, ties = places[keys[places] > threshold], places[keys[places] == threshold]
+            places = np.concatenate([higher, ties[: count - len(higher)]])
+        return places[np.argsort(~keys[places], kind="stable")]

@@ -51,15 +51,15 @@ _logger = logging.getLogger("replaybuf.produce")
 _ROOM_SECONDS = 1.0
 
 
-def check_size(batch_size: Any, sampler: Any, least: int | None) -> int:
+def check_size(batch_size: Any, sampler: Any, min_size: int | None) -> int:
     """Check that the sampler's buffer can deliver a batch of groups of at least so many rollouts. Raises InputError."""
     if not isinstance(sampler, Sampler):
         raise InputError(f"expected a Sampler, got {type(sampler).__name__}")
     size = check_whole(batch_size, "batch_size", 1)
-    if least is not None and least > sampler.prompt_repeat_k:
-        raise InputError(f"min_size {least} is more than the {sampler.prompt_repeat_k} rollouts of a group")
-    needed = {sampler.task_name: size}
-    check_possible(Draw(needed, at_least=needed), sampler.buffer.limits)
+    if min_size is not None and min_size > sampler.prompt_repeat_k:
+        raise InputError(f"min_size {min_size} is more than the {sampler.prompt_repeat_k} rollouts of a group")
+    sizes = {sampler.task_name: size}
+    check_possible(Draw(sizes, at_least=sizes), sampler.buffer.limits)
     return size
 
 
@@ -100,24 +100,24 @@ class Generations:
         `choices` are the groups of the buffer that come before new prompts, and others for when there are no more.
         """
         prompts: list[Prompt] = []
-        for again in choices if count > 0 else ():
-            prompts = prompts or await self.sampler.draw(count, again=again, partial_rollouts=self.strategy.partial)
+        for choice in choices if count > 0 else ():
+            prompts = prompts or await self.sampler.draw(count, again=choice, partial_rollouts=self.strategy.partial)
         self._tasks += [asyncio.create_task(self._run(prompt)) for prompt in prompts]
         self.summary.continued += sum(prompt.status != Status.INIT or prompt.attempt > 1 for prompt in prompts)
         await asyncio.sleep(0)  # a task that is cancelled before its first step would not give its prompt back
         return len(prompts)
 
-    def bounded(self, wanted: int, level: Level, flying: int) -> int:
+    def bounded(self, count: int, level: Level, in_flight: int) -> int:
         """Bound a number of groups by the room that those in flight leave, and by the concurrency in this process."""
-        room, most = self.buffer.limits.insertable(level, Status.COMPLETED), self.strategy.max_concurrency
+        room, concurrency = self.buffer.limits.insertable(level, Status.COMPLETED), self.strategy.max_concurrency
         if room is not None:
-            wanted = min(wanted, room - flying)
-        return wanted if most is None else min(wanted, most - len(self))
+            count = min(count, room - in_flight)
+        return count if concurrency is None else min(count, concurrency - len(self))
 
-    def check_waste(self, done: str, since: int = 0) -> None:
-        """Raise ProduceError, which says what is `done`, if too many groups were wasted, but for the first `since`."""
+    def check_waste(self, progress: str, since: int = 0) -> None:
+        """Raise ProduceError, which says the `progress`, if too many groups were wasted, but for the first `since`."""
         if self.failures.wasted - since >= self.strategy.give_up_after * self.size:
-            text = f"task {self.task_name}: {done}, {self.failures.describe()}"
+            text = f"task {self.task_name}: {progress}, {self.failures.describe()}"
             raise ProduceError(text) from self.failures.last_raised
 
     async def wait(self, timeout: float, *others: Coroutine[Any, Any, Any]) -> None:
@@ -171,9 +171,9 @@ class Generations:
                 raise  # the agent loop's own
         finally:
             self._pausing = False
-        if late := sum(not task.done() for task in self._tasks):
+        if late_count := sum(not task.done() for task in self._tasks):
             text = "task %s: %d groups were not done %g s after pause(); they begin anew later"
-            _logger.warning(text, self.task_name, late, self._timeout)
+            _logger.warning(text, self.task_name, late_count, self._timeout)
             await self.cancel()
         self.summary.pause_seconds += time.monotonic() - began
         self._collect()
@@ -190,12 +190,12 @@ class Generations:
             task.cancel()
         deadline = time.monotonic() + self._timeout
         # Only calls of the agent loop are left behind: those of the store have timeouts of their own.
-        while late := [task for task in self._tasks if not task.done()]:
+        while late_tasks := [task for task in self._tasks if not task.done()]:
             remaining = max(0.0, deadline - time.monotonic()) or None
-            waited_for = late if remaining else [task for task in late if task not in self._calling]
+            waited_for = late_tasks if remaining else [task for task in late_tasks if task not in self._calling]
             if not waited_for:
                 text = "task %s: %d groups are still being generated %g s after they were cancelled"
-                _logger.warning(text, self.task_name, len(late), self._timeout)
+                _logger.warning(text, self.task_name, len(late_tasks), self._timeout)
                 break
             await asyncio.wait(waited_for, timeout=remaining)
         for task in self._tasks:
@@ -220,14 +220,14 @@ class Generations:
     async def _undo_failures(self) -> None:
         await self._cancel()
         for status, uids in self.failures.failed.items():  # also prompts that were set aside
-            failed = {"uid": {"$in": sorted(uids)}, "status": {"$in": [status, Status.FAILED]}}
-            await self.buffer.update(failed, status=status)
+            query = {"uid": {"$in": sorted(uids)}, "status": {"$in": [status, Status.FAILED]}}
+            await self.buffer.update(query, status=status)
 
     def _collect(self) -> None:
         """Remove the tasks that are done. Raises the first error that ended one."""
-        done = [task for task in self._tasks if task.done()]
+        ended = [task for task in self._tasks if task.done()]
         self._tasks = [task for task in self._tasks if not task.done()]
-        errors = [error for task in done if not task.cancelled() and (error := task.exception())]
+        errors = [error for task in ended if not task.cancelled() and (error := task.exception())]
         if errors:
             raise errors[0]
 
@@ -244,7 +244,7 @@ class Generations:
             raise
 
     async def _generate(self, prompt: Prompt) -> None:
-        began, model_step, before = time.monotonic(), self.model_step, count_tokens(prompt.group, self._kind)
+        began, model_step, tokens_before = time.monotonic(), self.model_step, count_tokens(prompt.group, self._kind)
         group = prompt.group
         error: str | BaseException | None = None
         try:
@@ -261,14 +261,14 @@ class Generations:
                 )
             if status == Status.COMPLETED:
                 get, key = self._kind.get, self._kind.reward_key
-                done = self._completed(group)
-                self.summary.add_rewards(rewards_of(done, lambda one: reward_value(get(one, "reward"), key)))
+                completed = self._completed(group)
+                self.summary.add_rewards(rewards_of(completed, lambda item: reward_value(get(item, "reward"), key)))
         except (Exception, asyncio.CancelledError) as raised:
             task = asyncio.current_task()
             if isinstance(raised, asyncio.CancelledError) and task and task.cancelling():
                 raise  # otherwise the agent loop has raised its own, as a failure
             error = raised
-        seconds, tokens = time.monotonic() - began, max(0, count_tokens(group, self._kind) - before)
+        seconds, tokens = time.monotonic() - began, max(0, count_tokens(group, self._kind) - tokens_before)
         if error is None:
             try:
                 status = await self._store(prompt, group, status, model_step)
@@ -289,8 +289,8 @@ class Generations:
         task = asyncio.current_task()
         self._calling.add(task)
         try:
-            made = await self._agent_loop.generate_group(group, partial=self.strategy.partial)
-            return group if made is None else as_group(made)
+            generated = await self._agent_loop.generate_group(group, partial=self.strategy.partial)
+            return group if generated is None else as_group(generated)
         finally:
             self._calling.discard(task)
 
@@ -300,7 +300,7 @@ class Generations:
         A call that fails leaves its rollout FAILED. Return the first error.
         """
         task = asyncio.current_task()
-        places = [place for place, one in enumerate(prompt.group) if not self._completed([one])]
+        places = [place for place, rollout in enumerate(prompt.group) if not self._completed([rollout])]
         calls = [asyncio.create_task(self._call_one(prompt, place)) for place in places]
         self._calling.add(task)
         try:
@@ -314,30 +314,30 @@ class Generations:
     async def _call_one(self, prompt: Prompt, place: int) -> BaseException | None:
         group, model_step = prompt.group, self.model_step
         try:
-            made = await self._call([group[place]])
-            if len(made) != 1:
-                raise RolloutError(f"generate_group was given one rollout, and returned {len(made)}")
-            [group[place]] = made
-            done = checked_status(made, self._kind) == Status.COMPLETED
+            generated = await self._call([group[place]])
+            if len(generated) != 1:
+                raise RolloutError(f"generate_group was given one rollout, and returned {len(generated)}")
+            [group[place]] = generated
+            is_completed = checked_status(generated, self._kind) == Status.COMPLETED
         except (Exception, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
                 raise
-            for one in flat([group[place]]):
-                self._kind.set_status(one, Status.FAILED)
-                self._kind.set(one, "error_msg", text_of(error))
+            for rollout in flat([group[place]]):
+                self._kind.set_status(rollout, Status.FAILED)
+                self._kind.set(rollout, "error_msg", text_of(error))
             return error
-        if done:
+        if is_completed:
             await prompt.add(place, model_step=model_step if self._is_dated else None)
         return None
 
     def _completed(self, group: Sequence[Any]) -> list[Any]:
-        return [one for one in group if {*map(self._kind.status, flat([one]))} == {Status.COMPLETED}]
+        return [rollout for rollout in group if {*map(self._kind.status, flat([rollout]))} == {Status.COMPLETED}]
 
     def _is_enough(self, prompt: Prompt, group: Sequence[Any]) -> bool:
         """Return whether a group goes without its failed rollouts, since this was the last attempt at it."""
-        least = self.strategy.min_size
-        return least is not None and self._is_last(prompt) and len(self._completed(group)) >= least
+        min_size = self.strategy.min_size
+        return min_size is not None and self._is_last(prompt) and len(self._completed(group)) >= min_size
 
     def _is_last(self, prompt: Prompt) -> bool:
         return 0 < self.buffer.limits.max_deliveries <= prompt.attempt
@@ -351,47 +351,47 @@ class Generations:
 
     async def _fail(self, prompt: Prompt, error: str | BaseException, text: str) -> Status:
         """Give a group back for a retry, or set it aside as FAILED after the last one. Return its status."""
-        last = self._is_last(prompt)
-        self.failures.add_failed_prompt(prompt, error, last=last)
+        is_last = self._is_last(prompt)
+        self.failures.add_failed_prompt(prompt, error, last=is_last)
         await prompt.give_back(failed=text)
-        return Status.FAILED if last else Status.INIT
+        return Status.FAILED if is_last else Status.INIT
 
     async def _store(self, prompt: Prompt, group: list[Any], status: Status, model_step: int) -> Status:
         """Store a generated group. Return its stored status."""
         tags = {} if self.strategy.tags is None else check_tags(self.strategy.tags(group)) or {}
         if (times := prompt.tags.get(INTERRUPTED)) is not None:
             tags[INTERRUPTED] = times
-        stored = None  # None: the status of the rollouts
+        override = None  # None: the status of the rollouts
         if status == Status.COMPLETED and not self.strategy.is_valid(self._completed(group)):
-            status = stored = Status.FILTERED
+            status = override = Status.FILTERED
             for rollout in flat(group):
                 self._kind.set_status(rollout, Status.FILTERED)
         elif status == Status.ABORTED:
             tags[INTERRUPTED] = 1 + (times if isinstance(times, int) else 0)
             if not self.strategy.partial:
                 discard_partial_responses(group, self._kind, Status.ABORTED)
-        rule, least = self.strategy.expiry, self.strategy.min_size
-        before = group_status(map(self._kind.status, flat(group)))
-        dated = self._is_dated
+        rule, min_size = self.strategy.expiry, self.strategy.min_size
+        status_before = group_status(map(self._kind.status, flat(group)))
+        is_dated = self._is_dated
         while True:
-            seen = self.buffer.waits.version()
+            version = self.buffer.waits.version()
             try:
                 await prompt.finish(
                     group,
-                    model_step=model_step if dated else None,
-                    current_train_step=self.train_step if dated else None,
+                    model_step=model_step if is_dated else None,
+                    current_train_step=self.train_step if is_dated else None,
                     stale_threshold=rule.stale_threshold,
                     token_stale_threshold=rule.token_stale_threshold,
                     expired_groups_retryable=rule.retryable,
                     tags=tags,
-                    status=stored,
-                    min_size=None if stored or least is None else min(least, len(group)),
+                    status=override,
+                    min_size=None if override or min_size is None else min(min_size, len(group)),
                     keep_unfit=self.buffer.limits.keeps_unfit,
                 )
             except FullError as error:  # keep the group, and renew its lease, until there is room
                 _logger.warning("task %s: %s", self.task_name, error)
-                await self.buffer.waits.changed(seen, _ROOM_SECONDS)
+                await self.buffer.waits.changed(version, _ROOM_SECONDS)
             else:
-                now = group_status(map(self._kind.status, flat(group)))
+                status_now = group_status(map(self._kind.status, flat(group)))
                 # The rollouts change only if they expire; their class may have other names for EXPIRED and FILTERED.
-                return status if now == before else Status.EXPIRED
+                return status if status_now == status_before else Status.EXPIRED

@@ -85,9 +85,9 @@ class Prompt:
             rollouts, self.task_name, replaces=[self.uid], timeout=timeout, place=self._place, **options
         )
 
-    def _parents(self, group: Sequence[Any] | None, given: Parents) -> Parents:
+    def _parents(self, group: Sequence[Any] | None, parents: Parents) -> Parents:
         """Return the parents of a group that is stored: those given, or the prompt's for its own group."""
-        return self.parents if group is None and given is None else given
+        return self.parents if group is None and parents is None else parents
 
     def _is_new(self, rollout: Any) -> bool:
         """Return whether nothing was generated for a rollout. Raises RolloutError."""

@@ -30,10 +30,10 @@ class JSONLines:
     """
 
     def __init__(self, paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> None:
-        several = [paths] if isinstance(paths, (str, os.PathLike)) else paths
-        if isinstance(several, (bytes, bytearray)) or not isinstance(several, Iterable):
+        path_list = [paths] if isinstance(paths, (str, os.PathLike)) else paths
+        if isinstance(path_list, (bytes, bytearray)) or not isinstance(path_list, Iterable):
             raise InputError(f"expected the path of a JSONL file, or a list of them, got {shown(paths)}")
-        self.paths = tuple(map(_check_path, several))
+        self.paths = tuple(map(_check_path, path_list))
         if not self.paths:
             raise InputError("the list of JSONL files is empty")
         self._found: list[tuple[Path, int, bytes]] | None = None
@@ -133,12 +133,12 @@ def to_rollout(record: Any) -> RolloutState:
         )
     fields = {name: _plain(value) for name, value in record.items()}
     if fields.get("message") is not None:
-        own = FIELDS
+        accepted = FIELDS
         fields["message"] = _check_messages(fields["message"], "message")
     else:
-        own = FIELDS - _GENERATED
+        accepted = FIELDS - _GENERATED
         fields = _from_messages(fields) if fields.get("messages") is not None else _from_prompt(fields)
-    return _build(fields, own)
+    return _build(fields, accepted)
 
 
 def _from_messages(fields: dict[str, Any]) -> dict[str, Any]:
@@ -153,11 +153,11 @@ def _from_messages(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_reference(fields: dict[str, Any], turns: list[dict[str, Any]]) -> dict[str, Any]:
-    given = fields.get("reward_model")
-    is_open = given is None or (isinstance(given, dict) and given.get("ground_truth") is None)
+    reward_model = fields.get("reward_model")
+    is_open = reward_model is None or (isinstance(reward_model, dict) and reward_model.get("ground_truth") is None)
     has_content = len(turns) == 1 and turns[0].get("content") is not None
     if is_open:
-        fields["reward_model"] = {**(given or {}), "ground_truth": turns[0]["content"] if has_content else turns}
+        fields["reward_model"] = {**(reward_model or {}), "ground_truth": turns[0]["content"] if has_content else turns}
     says_all = is_open and (not has_content or turns[0].keys() == {"role", "content"})
     return fields if says_all else _with_extra(fields, "reference", turns)
 
@@ -173,8 +173,8 @@ def _from_prompt(fields: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _build(fields: dict[str, Any], own: frozenset[str]) -> RolloutState:
-    extra = [name for name in fields if name not in own]
+def _build(fields: dict[str, Any], accepted: frozenset[str]) -> RolloutState:
+    extra = [name for name in fields if name not in accepted]
     for name in extra:
         fields = _with_extra(fields, name, fields.pop(name))
     try:
@@ -217,7 +217,7 @@ def _check_messages(messages: Any, name: str) -> list[dict[str, Any]]:
 def _plain(value: Any) -> Any:
     """Return a copy with dicts and lists in place of table readers' types."""
     if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):
         return _plain(value.item()) if isinstance(value, np.ndarray) else value.item()
     if isinstance(value, np.ndarray) and value.dtype.kind in "OU":

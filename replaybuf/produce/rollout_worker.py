@@ -44,8 +44,8 @@ async def published(buffer: ReplayBuffer) -> TrainState | None:
 
     Raises InputError if it can't be read.
     """
-    now = await buffer.cursors.read(TRAINER)
-    return TrainState.decode(now.value) if now.version and now.value != _NOTHING else None
+    cursor = await buffer.cursors.read(TRAINER)
+    return TrainState.decode(cursor.value) if cursor.version and cursor.value != _NOTHING else None
 
 
 async def wait_published(buffer: ReplayBuffer, *, after: TrainState | None = None, timeout: float | None) -> TrainState:
@@ -58,7 +58,7 @@ async def wait_published(buffer: ReplayBuffer, *, after: TrainState | None = Non
     news = "nothing" if after is None else f"nothing since step {after.train_step}"
     with closing(buffer.waits.for_trainer(patience)) as report:
         while True:
-            seen = buffer.waits.version()
+            version = buffer.waits.version()
             await buffer.check_fence()
             state = await published(buffer)
             if state is not None and state != after:
@@ -66,19 +66,19 @@ async def wait_published(buffer: ReplayBuffer, *, after: TrainState | None = Non
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 if report.is_long:
-                    why = await buffer.waits.why(report.wait, await buffer.tallies(), over=True)
-                    await report.timed_out(why.sentence)
+                    reason = await buffer.waits.why(report.wait, await buffer.tallies(), over=True)
+                    await report.timed_out(reason.sentence)
                 raise NotReadyError(f"after {patience:g} s: the trainer has published {news}; is it running?")
             if report.due:
-                why = await buffer.waits.why(report.wait, await buffer.tallies())
-                report.update(why.sentence, str(why))
-            await _changed(buffer, seen, min(remaining, report.pause))
+                reason = await buffer.waits.why(report.wait, await buffer.tallies())
+                report.update(reason.sentence, str(reason))
+            await _changed(buffer, version, min(remaining, report.pause))
 
 
-async def _changed(buffer: ReplayBuffer, seen: int, timeout: float) -> None:
-    """Wait for a change of the store since its version was `seen`, for up to `timeout` seconds."""
+async def _changed(buffer: ReplayBuffer, version: int, timeout: float) -> None:
+    """Wait for a change of the store since `version`, for up to `timeout` seconds."""
     await asyncio.sleep(min(_SHORTEST_SECONDS, timeout))
-    await buffer.waits.changed(seen, max(0.0, min(timeout, _LONGEST_SECONDS) - _SHORTEST_SECONDS))
+    await buffer.waits.changed(version, max(0.0, min(timeout, _LONGEST_SECONDS) - _SHORTEST_SECONDS))
 
 
 #: Loads the weights of a published state. Returns the loaded model step if it differs from the state's.
@@ -151,58 +151,58 @@ class _Work(Generations):
                 await self.pause()
 
     async def _until_finished(self, state: TrainState, stop: asyncio.Event) -> None:
-        seen = -1
+        version = -1
         while not state.finished and not stop.is_set():
             self.train_step = state.train_step
             self.check()
             started = 0
             if await self._weights_are_new(state):
-                tail, again = await self.strategy.again(self.sampler)
+                tail, returning = await self.strategy.again(self.sampler)
                 room = self._room(*await self._level(), tail=tail)
-                started = await self.start(room, again, self.strategy.waiting)
+                started = await self.start(room, returning, self.strategy.waiting)
             else:
                 await self.buffer.check_fence()
             if started:
                 self._end_idle()
             else:
-                await self._rest(state, stop, seen)
+                await self._rest(state, stop, version)
             if self.summary.produced > self.produced:
                 self.produced, self.wasted = self.summary.produced, self.failures.wasted
             self.check_waste("none was completed lately", since=self.wasted)
-            seen = self.buffer.waits.version()  # before all that is read until the next wait
+            version = self.buffer.waits.version()  # before all that is read until the next wait
             state = await published(self.buffer) or state
 
     async def _weights_are_new(self, state: TrainState) -> bool:
         """Return whether generation may go on. Loads newer weights if there are any and nothing is being generated."""
-        before = self.model_step
-        fresh = not self.strategy.too_old(before, state.train_step)
-        lags = self.loaded is None or state.model_step - self.loaded > self.max_lag
-        if not lags and (fresh or state.model_step <= before):
-            return fresh
+        step_before = self.model_step
+        is_fresh = not self.strategy.too_old(step_before, state.train_step)
+        is_behind = self.loaded is None or state.model_step - self.loaded > self.max_lag
+        if not is_behind and (is_fresh or state.model_step <= step_before):
+            return is_fresh
         if self.strategy.partial:
             await self.pause()
         if self:
             return False
         loaded = None if self.load_weights is None else await self.load_weights(state)
         self.model_step = state.model_step if loaded is None else check_step(loaded, "load_weights()")
-        if self.model_step != before or self.loaded is None:
+        if self.model_step != step_before or self.loaded is None:
             self.busy = time.monotonic()
         self.loaded = max(self.model_step, state.model_step)
         await self.resume()
         return not self.strategy.too_old(self.model_step, state.train_step)
 
-    def _room(self, level: Level, flying: int, *, tail: bool) -> int:
+    def _room(self, level: Level, in_flight: int, *, tail: bool) -> int:
         """Return the number of groups that may start, given all workers' groups, the limits and our concurrency."""
-        room = self.size + (0 if tail else self.strategy.ahead(self.size)) - level.completed - flying
-        return self.bounded(room, level, flying)
+        room = self.size + (0 if tail else self.strategy.ahead(self.size)) - level.completed - in_flight
+        return self.bounded(room, level, in_flight)
 
     async def _level(self) -> tuple[Level, int]:
         """Return the level of the task, and the number of groups in flight, over all workers. Raises FencedError."""
         tallies = await self.buffer.waits.tallies()
         return level_of(tallies, self.task_name), total(tallies, self.task_name, Tally.LEASED, IN_FLIGHT)
 
-    async def _rest(self, state: TrainState, stop: asyncio.Event, seen: int) -> None:
-        """Wait until a group is done, `stop` is set, or the store has changed since its version was `seen`.
+    async def _rest(self, state: TrainState, stop: asyncio.Event, version: int) -> None:
+        """Wait until a group is done, `stop` is set, or the store has changed since `version`.
 
         Raises NotReadyError after too long without work.
         """
@@ -212,13 +212,13 @@ class _Work(Generations):
             self.idle = self.idle or self.buffer.waits.for_trainer(self.patience)
             timeout = self.busy + self.patience - time.monotonic()
             if timeout <= 0:
-                why = await self._why_idle(state)
-                await self.idle.timed_out(why, self.task_name)
-                raise NotReadyError(f"after {self.patience:g} s: {why}")
+                reason = await self._why_idle(state)
+                await self.idle.timed_out(reason, self.task_name)
+                raise NotReadyError(f"after {self.patience:g} s: {reason}")
             if self.idle.due:
                 self.idle.update(await self._why_idle(state))
             timeout = min(timeout, self.idle.pause)
-        await self.wait(timeout, _changed(self.buffer, seen, timeout), stop.wait())
+        await self.wait(timeout, _changed(self.buffer, version, timeout), stop.wait())
         if not is_idle:
             self._end_idle()
 
@@ -236,8 +236,8 @@ class _Work(Generations):
                 f"{task}: weights of step {self.model_step} are too old for train step {state.train_step}, and "
                 "the trainer has published no newer ones"
             )
-        level, flying = await self._level()
-        if self._room(level, flying, tail=False) > 0:
-            none = f"{self.sampler.why_none} ({flying} in flight)"
-            return f"{task}: {none}, and the trainer has not finished; is it running?"
+        level, in_flight = await self._level()
+        if self._room(level, in_flight, tail=False) > 0:
+            cause = f"{self.sampler.why_none} ({in_flight} in flight)"
+            return f"{task}: {cause}, and the trainer has not finished; is it running?"
         return f"{task}: {level.completed} completed groups wait, and nobody takes them; is the trainer running?"

@@ -145,14 +145,14 @@ class Sampler:
         `again` and `partial_rollouts` default to the sampler's. In `again` a status may have a query that filters its
         prompts: `(Status.ABORTED, {"tags.tries": {"$lt": 3}})`. Prompts with INIT are always handed out.
         """
-        wanted = check_whole(count, "count", 1)
+        size = check_whole(count, "count", 1)
         patience = check_timeout(timeout)
         returning = self._returning(self._again if again is None else again)
-        keeps = self._partial_rollouts if partial_rollouts is None else partial_rollouts
+        keeps_partial = self._partial_rollouts if partial_rollouts is None else partial_rollouts
         deadline = time.monotonic() + patience
         while True:
-            seen = self.buffer.waits.version()
-            prompts = await self._draw_returned(wanted, returning, keeps) or await self._draw_new(wanted)
+            version = self.buffer.waits.version()
+            prompts = await self._draw_returned(size, returning, keeps_partial) or await self._draw_new(size)
             if prompts or patience <= 0:
                 return prompts
             counts = await self.counts(returning)
@@ -164,7 +164,7 @@ class Sampler:
                     f"after {patience:g} s: task {self.task_name}: {self.why_none}, and "
                     f"{counts.in_flight} are in flight with workers"
                 )
-            await self.buffer.waits.changed(seen, min(remaining, _LONGEST_WAIT))
+            await self.buffer.waits.changed(version, min(remaining, _LONGEST_WAIT))
 
     @property
     def why_none(self) -> str:
@@ -179,53 +179,53 @@ class Sampler:
         drawn = (await self.buffer.cursors.read(self.name)).position
         count = partial(total, await self.buffer.tallies(), self.task_name)
         returned, in_flight = count(Tally.SIZE, self._again), count(Tally.LEASED, self._again)
-        chosen = returned if again is None else count(Tally.SIZE, {one for one, _ in self._returning(again)})
-        return LedgerCounts(drawn, in_flight, chosen, drawn - returned - in_flight)
+        waiting = returned if again is None else count(Tally.SIZE, {status for status, _ in self._returning(again)})
+        return LedgerCounts(drawn, in_flight, waiting, drawn - returned - in_flight)
 
     def _returning(self, again: Iterable[Again]) -> list[Narrowed]:
         """Return the statuses that are handed out again, in order. INIT is included, for prompts of dead workers."""
-        chosen: dict[Any, Narrowed] = {}
-        for one in check_list(again, "again"):
-            status, where = one if type(one) is tuple and len(one) == 2 else (one, None)
-            found = (self.rollout_type.statuses.check(status), where)
-            chosen[repr(found)] = found
-        return list((chosen | {repr((Status.INIT, None)): (Status.INIT, None)}).values())
+        statuses: dict[Any, Narrowed] = {}
+        for entry in check_list(again, "again"):
+            status, where = entry if type(entry) is tuple and len(entry) == 2 else (entry, None)
+            narrowed = (self.rollout_type.statuses.check(status), where)
+            statuses[repr(narrowed)] = narrowed
+        return list((statuses | {repr((Status.INIT, None)): (Status.INIT, None)}).values())
 
-    async def _draw_returned(self, count: int, again: Iterable[Narrowed], partial: bool) -> list[Prompt]:
+    async def _draw_returned(self, count: int, statuses: Iterable[Narrowed], partial: bool) -> list[Prompt]:
         tallies = await self.buffer.waits.tallies()
-        drawn: list[Prompt] = []
+        drawn_prompts: list[Prompt] = []
         try:
-            for status, where in again:
-                size = min(count - len(drawn), tallies.get((self.task_name, status, Tally.SIZE), 0))
+            for status, where in statuses:
+                size = min(count - len(drawn_prompts), tallies.get((self.task_name, status, Tally.SIZE), 0))
                 if size > 0:
                     lease = await self.buffer.lease_batch(
                         {self.task_name: size}, group_status=status, where=where, seconds=self._seconds
                     )
                     prompts = [self._prompt(lease, item) for item in lease.items[self.task_name]]
-                    drawn += prompts
+                    drawn_prompts += prompts
                     if not partial:
                         for prompt in prompts:
                             discard_partial_responses(prompt.group, self.rollout_type)
                     await _restore_finished(prompts, lease)
         except BaseException:
-            await shielded(_give_back(drawn))
+            await shielded(_give_back(drawn_prompts))
             raise
-        return drawn
+        return drawn_prompts
 
     async def _draw_new(self, count: int) -> list[Prompt]:
         """Draw new prompts from the dataset; retry from the new position if another worker moves the cursor."""
         cursors, attempt = self.buffer.cursors, 0
         while True:
-            now = await cursors.read(self.name)
-            changed = await self._changed(now)
-            groups, after, epochs = await asyncio.to_thread(self._read, now, count, changed)
+            cursor = await cursors.read(self.name)
+            changes = await self._changed(cursor)
+            groups, end, epochs = await asyncio.to_thread(self._read, cursor, count, changes)
             if not groups:
-                if self._ended_at != now.position:
-                    self.buffer.waits.dataset_ended(self.task_name, self.name, now.position)
-                    self._ended_at = now.position
+                if self._ended_at != cursor.position:
+                    self.buffer.waits.dataset_ended(self.task_name, self.name, cursor.position)
+                    self._ended_at = cursor.position
                 return []
-            moved = replace(now, position=now.position + len(groups), value=after)
-            lease = await cursors.claim(groups, moved, self._seconds, epochs)
+            next_cursor = replace(cursor, position=cursor.position + len(groups), value=end)
+            lease = await cursors.claim(groups, next_cursor, self._seconds, epochs)
             if lease is not None:
                 return [self._prompt(lease, item) for item in lease.items[self.task_name]]
             attempt += 1  # another worker made progress
@@ -238,33 +238,33 @@ class Sampler:
         """
         if self._ordered is None:
             raise InputError("the statistics of prompts are kept by ledgers with order=")
-        now = await self.buffer.cursors.read(self.name)
-        await asyncio.to_thread(self._ordered.update_statistics, now, await self._changed(now))
+        cursor = await self.buffer.cursors.read(self.name)
+        await asyncio.to_thread(self._ordered.update_statistics, cursor, await self._changed(cursor))
         return self._ordered.statistics.copy()
 
-    async def _changed(self, now: Cursor) -> Changed:
+    async def _changed(self, cursor: Cursor) -> Changed:
         """Return the statistics that changed since the last read."""
         if self._ordered is None:
             return ()
-        return await self.buffer.cursors.prompts(self.name, self._ordered.known(now))
+        return await self.buffer.cursors.prompts(self.name, self._ordered.known(cursor))
 
-    def _read(self, now: Cursor, count: int, changed: Changed) -> tuple[list[NewGroup], bytes, dict[int, int] | None]:
+    def _read(self, cursor: Cursor, count: int, rows: Changed) -> tuple[list[NewGroup], bytes, dict[int, int] | None]:
         """Return the next groups of the dataset, the position after them, and with an order the epochs of their
         prompts; blocks."""
         epochs: dict[int, int] | None = None
         if self._ordered is None:
-            items, after = self._source.read(now.value, count)
+            items, end = self._source.read(cursor.value, count)
         else:
-            items, epochs, after = self._ordered.choose(now, changed, count)
-        groups = [self._new_group(item, now.position + offset) for offset, item in enumerate(items)]
-        for new, place in zip(groups, epochs or (), strict=epochs is not None):
-            new.tags = {ITEM: place}
-        return groups, after, epochs
+            items, epochs, end = self._ordered.choose(cursor, rows, count)
+        groups = [self._new_group(item, cursor.position + offset) for offset, item in enumerate(items)]
+        for group, place in zip(groups, epochs or (), strict=epochs is not None):
+            group.tags = {ITEM: place}
+        return groups, end, epochs
 
     def _new_group(self, item: Any, number: int) -> NewGroup:
         try:
-            made = as_group(self._make_group(item, number))
-            rollouts = [copy.copy(rollout) for rollout in made]  # the dataset's own rollouts stay as they are
+            group = as_group(self._make_group(item, number))
+            rollouts = [copy.copy(rollout) for rollout in group]  # the dataset's own rollouts stay as they are
             for rollout in rollouts:
                 self.rollout_type.check_class(rollout)
         except RolloutError as error:
@@ -283,12 +283,12 @@ class Sampler:
         kind.check_class(rollout)
         containers = {name: value for name, value in kind.to_fields(rollout).items() if isinstance(value, (list, dict))}
         group = [copy.copy(rollout) for _ in range(size)]
-        for place, copied in enumerate(group):
+        for place, member in enumerate(group):
             for name, value in containers.items():
-                kind.set(copied, name, _copied(value))
-            kind.set(copied, "group_id", number)
-            kind.set(copied, "rollout_id", number * size + place)
-            kind.set(copied, "task_name", self.task_name)
+                kind.set(member, name, _copied(value))
+            kind.set(member, "group_id", number)
+            kind.set(member, "rollout_id", number * size + place)
+            kind.set(member, "task_name", self.task_name)
         return group
 
     def _prompt(self, lease: Lease, item: StorageItem) -> Prompt:
@@ -331,14 +331,14 @@ def batch_sizes(weights: Mapping[str, float], batch_size: int) -> dict[str, int]
     Rounded by largest remainder; ties go to earlier tasks. A task of weight 0 gets none. Raises InputError for weights
     that aren't finite and at least 0, or are all 0.
     """
-    size, known = check_whole(batch_size, "batch_size"), check_by_task(weights, "weights")
-    for task, weight in known.items():
+    size, by_task = check_whole(batch_size, "batch_size"), check_by_task(weights, "weights")
+    for task, weight in by_task.items():
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
             raise InputError(f"the weight of task {shown(task)} must be a number of at least 0, got {shown(weight)}")
-    largest = max(known.values(), default=0)
+    largest = max(by_task.values(), default=0)
     if not largest:
         raise InputError("the weight of at least one task must be above 0")
-    shares = {task: weight / largest for task, weight in known.items()}  # their sum is finite
+    shares = {task: weight / largest for task, weight in by_task.items()}  # their sum is finite
     exact = {task: size * share / math.fsum(shares.values()) for task, share in shares.items()}
     sizes = {task: math.floor(number) for task, number in exact.items()}
     by_loss = sorted(exact, key=lambda task: sizes[task] - exact[task])

@@ -182,8 +182,8 @@ class AsyncProduceStrategy(ProduceStrategy):
     def _retries_expired(self) -> bool:
         return self.tail_batch_trigger_size >= 0
 
-    def _threshold(self, most: int | None) -> int | None:
-        return None if most is None else (most + 1) * self.sync_weights_interval
+    def _threshold(self, updates: int | None) -> int | None:
+        return None if updates is None else (updates + 1) * self.sync_weights_interval
 
     def ahead(self, batch_size: int) -> int:
         """Return the number of groups generated beyond the batch."""
@@ -214,13 +214,13 @@ class AsyncProduceStrategy(ProduceStrategy):
             return False, [*self.waiting]
         task = {"task_name": sampler.task_name, "status": Status.ABORTED}
         tries = self.tail_batch_max_tries
-        often = None if tries is None else {f"tags.{INTERRUPTED}": {"$gte": tries}}
-        gathered = await sampler.buffer.count(sampler.task_name, Status.EXPIRED)
-        if often is not None:
-            gathered += await sampler.buffer.count_where(task | often)
-        if gathered >= self.tail_batch_trigger_size:
-            return True, [Status.EXPIRED, (Status.ABORTED, often), Status.ABORTED]
-        return False, [(Status.ABORTED, None if often is None else {"$not": often})]
+        often_interrupted = None if tries is None else {f"tags.{INTERRUPTED}": {"$gte": tries}}
+        tail_size = await sampler.buffer.count(sampler.task_name, Status.EXPIRED)
+        if often_interrupted is not None:
+            tail_size += await sampler.buffer.count_where(task | often_interrupted)
+        if tail_size >= self.tail_batch_trigger_size:
+            return True, [Status.EXPIRED, (Status.ABORTED, often_interrupted), Status.ABORTED]
+        return False, [(Status.ABORTED, None if often_interrupted is None else {"$not": often_interrupted})]
 
     async def _plan(self, batch: _Batch) -> None:
         if self.too_old(batch.model_step, batch.train_step):
@@ -258,7 +258,7 @@ class _Batch(Generations):
         deadline, waits = time.monotonic() + self.patience, self.buffer.waits
         should_continue = self.strategy.should_continue
         while True:
-            seen = waits.version()
+            version = waits.version()
             self.check()  # before the count, which includes the groups that are done
             completed = await self._ready()
             if not should_continue(completed, self.size):
@@ -271,14 +271,14 @@ class _Batch(Generations):
                 if not should_continue(completed, self.size):
                     return
                 raise NotReadyError(f"after {self.patience:g} s: task {self.task_name}: {self._missing(completed)}")
-            wanted = await self._wanted(completed)
-            if wanted > 0 and await self.start(wanted, self.again, self.rest):
+            count = await self._wanted(completed)
+            if count > 0 and await self.start(count, self.again, self.rest):
                 continue  # until enough groups are in flight, or no prompt is left
             if self:
                 await self.wait(min(remaining, _POLL_SECONDS))
-            elif wanted > 0:
+            elif count > 0:
                 await self._check_exhausted(completed)
-                await waits.changed(seen, min(remaining, _POLL_SECONDS))
+                await waits.changed(version, min(remaining, _POLL_SECONDS))
 
     async def _ready(self) -> int:
         return await self.buffer.count(self.task_name, Status.COMPLETED)
@@ -288,11 +288,11 @@ class _Batch(Generations):
 
     async def _wanted(self, completed: int) -> int:
         """Return the number of groups to start now."""
-        wanted = self.size + self.ahead - completed - len(self)
-        slow = self.buffer.limits.slows_puts
-        level = level_of(await self.buffer.tallies(), self.task_name) if slow else Level()
-        wanted = self.bounded(wanted, level, len(self))
-        return wanted if self else max(1, wanted)  # should_continue asked for more
+        count = self.size + self.ahead - completed - len(self)
+        is_slowed = self.buffer.limits.slows_puts
+        level = level_of(await self.buffer.tallies(), self.task_name) if is_slowed else Level()
+        count = self.bounded(count, level, len(self))
+        return count if self else max(1, count)  # should_continue asked for more
 
     async def _check_exhausted(self, completed: int) -> None:
         """Raise ProduceError if no prompt is left to draw, and none is in flight elsewhere."""

@@ -143,18 +143,18 @@ class _Site:
         async def answer(request: Request) -> Response:
             ask = self._ask(request)
 
-            def shown(tx: Transaction) -> Response:
+            def respond(tx: Transaction) -> Response:
                 values = page.show(tx, ask)
-                about: dict[str, Any] = {"name": name, "title": page.title, "idle": _idle(tx, ask), "now": tx.now()}
-                text = self._render(f"{name}.html", ask, **about, **values)
+                context: dict[str, Any] = {"name": name, "title": page.title, "idle": _idle(tx, ask), "now": tx.now()}
+                text = self._render(f"{name}.html", ask, **context, **values)
                 return HTMLResponse(text, 400 if values.get("error") else 200)  # an invalid query
 
-            return await self._readings.run(lambda reader, seconds: reader.read(shown, timeout=seconds))
+            return await self._readings.run(lambda reader, seconds: reader.read(respond, timeout=seconds))
 
         return answer
 
     def _ask(self, request: Request) -> Ask:
-        parameters = {name: one for name, one in request.query_params.items() if name in PARAMETERS}
+        parameters = {name: value for name, value in request.query_params.items() if name in PARAMETERS}
         if self._buffer is not None:
             parameters["buffer"] = self._buffer
         path = {name: str(value) for name, value in request.path_params.items()}
@@ -216,7 +216,7 @@ def _shown(value: Any) -> Any:
 
 def _idle(tx: Any, ask: Ask) -> str:
     """Return the age of the last heartbeat as a sentence; "" while some process is alive."""
-    if (last := last_worker(tx, ask.text("buffer"))) is None:
+    if (worker := last_worker(tx, ask.text("buffer"))) is None:
         return ""
-    ago = units.ago(units.time_of(last.left_at), tx.now())
-    return f"last sign of life {ago}" if last.ended_at is None else f"run ended {ago}"
+    age = units.ago(units.time_of(worker.left_at), tx.now())
+    return f"last sign of life {age}" if worker.ended_at is None else f"run ended {age}"

@@ -43,11 +43,11 @@ def show_groups(tx: Transaction, ask: Ask) -> dict[str, Any]:
         query = query_of(where, task, status)
     except QueryError as error:
         return {**data, "error": str(error)}
-    found = list_groups(tx, buffer, query, order, SIZE + 1, first=first)
-    shown = [one for one in GROUPS if found.several or one.name != "buffer"]
-    table = table_of("Groups", listed(found.rows[:SIZE]), shown, ask, found.now, usual="-uid", sorts=FIELDS)
-    following = first + SIZE if len(found.rows) > SIZE else None
-    return {**data, "table": replace(table, first=first, next=following, total=None)}
+    listing = list_groups(tx, buffer, query, order, SIZE + 1, first=first)
+    columns = [column for column in GROUPS if listing.several or column.name != "buffer"]
+    table = table_of("Groups", listed(listing.rows[:SIZE]), columns, ask, listing.now, usual="-uid", sorts=FIELDS)
+    next_first = first + SIZE if len(listing.rows) > SIZE else None
+    return {**data, "table": replace(table, first=first, next=next_first, total=None)}
 
 
 def _order(ask: Ask) -> Order:
@@ -74,7 +74,7 @@ def show_group(tx: Transaction, ask: Ask) -> dict[str, Any]:
     uid, now = ask.number("uid", 0), tx.now()
     assert uid is not None
     by, sort, arrays = ask.text("by"), ask.choice("sort", _SORTS), read_arrays(tx, uid)
-    shades = dict.fromkeys([*SHADES, *(name for of in arrays.values() for name in of)])
+    shades = dict.fromkeys([*SHADES, *(name for by_name in arrays.values() for name in by_name)])
     if by not in (None, *shades):
         raise InputError(f"by must be one of {', '.join(shades)}, not {by!r:.100}")
     life = life_of(tx, uid)
@@ -83,8 +83,8 @@ def show_group(tx: Transaction, ask: Ask) -> dict[str, Any]:
     everything = ask.text("all") is not None
     group, rows, decoded, problem = _read(tx, uid, everything=everything)
     rollouts = _rollouts(rows, decoded, arrays, by, sort, everything=everything)
-    shared = bool(rollouts) and all(one["messages"] == rollouts[0]["messages"] for one in rollouts)
-    strips = [one["tokens"] for one in rollouts if one["tokens"]]
+    shared = bool(rollouts) and all(rollout["messages"] == rollouts[0]["messages"] for rollout in rollouts)
+    strips = [rollout["tokens"] for rollout in rollouts if rollout["tokens"]]
     facts = {} if group is None else facts_of(group, now, units.moment)
 
     def step_of_draw(row: Any) -> str | None:
@@ -102,9 +102,9 @@ def show_group(tx: Transaction, ask: Ask) -> dict[str, Any]:
         "everything": everything,
         "facts": [(name, value) for name, value in facts.items() if value and name not in ("status", "error")],
         "events": table_of("Its life", timeline(life), TIMELINE, ask, now, sorts=False, links={"step": step_of_draw}),
-        "shades": [name for name in shades if any(name in one.shades for one in strips)],
-        "by": next((one.by for one in strips if one.by), ""),
-        "legend": dict(pair for one in strips for pair in one.legend),
+        "shades": [name for name in shades if any(name in token_strip.shades for token_strip in strips)],
+        "by": next((token_strip.by for token_strip in strips if token_strip.by), ""),
+        "legend": dict(pair for token_strip in strips for pair in token_strip.legend),
         "sorts": _SORTS,
         "sort": sort,
     }
@@ -117,10 +117,10 @@ def _read(
 
     All of them are empty for a removed group.
     """
-    found = describe_group(tx, uid)
-    if found is None:
+    described = describe_group(tx, uid)
+    if described is None:
         return None, [], [], None
-    group, rows = found.group, found.rollouts
+    group, rows = described.group, described.rollouts
     if group["bytes"] > _LARGE and not everything:
         return group, rows, [], f"This is a group of {units.size(group['bytes'])}: its texts are cut."
     try:
@@ -141,31 +141,31 @@ def _rollouts(
 ) -> list[dict[str, Any]]:
     """Return the rollouts for the page in the requested order, within its limits."""
     cut = _ALL if everything else (CUT_ROLLOUTS, CUT, CUT_MESSAGES, CUT_TOKENS, CUT_ALL_TOKENS)
-    most, characters, messages, tokens, all_tokens = cut
-    tokens = min(tokens, all_tokens // max(1, min(len(rows), most)))
-    rewards = sorted({one["reward"] for one in rows if one["reward"] is not None})
+    rollout_limit, characters, messages, tokens, all_tokens = cut
+    tokens = min(tokens, all_tokens // max(1, min(len(rows), rollout_limit)))
+    rewards = sorted({row["reward"] for row in rows if row["reward"] is not None})
     ranks = {rewards[0]: "worst", rewards[-1]: "best"} if len(rewards) > 1 else {}
-    found = []
-    for place in _sorted(rows, sort)[:most]:
+    result = []
+    for place in _sorted(rows, sort)[:rollout_limit]:
         row, rollout = rows[place], decoded[place] if decoded else {}
-        said = conversation_of(rollout, row, None, characters=characters, most=messages)
-        about = [None if row["parent"] is None else f"continues {row['parent']}"]
-        about += [units.number_of(row["response_tokens"] or 0, "token"), row["finish_reason"]]
-        about += [None if row["oldest_model_step"] is None else f"weights of step {row['oldest_model_step']}"]
-        about += [f"stale {units.number(row['staleness'])}"]
-        about += [units.annotated(row["annotations"])]
-        about += [None if row["rollout_id"] is None else f"id {row['rollout_id']}"]
-        found.append(
+        conversation = conversation_of(rollout, row, None, characters=characters, most=messages)
+        parts = [None if row["parent"] is None else f"continues {row['parent']}"]
+        parts += [units.number_of(row["response_tokens"] or 0, "token"), row["finish_reason"]]
+        parts += [None if row["oldest_model_step"] is None else f"weights of step {row['oldest_model_step']}"]
+        parts += [f"stale {units.number(row['staleness'])}"]
+        parts += [units.annotated(row["annotations"])]
+        parts += [None if row["rollout_id"] is None else f"id {row['rollout_id']}"]
+        result.append(
             {
                 **row,
-                "about": ", ".join(filter(None, about)),
+                "about": ", ".join(filter(None, parts)),
                 "rank": ranks.get(row["reward"], ""),
-                "messages": said.messages,
-                "said": said,
+                "messages": conversation.messages,
+                "said": conversation,
                 "tokens": strip(rollout, field_of(rollout, "response"), by, tokens, arrays.get(place, {})),
             }
         )
-    return found
+    return result
 
 
 def _sorted(rows: list[dict[str, Any]], sort: str) -> list[int]:

@@ -38,37 +38,37 @@ class Ask:
 
     def text(self, name: str) -> str | None:
         """Return a parameter's text, or None when it is missing or empty."""
-        given = self.parameters.get(name) or None
-        if given is not None and "\x00" in given:
+        value = self.parameters.get(name) or None
+        if value is not None and "\x00" in value:
             raise InputError(f"{name} has a NUL character, which no name and no query has")
-        return given
+        return value
 
     def number(self, name: str, default: int | None = None, *, least: int = 0, most: int = LARGEST) -> int | None:
         """Return a whole number between `least` and `most`, or the default when it isn't given."""
-        given = self.path.get(name) or self.parameters.get(name)
-        if not given:
+        text = self.path.get(name) or self.parameters.get(name)
+        if not text:
             return default
-        if not given.removeprefix("-").isdecimal() or not given.isascii() or len(given) > len(str(LARGEST)) + 1:
-            raise InputError(f"{name} must be a whole number, not {given!r:.100}")
-        if not least <= (value := int(given)) <= most:
+        if not text.removeprefix("-").isdecimal() or not text.isascii() or len(text) > len(str(LARGEST)) + 1:
+            raise InputError(f"{name} must be a whole number, not {text!r:.100}")
+        if not least <= (value := int(text)) <= most:
             raise InputError(f"{name} must be from {least:,} to {most:,}, not {value:,}")
         return value
 
-    def choice(self, name: str, among: tuple[str, ...]) -> str:
-        """Return a parameter's value, which must be one of `among`; the default is the first of them."""
-        given = self.text(name) or among[0]
-        if given not in among:
-            raise InputError(f"{name} must be one of {', '.join(among)}, not {given!r:.100}")
-        return given
+    def choice(self, name: str, choices: tuple[str, ...]) -> str:
+        """Return a parameter's value, which must be one of `choices`; the default is the first of them."""
+        value = self.text(name) or choices[0]
+        if value not in choices:
+            raise InputError(f"{name} must be one of {', '.join(choices)}, not {value!r:.100}")
+        return value
 
     def link(self, path: str = "", **changes: object) -> str:
         """Return a URL with these parameters; those set to None are left out.
 
         On this page (without a path) its other parameters are kept, on another one only the buffer.
         """
-        kept = {name: one for name, one in self.parameters.items() if not path or name == "buffer"}
-        parameters = {**kept, **changes}
-        query = urlencode({name: one for name, one in parameters.items() if one not in (None, "")}, errors="replace")
+        inherited = {name: value for name, value in self.parameters.items() if not path or name == "buffer"}
+        parameters = {**inherited, **changes}
+        query = urlencode({name: item for name, item in parameters.items() if item not in (None, "")}, errors="replace")
         path = self.prefix + path if path else ""
         return f"{path}?{query}" if query else path or "?"
 
@@ -146,8 +146,8 @@ class Table:
 
     def title(self, row: Any, column: Column) -> str:
         """Return why a cell is to be looked at, if the row says so in words."""
-        why = value_of(row, column.bad) if column.bad else ""
-        return why if isinstance(why, str) else ""
+        reason = value_of(row, column.bad) if column.bad else ""
+        return reason if isinstance(reason, str) else ""
 
 
 def table_of(
@@ -169,21 +169,21 @@ def table_of(
     another one on its page does, has its first rows; so has one whose rows the database `sorts` by some columns.
     Rows without a value come last. Raises InputError.
     """
-    shown = used(columns, rows)
-    names = [one.name for one in shown]
+    used_columns = used(columns, rows)
+    names = [column.name for column in used_columns]
     by = ask.text(order) if sorts else None
     first = (ask.number(after, 0) or 0) if sorts is True else 0
     if by is not None and sorts is True:
         name = by.removeprefix("-")
         if name not in names:
             raise InputError(f"{order} must be one of {', '.join(names)}, or that with a - before it, not {by!r:.100}")
-        known = [row for row in rows if value_of(row, name) is not None]
-        known.sort(key=lambda row: value_of(row, name), reverse=name != by)
-        rows = [*known, *(row for row in rows if value_of(row, name) is None)]
+        present = [row for row in rows if value_of(row, name) is not None]
+        present.sort(key=lambda row: value_of(row, name), reverse=name != by)
+        rows = [*present, *(row for row in rows if value_of(row, name) is None)]
     end = first + SIZE
-    following = end if sorts is True and end < len(rows) else None
+    next_first = end if sorts is True and end < len(rows) else None
     return Table(
-        *(label, shown, rows[first:end], ask, now, len(rows), first, following, by or usual, order, after),
+        *(label, used_columns, rows[first:end], ask, now, len(rows), first, next_first, by or usual, order, after),
         names if sorts is True else sorts or (),
         links,
     )

@@ -36,14 +36,14 @@ class Axis:
 
 def value_axis(values: Iterable[float], *, fitted: bool) -> Axis:
     """Return a y axis that begins and ends with a tick: at 0 unless it is `fitted` to the values."""
-    found = [*values]
-    low, high = (min(found), max(found)) if fitted else (min(0.0, *found), max(0.0, *found))
+    numbers = [*values]
+    low, high = (min(numbers), max(numbers)) if fitted else (min(0.0, *numbers), max(0.0, *numbers))
     if low == high:
         spread = abs(low) / 20 or 0.5
         low, high = (low - spread, high + spread) if fitted else (low, 1.0)
     step = _round_step((high - low) / (_MOST_TICKS - 2))
     first, last = math.floor(low / step), math.ceil(high / step)
-    ticks = tuple((one * step, written(one * step, step)) for one in range(first, last + 1))
+    ticks = tuple((tick * step, written(tick * step, step)) for tick in range(first, last + 1))
     return Axis(first * step, last * step, ticks)
 
 
@@ -54,12 +54,12 @@ def written(value: float, step: float) -> str:
     return f"{value:,.{max(0, -math.floor(math.log10(step)))}f}"
 
 
-def _round_step(least: float) -> float:
+def _round_step(minimum: float) -> float:
     """Return the smallest of 1, 2, 5, 10, ... (and 0.5, 0.2, ...) that is at least this."""
-    if not math.isfinite(least) or least < 1e-300:
-        return 1.0 if least < 1.0 else 1e308
-    power = 10.0 ** math.floor(math.log10(least))
-    return next(power * one for one in (1, 2, 5, 10) if power * one >= least * (1 - 1e-9))
+    if not math.isfinite(minimum) or minimum < 1e-300:
+        return 1.0 if minimum < 1.0 else 1e308
+    power = 10.0 ** math.floor(math.log10(minimum))
+    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= minimum * (1 - 1e-9))
 
 
 def write_time(seconds: float, span: float) -> str:
@@ -75,7 +75,7 @@ def write_time(seconds: float, span: float) -> str:
 def x_axis(low: float, high: float, write: Callable[[float, float], str]) -> Axis:
     """Return an axis from the first value to the last, with ticks at whole numbers that are equally far apart."""
     values = sorted({round(low + (high - low) * place / (_ACROSS - 1)) for place in range(_ACROSS)})
-    return Axis(low, high, tuple((float(one), write(one, high - low)) for one in values if low <= one <= high))
+    return Axis(low, high, tuple((float(value), write(value, high - low)) for value in values if low <= value <= high))
 
 
 def write_step(value: float, _: float) -> str:
@@ -143,8 +143,8 @@ def lines(
         f'<polyline class="line {styles[name]}" points="{frame.path(points)}"><title>{_safe(name)}</title></polyline>'
         for name, points in thinned.items()
     ]
-    first = dict(next(iter(thinned.values())))
-    dots = [frame.dot(x, first[x], text) for x, text in (marks or {}).items() if x in first]
+    first_line = dict(next(iter(thinned.values())))
+    dots = [frame.dot(x, first_line[x], text) for x, text in (marks or {}).items() if x in first_line]
     return frame.plot(title, shapes, dots, styles, thinned)
 
 
@@ -179,28 +179,28 @@ class _Frame:
         self, title: str, shapes: list[str], dots: list[str], styles: Classes, series: Mapping[str, Points]
     ) -> Plot:
         step = self.y.ticks[1][0] - self.y.ticks[0][0]
-        now = {name: number_text(points[-1][1], step) for name, points in series.items()}
-        values = ", ".join(f"{visible(name)} {value}" for name, value in now.items())
-        first, last = (self._x_text(one) for one in (self.x.low, self.x.high))
+        last_values = {name: number_text(points[-1][1], step) for name, points in series.items()}
+        values = ", ".join(f"{visible(name)} {value}" for name, value in last_values.items())
+        start, end = (self._x_text(x) for x in (self.x.low, self.x.high))
         utc = " UTC" if self.across.times else ""
-        sentence = f"{title}, from {first} to {last}{utc}; at the end: {values}"
+        sentence = f"{title}, from {start} to {end}{utc}; at the end: {values}"
         if self.y.low < 0 < self.y.high:
             zero = HEIGHT - self.y.place(0.0) * HEIGHT
             shapes = [f'<line class="zero" x1="0" x2="{WIDTH}" y1="{zero:.1f}" y2="{zero:.1f}"/>', *shapes]
-        legend = tuple((styles[name], f"{name} {value}") for name, value in now.items())
+        legend = tuple((styles[name], f"{name} {value}") for name, value in last_values.items())
         bottom = _bottom([(self.x.place(x), text) for x, text in self.x.ticks])
         svg = _svg(self.y, shapes, dots, sentence)
         axis = "time (UTC)" if self.across.times else "train step"
         return Plot(title, svg, _left(self.y), bottom, legend, sentence, self._data(styles, series, step), axis)
 
     def _data(self, styles: Classes, series: Mapping[str, Points], step: float) -> str:
-        every = sorted({x for points in series.values() for x, _ in points})
+        xs = sorted({x for points in series.values() for x, _ in points})
         texts = {}
         for name, points in series.items():
-            at = dict(points)
-            texts[visible(name)] = (styles[name], [number_text(at[x], step) if x in at else "" for x in every])
-        places = [self.x.place(x) for x in every]
-        return _data(places, [self._x_text(x) for x in every], texts)
+            y_at = dict(points)
+            texts[visible(name)] = (styles[name], [number_text(y_at[x], step) if x in y_at else "" for x in xs])
+        places = [self.x.place(x) for x in xs]
+        return _data(places, [self._x_text(x) for x in xs], texts)
 
     def _x_text(self, x: float) -> str:
         if self.across.times:
@@ -215,8 +215,8 @@ def number_text(value: float, step: float) -> str:
 
 
 def _data(places: Iterable[float], texts: Sequence[str], series: Mapping[str, tuple[str, Sequence[str]]]) -> str:
-    of = [[name, style, values] for name, (style, values) in series.items()]
-    return json.dumps({"at": [round(one, 4) for one in places], "x": texts, "of": of})
+    series_data = [[name, style, values] for name, (style, values) in series.items()]
+    return json.dumps({"at": [round(place, 4) for place in places], "x": texts, "of": series_data})
 
 
 def _svg(axis: Axis, shapes: Sequence[str], dots: Sequence[str], sentence: str) -> Markup:
@@ -255,12 +255,12 @@ def _thin(points: Points, marks: Container[float]) -> Points:
     if len(points) <= POINTS:
         return points
     size = -(-(len(points) - 2) // ((POINTS - 2) // 2))
-    kept = [points[0]]
+    thinned = [points[0]]
     for start in range(1, len(points) - 1, size):
         stretch = points[start : min(start + size, len(points) - 1)]
-        ends = {min(stretch, key=lambda one: one[1]), max(stretch, key=lambda one: one[1])}
-        kept += sorted({*ends, *(one for one in stretch if one[0] in marks)})
-    return [*kept, points[-1]]
+        ends = {min(stretch, key=lambda point: point[1]), max(stretch, key=lambda point: point[1])}
+        thinned += sorted({*ends, *(point for point in stretch if point[0] in marks)})
+    return [*thinned, points[-1]]
 
 
 def _safe(text: str) -> Markup:

@@ -31,60 +31,60 @@ def show_overview(tx: Transaction, ask: Ask) -> dict[str, Any]:
     buffer, task, now = ask.text("buffer"), ask.text("task"), tx.now()
     hours = int(ask.choice("hours", _HOURS))
     view = read_overview(tx, buffer, task, now - timedelta(hours=hours))
-    found = waits_of(tx, buffer, task)
+    waits = waits_of(tx, buffer, task)
 
     def groups(row: Any) -> str:
-        return ask.link("/groups", task=row["task_name"], buffer=row["buffer"] if found["several"] else buffer)
+        return ask.link("/groups", task=row["task_name"], buffer=row["buffer"] if waits["several"] else buffer)
 
     def of_status(status: str) -> Callable[[Any], str | None]:
         return lambda row: f"{groups(row)}&status={status}" if row[status] else None
 
-    statuses = {str(one): of_status(str(one)) for one in Status if one != Status.ARCHIVED}
-    shown = [one for one in TASKS if found["several"] or one.name != "buffer"]
+    statuses = {str(status): of_status(str(status)) for status in Status if status != Status.ARCHIVED}
+    task_columns = [column for column in TASKS if waits["several"] or column.name != "buffer"]
     links = {"task_name": groups, "buffer": lambda row: ask.link("", buffer=row["buffer"]), **statuses}
     return {
         "hours": hours,
         "hours_offered": sorted(map(int, _HOURS)),
         "view": view,
         "plots": _plots_of_overview(view),
-        "table": table_of("Groups by task and status", found["tasks"], shown, ask, now, links=links),
-        "events": [(one, event_text(one)) for one in view.events],
-        **found,
+        "table": table_of("Groups by task and status", waits["tasks"], task_columns, ask, now, links=links),
+        "events": [(event, event_text(event)) for event in view.events],
+        **waits,
     }
 
 
 def _plots_of_overview(view: Overview) -> list[Plot]:
     """Return the plots, which share the axis of times at which there was a run."""
     history, rates = view.history, rates_of(view.history)
-    began = min((one.time for one in history), default=None)
-    drawn = [one for one in view.batches if began is not None and one["taken_at"] >= began]
-    times = [one.time for one in history] + [one["taken_at"] for one in drawn]
+    start = min((minute.time for minute in history), default=None)
+    draws = [draw for draw in view.batches if start is not None and draw["taken_at"] >= start]
+    times = [minute.time for minute in history] + [draw["taken_at"] for draw in draws]
     across = Across(low=min(times).timestamp(), high=max(times).timestamp()) if times else Across()
 
-    def counted(by: str) -> dict[str, Points]:
-        names = sorted({name for minute in history for name, n in value_of(minute, by).items() if n})
-        return {name: [(one.time.timestamp(), value_of(one, by).get(name, 0)) for one in history] for name in names}
+    def counted(field: str) -> dict[str, Points]:
+        names = sorted({name for minute in history for name, n in value_of(minute, field).items() if n})
+        return {name: [(row.time.timestamp(), value_of(row, field).get(name, 0)) for row in history] for name in names}
 
-    rate = {name: sorted((time.timestamp(), value_of(one, name)) for time, one in rates) for name in ("put", "drawn")}
+    rate = {name: sorted((time.timestamp(), value_of(row, name)) for time, row in rates) for name in ("put", "drawn")}
     return _drawable(
         lines("Groups a minute", rate, {"put": "s0", "drawn": "s1"}, across=across),
         lines("Groups by status", counted("statuses"), STATUS_CLASSES, across=across),
         lines("Groups by task", counted("tasks"), across=across),
-        *_plots_of_figures([(one["taken_at"].timestamp(), one) for one in drawn], across, of=" of draws"),
+        *_plots_of_figures([(draw["taken_at"].timestamp(), draw) for draw in draws], across, suffix=" of draws"),
     )
 
 
 def _plots_of_figures(
-    rows: Sequence[tuple[float, Any]], across: Across, of: str = "", marks: Mapping[float, str] | None = None
+    rows: Sequence[tuple[float, Any]], across: Across, suffix: str = "", marks: Mapping[float, str] | None = None
 ) -> Iterator[Plot | None]:
     """Yield plots of the rewards and the staleness of draws or steps, each with its place on the x axis."""
 
     def named(**fields: str) -> dict[str, Points]:
         return {name: _points(rows, field) for name, field in fields.items()}
 
-    yield lines(f"Mean reward{of}", named(mean="reward"), across=across, fitted=True, marks=marks)
-    yield lines(f"Reward{of}", named(mean="reward", min="min_reward", max="max_reward"), across=across)
-    yield lines(f"Staleness{of}", named(mean="staleness", max="max_staleness"), across=across)
+    yield lines(f"Mean reward{suffix}", named(mean="reward"), across=across, fitted=True, marks=marks)
+    yield lines(f"Reward{suffix}", named(mean="reward", min="min_reward", max="max_reward"), across=across)
+    yield lines(f"Staleness{suffix}", named(mean="staleness", max="max_staleness"), across=across)
 
 
 def _points(rows: Iterable[tuple[float, Any]], field: str) -> Points:
@@ -92,7 +92,7 @@ def _points(rows: Iterable[tuple[float, Any]], field: str) -> Points:
 
 
 def _drawable(*plots: Plot | None) -> list[Plot]:
-    return [one for one in plots if one is not None]
+    return [plot for plot in plots if plot is not None]
 
 
 # Waits, checkpoints, events; and the buffer of a page
@@ -103,14 +103,14 @@ _MOST_WAITS = 50
 def waits_of(tx: Transaction, buffer: str | None, task: str | None = None) -> dict[str, Any]:
     """Return the waits, those of buffers in which somebody waits first, their number, the tasks, and whether there are
     several buffers. A buffer without waits has answers about a hypothetical draw, with `asked`."""
-    found = read_waits(tx, buffer, DrawQuestion(task))
-    rows = [(one, not of.somebody_waits) for of in found for one in of.waits]
+    answers = read_waits(tx, buffer, DrawQuestion(task))
+    rows = [(wait, not answer.somebody_waits) for answer in answers for wait in answer.waits]
     rows.sort(key=lambda row: row[1])
     return {
-        "waits": [{**one, "asked": asked} for one, asked in rows[:_MOST_WAITS]],
+        "waits": [{**wait, "asked": asked} for wait, asked in rows[:_MOST_WAITS]],
         "waiting": sum(not asked for _, asked in rows),
-        "tasks": [task for of in found for task in of.tasks],
-        "several": len(found) > 1,
+        "tasks": [task for answer in answers for task in answer.tasks],
+        "several": len(answers) > 1,
     }
 
 
@@ -134,12 +134,12 @@ def show_events(tx: Transaction, ask: Ask) -> dict[str, Any]:
 
     A checkpoint that is pruned goes with the one that is made then, and is left out unless this kind is asked for.
     """
-    given = {column: text for column, name in _CHOSEN.items() if (text := ask.text(name)) is not None}
-    conditions = ["id < :before", *(f"{column} = :{column}" for column in given)]
-    conditions += [] if "kind" in given else [f"kind <> '{EventKind.CHECKPOINT_DROPPED}'"]
+    filters = {column: text for column, name in _CHOSEN.items() if (text := ask.text(name)) is not None}
+    conditions = ["id < :before", *(f"{column} = :{column}" for column in filters)]
+    conditions += [] if "kind" in filters else [f"kind <> '{EventKind.CHECKPOINT_DROPPED}'"]
     before = ask.number("before", LARGEST)
-    found = read_events(tx, ask.text("buffer"), _EVENTS_SHOWN + 1, *conditions, before=before, **given)
-    rows = found[:_EVENTS_SHOWN]
+    events = read_events(tx, ask.text("buffer"), _EVENTS_SHOWN + 1, *conditions, before=before, **filters)
+    rows = events[:_EVENTS_SHOWN]
     links = {
         "what": lambda row: ask.link("", kind=row["kind"], before=None),
         "uids": lambda row: ask.link(f"/groups/{row['uids'][0]}") if row["uids"] else None,
@@ -147,7 +147,7 @@ def show_events(tx: Transaction, ask: Ask) -> dict[str, Any]:
     return {
         "kind": ask.text("kind"),
         "pruned": str(EventKind.CHECKPOINT_DROPPED),
-        "next": rows[-1]["id"] if len(found) > _EVENTS_SHOWN else None,
+        "next": rows[-1]["id"] if len(events) > _EVENTS_SHOWN else None,
         "table": table_of("Events", rows, EVENTS, ask, tx.now(), sorts=False, links=links),
     }
 
@@ -175,33 +175,33 @@ def show_steps(tx: Transaction, ask: Ask) -> dict[str, Any]:
     before, task, worker = ask.number("before", None, least=-LARGEST), ask.text("task"), ask.text("worker")
     view = read_steps(tx, buffer, before=before, limit=_MOST_STEPS, task=task, worker=worker)
     rows = view.rows
-    steps = [one for one in rows if not one.undone]
+    steps = [step for step in rows if not step.undone]
     across = Across(times=False)
-    marks = {float(one.step): one.lower for one in steps if one.lower}
+    marks = {float(step.step): step.lower for step in steps if step.lower}
     links = {"step": lambda row: ask.link(f"/steps/{row.step}", task=task, worker=worker)}
     return {
         "chosen": buffer,
         "buffers": buffers,
         "view": view,
         "unnamed_count": view.known.without_step,
-        "plots": _drawable(*_plots_of_figures([(float(one.step), one) for one in steps], across, marks=marks)),
+        "plots": _drawable(*_plots_of_figures([(float(step.step), step) for step in steps], across, marks=marks)),
         "table": table_of("Steps", rows, STEPS, ask, view.now, usual="-step", links=links),
-        "fell": [one for one in rows if one.lower],
+        "fell": [step for step in rows if step.lower],
         "by_task": None if worker is not None else _by_task(view.workers, ask, buffer, view.now),
         "nothing": "" if rows else no_groups(tx, buffer, "for a step", task, worker, before=before),
     }
 
 
-def _by_task(found: Workers, ask: Ask, buffer: str, now: datetime) -> Table | None:
+def _by_task(workers: Workers, ask: Ask, buffer: str, now: datetime) -> Table | None:
     """Return the table of workers by task, whose cells lead to the steps with one worker's groups of a task."""
 
     def steps_of(task: str) -> Callable[[Any], str | None]:
         return lambda row: ask.link("/steps", task=task, worker=row["name"], buffer=buffer)
 
-    if not (of := found.by_task).says_more:
+    if not (by_task := workers.by_task).says_more:
         return None
-    links = {task: steps_of(task) for task in of.tasks}
-    return table_of("By task", of.rows, by_task_columns(of), ask, now, sorts=False, links=links)
+    links = {task: steps_of(task) for task in by_task.tasks}
+    return table_of("By task", by_task.rows, by_task_columns(by_task), ask, now, sorts=False, links=links)
 
 
 def show_step(tx: Transaction, ask: Ask) -> dict[str, Any]:
@@ -214,9 +214,9 @@ def show_step(tx: Transaction, ask: Ask) -> dict[str, Any]:
     assert step is not None
     runs = read_step(tx, buffer, step, _LOWEST, task=task, worker=worker)
     if not runs:
-        which = f"for step {step} of {buffer!r:.100}"
-        raise NotThereError(no_groups(tx, buffer, which, task, worker, step=step))
-    previous, following = neighbours(tx, buffer, step)
+        scope = f"for step {step} of {buffer!r:.100}"
+        raise NotThereError(no_groups(tx, buffer, scope, task, worker, step=step))
+    previous, next_step = neighbours(tx, buffer, step)
     tables = [
         (
             table_of("By worker", run.workers, BY_WORKER, ask, now, sorts=False),
@@ -226,7 +226,7 @@ def show_step(tx: Transaction, ask: Ask) -> dict[str, Any]:
         )
         for run in runs
     ]
-    return {"step": step, "previous": previous, "next": following, "runs": runs, "tables": tables}
+    return {"step": step, "previous": previous, "next": next_step, "runs": runs, "tables": tables}
 
 
 #: The workers' last hour.
@@ -249,39 +249,39 @@ def show_workers(tx: Transaction, ask: Ask) -> dict[str, Any]:
     Shares and waits are those of one task, if the URL names it.
     """
     buffer, task, now = ask.text("buffer"), ask.text("task"), tx.now()
-    chosen, _ = one_buffer(tx, ask)
-    found, _ = read_workers(tx, chosen, task=task)
+    buffer_name, _ = one_buffer(tx, ask)
+    view, _ = read_workers(tx, buffer_name, task=task)
     workers, waits = newest(tx, "workers", buffer, _MOST_ROWS), waits_of(tx, buffer, task)
-    shown = found.made[:_MOST_LINES]
-    listed = [one for one in _WORKERS if waits["several"] or one.name != "buffer"]
+    plotted = view.made[:_MOST_LINES]
+    worker_columns = [column for column in _WORKERS if waits["several"] or column.name != "buffer"]
     return {
-        "chosen": chosen,
-        "found": found,
-        "nothing": no_groups(tx, chosen, "for a step", task, None) if task and not found.made else "",
-        "plots": _plots_of_workers({row["name"] or "unknown": row["steps"] for row in shown}),
-        "lines": len(shown),
-        "compared": table_of("What they made", found.made, MADE, ask, now, order="sort", after="page"),
-        "by_task": _by_task(found, ask, chosen, now),
-        "table": table_of("In the last hour", workers, listed, ask, now, usual="-last_seen"),
+        "chosen": buffer_name,
+        "found": view,
+        "nothing": no_groups(tx, buffer_name, "for a step", task, None) if task and not view.made else "",
+        "plots": _plots_of_workers({row["name"] or "unknown": row["steps"] for row in plotted}),
+        "lines": len(plotted),
+        "compared": table_of("What they made", view.made, MADE, ask, now, order="sort", after="page"),
+        "by_task": _by_task(view, ask, buffer_name, now),
+        "table": table_of("In the last hour", workers, worker_columns, ask, now, usual="-last_seen"),
         **waits,
     }
 
 
-def _plots_of_workers(made: Mapping[str, Sequence[tuple[int, Part]]]) -> list[Plot]:
+def _plots_of_workers(workers: Mapping[str, Sequence[tuple[int, Part]]]) -> list[Plot]:
     """Return plots of the workers' mean rewards and staleness over train steps."""
 
-    def of(field: str) -> dict[str, Points]:
-        return {name: _points(((float(step), part) for step, part in steps), field) for name, steps in made.items()}
+    def points_of(field: str) -> dict[str, Points]:
+        return {name: _points(((float(step), part) for step, part in steps), field) for name, steps in workers.items()}
 
-    worse = {
+    marks = {
         float(step): f"{name} stands out: mean reward {part.reward:.3f}, others {part.others:.3f}"
-        for name, steps in [*made.items()][:1]
+        for name, steps in [*workers.items()][:1]
         for step, part in steps
         if part.stands_out
     }
-    numbers = [step for steps in made.values() for step, _ in steps]
+    numbers = [step for steps in workers.values() for step, _ in steps]
     across = Across(times=False, low=min(numbers, default=0), high=max(numbers, default=0))
     return _drawable(
-        lines("Mean reward by worker", of("reward"), across=across, fitted=True, marks=worse),
-        lines("Staleness by worker", of("staleness"), across=across),
+        lines("Mean reward by worker", points_of("reward"), across=across, fitted=True, marks=marks),
+        lines("Staleness by worker", points_of("staleness"), across=across),
     )

@@ -42,12 +42,12 @@ def bind(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise ConfigError(f"there is no address {host!r:.100} on this machine: {error.strerror or error}") from error
-    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+    dual_stack = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     try:
-        listening = socket.create_server(address, family=family, backlog=CONNECTIONS, dualstack_ipv6=both)
+        listening = socket.create_server(address, family=family, backlog=CONNECTIONS, dualstack_ipv6=dual_stack)
     except OSError as error:
-        why = os.strerror(error.errno or 0)
-        raise ConfigError(f"can't listen at port {port} of {host}: {why}; --port 0 takes any that is free") from error
+        cause = os.strerror(error.errno or 0)
+        raise ConfigError(f"can't listen at port {port} of {host}: {cause}; --port 0 takes any that is free") from error
     listening.set_inheritable(True)
     return listening
 
@@ -256,8 +256,8 @@ class Guard:
             if not is_loopback(host_of(request.headers)):
                 return self.refuse(request, 421, "This server answers to localhost only: open that, with its port.")
             return None
-        if (given := request.query_params.get("token")) is not None:
-            return self._let_in(request) if self._is_right(given) else self._refuse_token(request)
+        if (token := request.query_params.get("token")) is not None:
+            return self._let_in(request) if self._is_right(token) else self._refuse_token(request)
         scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self._is_right(bearer.strip()):
             return None
@@ -265,16 +265,16 @@ class Guard:
             return None
         return self._refuse_token(request)
 
-    def _is_right(self, given: str) -> bool:
+    def _is_right(self, token: str) -> bool:
         assert self.token is not None
-        return hmac.compare_digest(given.encode(errors="replace"), self.token.encode())
+        return hmac.compare_digest(token.encode(errors="replace"), self.token.encode())
 
     def _let_in(self, request: Request) -> Response:
         """Set the token as a cookie, and redirect to the same page without the token in the URL."""
         assert self.token is not None
-        rest = [(name, value) for name, value in parse_qsl(request.scope["query_string"]) if name != b"token"]
+        parameters = [(name, value) for name, value in parse_qsl(request.scope["query_string"]) if name != b"token"]
         path = f"{self.prefix}/" + path_of(request).lstrip("/\\")  # never to another host
-        response = RedirectResponse(f"{path}?{urlencode(rest)}" if rest else path, 303)
+        response = RedirectResponse(f"{path}?{urlencode(parameters)}" if parameters else path, 303)
         name, path = _cookie(request), self.prefix or "/"
         response.set_cookie(name, self.token, max_age=_SECONDS, httponly=True, samesite="strict", path=path)
         return response

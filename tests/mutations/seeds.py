@@ -246,12 +246,12 @@ _OWNER = [
 ]  # fmt: skip
 
 _PROMPTS = [
-    ("prompts-cursor-stands", "produce/sampler.py", "position=now.position + len(groups), value=after", "position=now.position + len(groups), value=now.value", "each prompt is drawn once"),
-    ("prompts-number", "produce/sampler.py", "self._new_group(item, now.position + offset)", "self._new_group(item, offset)", "prompts are numbered over all draws"),
+    ("prompts-cursor-stands", "produce/sampler.py", "position=cursor.position + len(groups), value=end", "position=cursor.position + len(groups), value=cursor.value", "each prompt is drawn once"),
+    ("prompts-number", "produce/sampler.py", "self._new_group(item, cursor.position + offset)", "self._new_group(item, offset)", "prompts are numbered over all draws"),
     ("prompts-keep-partial", "produce/sampler.py", "                    if not partial:\n", "                    if False:\n", "interrupted rollouts begin anew unless partial"),
-    ("prompts-init-stranded", "produce/sampler.py", "(chosen | {repr((Status.INIT, None)): (Status.INIT, None)})", "chosen", "prompts of dead workers are handed out"),
+    ("prompts-init-stranded", "produce/sampler.py", "(statuses | {repr((Status.INIT, None)): (Status.INIT, None)})", "statuses", "prompts of dead workers are handed out"),
     ("prompts-uid-not-moved", "produce/prompt.py", "self.uid = self.uid if uid is None else uid", "pass", "a saved prompt can be finished"),
-    ("prompts-share-rollouts", "produce/sampler.py", "[copy.copy(rollout) for rollout in made]", "list(made)", "the dataset keeps its own rollouts"),
+    ("prompts-share-rollouts", "produce/sampler.py", "[copy.copy(rollout) for rollout in group]", "list(group)", "the dataset keeps its own rollouts"),
     ("prompts-counts", "produce/sampler.py", "drawn - returned - in_flight)", "drawn - returned)", "prompts in flight aren't finished"),
     ("epochs-one-more", "produce/datasets.py", "elif index and epoch + 1 != self._epochs:", "elif index and epoch != self._epochs:", "a dataset is read so many times"),
     ("shuffle-every-epoch-alike", "produce/datasets.py", "spawn_key=(epoch,)", "spawn_key=(0,)", "every epoch has another order"),
@@ -262,14 +262,14 @@ _PROMPTS = [
 _PRODUCE = [
     ("produce-forgets-flying", "produce/strategies.py", "self.ahead - completed - len(self)", "self.ahead - completed", "no more is generated than the batch needs"),
     ("produce-ahead-down", "produce/strategies.py", "math.ceil(round(self.over_sample * batch_size, 9))", "math.floor(self.over_sample * batch_size)", "over_sample is rounded up"),
-    ("produce-threshold", "produce/strategies.py", "(most + 1) * self.sync_weights_interval", "most * self.sync_weights_interval", "max_staleness may be trained on"),
-    ("produce-tail-late", "produce/strategies.py", "if gathered >= self.tail_batch_trigger_size:", "if gathered > self.tail_batch_trigger_size:", "so many make a tail batch"),
+    ("produce-threshold", "produce/strategies.py", "(updates + 1) * self.sync_weights_interval", "updates * self.sync_weights_interval", "max_staleness may be trained on"),
+    ("produce-tail-late", "produce/strategies.py", "if tail_size >= self.tail_batch_trigger_size:", "if tail_size > self.tail_batch_trigger_size:", "so many make a tail batch"),
     ("produce-tail-runs-ahead", "produce/strategies.py", "batch.ahead = 0 if tail else", "batch.ahead = 1 if tail else", "a tail batch runs ahead of nothing"),
-    ("produce-concurrency", "produce/generations.py", "most - len(self))", "most - len(self) + 1)", "max_concurrency bounds what is generated at once"),
+    ("produce-concurrency", "produce/generations.py", "concurrency - len(self))", "concurrency - len(self) + 1)", "max_concurrency bounds what is generated at once"),
     ("produce-waste", "produce/generations.py", "if self.failures.wasted - since >= self.strategy.give_up_after * self.size:", "if False:", "what is generated in vain has an end"),
     ("produce-keeps-aborted", "produce/generations.py", "discard_partial_responses(group, self._kind, Status.ABORTED)", "pass", "without partial rollouts what was interrupted begins anew"),
     ("produce-init-is-fine", "produce/agent_loop.py", "if status in (Status.INIT, Status.EXPIRED, Status.ARCHIVED):", "if status in (Status.EXPIRED, Status.ARCHIVED):", "a group of which nothing was generated is refused"),
-    ("produce-room", "produce/generations.py", "wanted = min(wanted, room - flying)", "wanted = min(wanted, room)", "what is in flight needs room, too"),
+    ("produce-room", "produce/generations.py", "count = min(count, room - in_flight)", "count = min(count, room)", "what is in flight needs room, too"),
 ]  # fmt: skip
 
 _OBSERVE = [
@@ -300,7 +300,7 @@ _WEB = [
     ("web-escaped", "web/app.py", "autoescape=True", "autoescape=False", "no text becomes markup"),
     ("web-hidden", "web/app.py", "finalize=_shown", "finalize=None", "hidden characters are shown"),
     ("web-rebinding", "web/server.py", "if not is_loopback(host_of(request.headers)):", "if False:", "other names are refused without a token"),
-    ("web-token", "web/server.py", "return hmac.compare_digest(given.encode(errors=\"replace\"), self.token.encode())", "return bool(given)", "only the token opens"),
+    ("web-token", "web/server.py", "return hmac.compare_digest(token.encode(errors=\"replace\"), self.token.encode())", "return bool(token)", "only the token opens"),
     ("web-other-host", "web/server.py", 'f"{self.prefix}/" + path_of(request).lstrip("/\\\\")', "self.prefix + path_of(request)", "a token leads to no other host"),
     ("web-host", "web/server.py", "if not _HOST.fullmatch(", "if None and not _HOST.fullmatch(", "no Host header opens the pages"),
     ("web-methods", "web/server.py", 'if request.method not in ("GET", "HEAD"):', "if False:", "only reading is answered"),
@@ -348,7 +348,7 @@ _FILLING = [
     ("filling-counted", _TRANSITIONS, "{} if place.status == Status.FILLING else {why: 1}", "{why: 1}", "rollouts of a group that fills are counted by the group"),
     ("added-rollouts-stay", "buffer/lease.py", "return [part for uid in uids for part in self._added.get(uid, {}).values()]", "return []", "a finished prompt replaces the rollouts added to it"),
     ("added-rollouts-forgotten", "produce/sampler.py", "prompt.group[index] = rollout", "pass", "a prompt comes back with its finished rollouts"),
-    ("failed-are-enough-too-soon", "produce/generations.py", "return least is not None and self._is_last(prompt) and", "return least is not None and", "a group goes without failed rollouts after its last attempt"),
+    ("failed-are-enough-too-soon", "produce/generations.py", "return min_size is not None and self._is_last(prompt) and", "return min_size is not None and", "a group goes without failed rollouts after its last attempt"),
 ]  # fmt: skip
 
 MUTATIONS = [

@@ -77,12 +77,12 @@ class BenchSettings:
 
 def parse_group(text: str) -> tuple[int, int]:
     """Parse `8x4000`: return the rollouts of a group, and the tokens of each. Raises InputError."""
-    found = _GROUP.fullmatch(text.strip().lower().replace(",", "").replace("_", ""))
-    if found is None or not int(found[1]):
+    match = _GROUP.fullmatch(text.strip().lower().replace(",", "").replace("_", ""))
+    if match is None or not int(match[1]):
         raise InputError(f"{text!r:.50} is no group: write ROLLOUTSxTOKENS, as in 8x4000")
-    if int(found[2]) > _POOL // 2:
-        raise InputError(f"{int(found[2]):,} tokens in a response: at most {_POOL // 2:,} can be made")
-    return int(found[1]), int(found[2])
+    if int(match[2]) > _POOL // 2:
+        raise InputError(f"{int(match[2]):,} tokens in a response: at most {_POOL // 2:,} can be made")
+    return int(match[1]), int(match[2])
 
 
 class GroupMaker:
@@ -171,17 +171,17 @@ class Load:
     async def at(self, due: float) -> bool:
         """Wait until a time; return False if the load is over before."""
         while not self.is_over:
-            if (left := due - time.monotonic()) <= 0:
+            if (remaining := due - time.monotonic()) <= 0:
                 return True
-            await asyncio.sleep(min(left, _PAUSE_SECONDS))
+            await asyncio.sleep(min(remaining, _PAUSE_SECONDS))
         return False
 
     def put_at(self) -> Iterator[float]:
         """Yield the due times of puts: at a constant rate, with an offset per worker; without a rate always now."""
         interval = 1 / self.settings.rate if self.settings.rate else 0.0
-        first = self.start + interval * (self.number * 0.618034 % 1)
+        first_due = self.start + interval * (self.number * 0.618034 % 1)
         for number in count():
-            due = first + number * interval if interval else time.monotonic()
+            due = first_due + number * interval if interval else time.monotonic()
             if due >= self.until:
                 return
             yield due
@@ -205,7 +205,7 @@ async def _put(load: Load, group: list[RolloutState], due: float) -> None:
     """Put a group, after a wait for room if there are many."""
     waits = load.buffer.waits.for_room
     while not load.is_over:
-        begun, waited = time.monotonic(), waits.seconds
+        start, waited = time.monotonic(), waits.seconds
         try:
             uid = await load.buffer.put(
                 group, TASK, model_step=MODEL_STEP, current_train_step=TRAIN_STEP, timeout=WAIT_SECONDS
@@ -216,10 +216,10 @@ async def _put(load: Load, group: list[RolloutState], due: float) -> None:
             load.report.error("put", error)
             await asyncio.sleep(_PAUSE_SECONDS)
             return
-        now, held = time.monotonic(), waits.seconds - waited
+        now, room_wait = time.monotonic(), waits.seconds - waited
         assert uid is not None, "a completed group is stored"
         load.report.put.append(uid)
-        load.report.latencies["put"].append(now - (due if load.settings.rate else begun) - held)
+        load.report.latencies["put"].append(now - (due if load.settings.rate else start) - room_wait)
         return
 
 
@@ -239,21 +239,21 @@ async def train(load: Load) -> None:
 async def _train_step(load: Load) -> None:
     """Take a batch or lease it, train on it, and acknowledge the lease."""
     settings, waits = load.settings, load.buffer.waits.for_groups
-    sizes, begun, waited = {TASK: settings.take}, time.monotonic(), waits.seconds
+    sizes, start, waited = {TASK: settings.take}, time.monotonic(), waits.seconds
     lease = None
     if settings.leases:
         lease = await load.buffer.lease_batch(sizes, timeout=WAIT_SECONDS)
         items = lease.items[TASK]
     else:
         items = (await load.buffer.sample(sizes, timeout=WAIT_SECONDS))[TASK]
-    load.report.latencies["take"].append(time.monotonic() - begun - (waits.seconds - waited))
+    load.report.latencies["take"].append(time.monotonic() - start - (waits.seconds - waited))
     _check(settings, items)
     if settings.step_seconds:
         await load.at(time.monotonic() + settings.step_seconds)
     if lease is not None:
-        begun = time.monotonic()
+        start = time.monotonic()
         await lease.acknowledge()
-        load.report.latencies["acknowledge"].append(time.monotonic() - begun)
+        load.report.latencies["acknowledge"].append(time.monotonic() - start)
     load.report.taken += [item.uid for item in items]
 
 

@@ -56,7 +56,7 @@ def results_of(outcome: Outcome) -> Results:
         "ledger": ledger_of(outcome),
         "errors": [{"call": call, "error": redact_words(text), "count": n} for (call, text), n in errors.items()],
         "notes": [redact_words(note) for note in outcome.notes],
-        "failed": [redact_words(why) for why in outcome.failed],
+        "failed": [redact_words(cause) for cause in outcome.failed],
     }
 
 
@@ -80,8 +80,8 @@ def quantiles(seconds: Sequence[float]) -> dict[str, float]:
     """Return the number of latencies, their mean and their quantiles (by nearest rank) in milliseconds."""
     ordered = sorted(seconds)
     last = len(ordered) - 1
-    found = {name: 1000 * ordered[min(last, int(q * len(ordered)))] for name, (_, q) in QUANTILES.items()}
-    return {"count": len(ordered), "mean_ms": 1000 * sum(ordered) / len(ordered), **found}
+    milliseconds = {name: 1000 * ordered[min(last, int(q * len(ordered)))] for name, (_, q) in QUANTILES.items()}
+    return {"count": len(ordered), "mean_ms": 1000 * sum(ordered) / len(ordered), **milliseconds}
 
 
 def _part(seconds: float, time: float) -> float:
@@ -108,17 +108,17 @@ def ledger_of(outcome: Outcome) -> dict[str, Any]:
 def print_results(results: Results) -> None:
     """Print the results."""
     settings = results["settings"]
-    who = [units.number_of(settings[f"{role}s"], role) for role in ("worker", "trainer") if settings[f"{role}s"]]
+    processes = [units.number_of(settings[f"{role}s"], role) for role in ("worker", "trainer") if settings[f"{role}s"]]
     early = ", ended early" if results["ended_early"] else ""
     group = f"groups of {settings['rollouts']} x {settings['tokens']:,} tokens, {units.size(results['bytes_of_group'])}"
     pace = f"{units.figure(settings['rate'], 2)} groups/s a worker" if settings["rate"] else "as fast as they go"
     take = f"{'leases' if settings['leases'] else 'takes'} of {settings['take']}"
-    print_line(f"{' and '.join(who)}, {results['seconds']:,.0f} s{early}, on {results['database']}")
+    print_line(f"{' and '.join(processes)}, {results['seconds']:,.0f} s{early}, on {results['database']}")
     print_line(f"{group}; {pace}; {take}\n")
-    calls = [{"call": CALLS[name], **found} for name, found in results["calls"].items()]
-    figures = {"mean_ms": "mean", **{name: shown for name, (shown, _) in QUANTILES.items()}}
-    shown = [Column(name, header, "milliseconds") for name, header in figures.items()]
-    print_table(calls, [Column("call", "milliseconds", "word"), Column("count", "calls"), *shown])
+    calls = [{"call": CALLS[name], **latencies} for name, latencies in results["calls"].items()]
+    figures = {"mean_ms": "mean", **{name: label for name, (label, _) in QUANTILES.items()}}
+    latency_columns = [Column(name, header, "milliseconds") for name, header in figures.items()]
+    print_table(calls, [Column("call", "milliseconds", "word"), Column("count", "calls"), *latency_columns])
     write(["\n"])
     for name, text in _facts(results):
         print_line(f"{name:<{_NAME}}{text}")
@@ -141,5 +141,5 @@ def _facts(results: Results) -> Iterator[tuple[str, str]]:
         yield "ledger", f"{counts}: {ledger['lost']:,} {words[0]}, {ledger['doubled']:,} {words[1]}"
     errors = (f"{error['count']:,} {error['call']} {error['error']:.300}" for error in results["errors"])
     yield "errors", "; ".join(errors) or "none"
-    for failed in (*results["failed"], *results["notes"]):
-        yield "failed", failed
+    for failure in (*results["failed"], *results["notes"]):
+        yield "failed", failure

@@ -176,11 +176,11 @@ def _signals(outcome: Outcome) -> Iterator[None]:
             os.kill(os.getpid(), number)
         outcome.signalled = number
 
-    before = [signal.signal(number, note) for number in _SIGNALS]
+    handlers = [signal.signal(number, note) for number in _SIGNALS]
     try:
         yield
     finally:
-        for number, handler in zip(_SIGNALS, before, strict=True):
+        for number, handler in zip(_SIGNALS, handlers, strict=True):
             signal.signal(number, handler)
 
 
@@ -254,16 +254,16 @@ def _refuse_others(url: str) -> bool:
     """Raise InputError for a database with groups or checkpoints of others. Return whether it doesn't exist yet."""
     try:
         reader = open_reader(url)
-        found = reader.read(lambda tx: tx.values(_OTHERS, ours=f"{PREFIX}%"))
+        buffers = reader.read(lambda tx: tx.values(_OTHERS, ours=f"{PREFIX}%"))
     except UnreachableError:
         return True  # a file that will be created
     except StorageError as error:
         if error.reason != "not a database":
             raise
         return False  # without tables, or invalid, which opening the buffer reports
-    if found:
+    if buffers:
         raise InputError(
-            f"{reader.where} holds groups or checkpoints of buffer {units.some(found)}: a load would take disk and "
+            f"{reader.where} holds groups or checkpoints of buffer {units.some(buffers)}: a load would take disk and "
             "locks from them. Give it a database of its own on the same server or disk (createdb, or another file)"
         )
     return False

@@ -128,12 +128,12 @@ class Policy:
         rollouts = [rollout for group in groups for rollout in group]
         rewards = [np.array([rollout.reward for rollout in group]) for group in groups]
         lengths = np.array([len(rollout.response_ids) for rollout in rollouts])
-        rows = np.concatenate([rows_of(prompt_of([one]), one.response_ids)[:-1] for one in rollouts])
+        rows = np.concatenate([rows_of(prompt_of([rollout]), rollout.response_ids)[:-1] for rollout in rollouts])
         _, d_logits = objective(
             self.log_probs(rows),
-            np.concatenate([one.response_ids for one in rollouts]),
-            np.concatenate([one.logprobs for one in rollouts]),
-            np.repeat(np.concatenate([advantages_of(one) for one in rewards]), lengths),
+            np.concatenate([rollout.response_ids for rollout in rollouts]),
+            np.concatenate([rollout.logprobs for rollout in rollouts]),
+            np.repeat(np.concatenate([advantages_of(group_rewards) for group_rewards in rewards]), lengths),
             np.repeat(1.0 / (len(rollouts) * lengths), lengths),
         )
         gradient = np.zeros_like(self.weights)
@@ -145,8 +145,8 @@ class Policy:
 
 def rows_of(prompt: str, ids: Sequence[int]) -> IntArray:
     """Return the rows of the weights for the token after each beginning of an answer: int64 [length + 1, 2]."""
-    before = np.array([VOCABULARY_SIZE, *ids])
-    shared = np.arange(len(before)) * (VOCABULARY_SIZE + 1) + before
+    preceding = np.array([VOCABULARY_SIZE, *ids])
+    shared = np.arange(len(preceding)) * (VOCABULARY_SIZE + 1) + preceding
     return np.stack([shared, shared + (1 + PROMPTS.index(prompt)) * _PLACES], axis=1)
 
 
@@ -204,22 +204,22 @@ class Engine:
         policy, prompt, number = self._policy, prompt_of(group), int(group[0].group_id or 0)
         seconds = token_seconds(number, self._token_seconds)
         randoms = np.random.default_rng([number, _TOKENS, self._step]).random((len(group), MAX_RESPONSE_TOKENS))
-        begun = {place: one for place, one in enumerate(group) if one.status != Status.COMPLETED}
-        for one in begun.values():
-            one.response_ids = [*map(int, one.response_ids)] if partial and one.response_ids is not None else []
-            one.logprobs = [*map(float, one.logprobs)] if one.response_ids else []
-        while (going := {n: one for n, one in begun.items() if not is_over(one.response_ids)}) and (
+        pending = {place: state for place, state in enumerate(group) if state.status != Status.COMPLETED}
+        for state in pending.values():
+            state.response_ids = [*map(int, state.response_ids)] if partial and state.response_ids is not None else []
+            state.logprobs = [*map(float, state.logprobs)] if state.response_ids else []
+        while (active := {n: state for n, state in pending.items() if not is_over(state.response_ids)}) and (
             await self._goes_on(seconds)
         ):
-            rows = np.stack([rows_of(prompt, one.response_ids)[-1] for one in going.values()])
-            for (place, one), log_probs in zip(going.items(), policy.log_probs(rows), strict=True):
+            rows = np.stack([rows_of(prompt, rollout.response_ids)[-1] for rollout in active.values()])
+            for (place, state), log_probs in zip(active.items(), policy.log_probs(rows), strict=True):
                 cumulative = np.exp(log_probs).cumsum()
-                chance = randoms[place, len(one.response_ids)] * cumulative[-1]
+                chance = randoms[place, len(state.response_ids)] * cumulative[-1]
                 token = int(np.searchsorted(cumulative, chance, side="right"))
-                one.response_ids.append(token)
-                one.logprobs.append(float(log_probs[token]))
-        for one in begun.values():
-            _finish(one, prompt, one.response_ids)
+                state.response_ids.append(token)
+                state.logprobs.append(float(log_probs[token]))
+        for state in pending.values():
+            _finish(state, prompt, state.response_ids)
         return group
 
     async def _goes_on(self, seconds: float) -> bool:

@@ -75,9 +75,9 @@ class Workers:
                 continue
             if code >= 0:
                 raise ReplayBufError(f"worker {number} failed; what it wrote is above")
-            again = self._running[number] = self._start(number)
-            how = f"was killed ({signal.Signals(-code).name})"
-            say(f"worker {number} (pid {process.pid}) {how}; started again as pid {again.pid}")
+            successor = self._running[number] = self._start(number)
+            cause = f"was killed ({signal.Signals(-code).name})"
+            say(f"worker {number} (pid {process.pid}) {cause}; started again as pid {successor.pid}")
 
     def stop(self) -> None:
         """End the workers, or kill them if that takes too long."""
@@ -101,8 +101,8 @@ def launch(url: str, run_dir: Path | None, *, steps: int | None, workers: int) -
 
     async def run() -> None:
         async with buffer_config(url, "trainer").build() as buffer:
-            begun = await begin(buffer, folder, steps or DEFAULT_STEPS)
-            await train(url, workers, folder, buffer, begun, DEFAULT_SECONDS if steps is None else None)
+            state = await begin(buffer, folder, steps or DEFAULT_STEPS)
+            await train(url, workers, folder, buffer, state, DEFAULT_SECONDS if steps is None else None)
 
     try:
         folder.make()
@@ -149,8 +149,8 @@ async def begin(buffer: ReplayBuffer, folder: RunFolder, steps: int) -> Run:
         run.target = steps
     elif run.step >= run.target:
         run.target = run.step + steps
-    drawn = (await buffer.cursors.read(TASK)).position  # more than are needed, if an earlier target was higher
-    run.prompts = max(run.target * BATCH_GROUPS, drawn)
+    drawn_prompts = (await buffer.cursors.read(TASK)).position  # more than are needed, if an earlier target was higher
+    run.prompts = max(run.target * BATCH_GROUPS, drawn_prompts)
     folder.save(run)
     return run
 
@@ -239,23 +239,23 @@ class Training:
 
     def status(self, groups: Sequence[Sequence[RolloutState]]) -> str:
         """Return the state of the run after a step on these groups, in a line for people."""
-        stale = [max(rollout.seq_staleness for rollout in group) for group in groups]
+        staleness = [max(rollout.seq_staleness for rollout in group) for group in groups]
         return (
             f"reward {self.run.rewards[-1]:.2f}; groups trained {len(self.run.trained):,}; "
-            f"staleness {sum(stale) / len(stale):.1f} (max {max(stale)})"
+            f"staleness {sum(staleness) / len(staleness):.1f} (max {max(staleness)})"
         )
 
     def result(self) -> list[str]:
         """Return the result of the run, in lines for people."""
-        run, learned = self.run, "No step was done."
+        run, summary = self.run, "No step was done."
         if rewards := run.rewards:
             tenth = max(1, len(rewards) // 10)  # of all steps, the first and the last tenth
-            learned = f"Mean reward {sum(rewards[:tenth]) / tenth:.2f} -> {sum(rewards[-tenth:]) / tenth:.2f}"
-            now = f"{run.step - self._first_step} of them now, in " if self._first_step else ""
-            learned += f" in {run.step} steps ({now}{self.seconds:.0f} s)"
+            summary = f"Mean reward {sum(rewards[:tenth]) / tenth:.2f} -> {sum(rewards[-tenth:]) / tenth:.2f}"
+            since_start = f"{run.step - self._first_step} of them now, in " if self._first_step else ""
+            summary += f" in {run.step} steps ({since_start}{self.seconds:.0f} s)"
             if run.step < run.target:
-                learned += f"; {run.target} are to be done: run it again to go on"
-        return ["", learned, verdict(run.trained, run.target * BATCH_GROUPS)]
+                summary += f"; {run.target} are to be done: run it again to go on"
+        return ["", summary, verdict(run.trained, run.target * BATCH_GROUPS)]
 
 
 def _number(group: list[RolloutState]) -> int:
@@ -283,8 +283,8 @@ _LOOKS = {
 
 def commands(database: str) -> list[str]:
     """Return commands for looking into a run, each below its description."""
-    shown = {what: look.format(shlex.quote(database)) for what, look in _LOOKS.items()}
-    return [line for what, look in shown.items() for line in (f"  # {what}", f"  replaybuf {look}")]
+    examples = {purpose: look.format(shlex.quote(database)) for purpose, look in _LOOKS.items()}
+    return [line for purpose, look in examples.items() for line in (f"  # {purpose}", f"  replaybuf {look}")]
 
 
 def argument_of(url: str) -> tuple[str, bool]:

@@ -138,7 +138,7 @@ async def work(url: str, folder: RunFolder, number: int, stop: asyncio.Event) ->
     async def load_weights(state: TrainState) -> int:
         return (await load()).step
 
-    first = await load()
+    initial = await load()
 
     while not stop.is_set():
         try:
@@ -146,7 +146,7 @@ async def work(url: str, folder: RunFolder, number: int, stop: asyncio.Event) ->
                 await produce_loop(
                     strategy_of(number),
                     engine,
-                    sampler_of(buffer, first.prompts),
+                    sampler_of(buffer, initial.prompts),
                     BATCH_GROUPS,
                     load_weights=load_weights,
                     max_lag=_LAGS[number % len(_LAGS)],

@@ -73,7 +73,7 @@ Check = Callable[[Examination], Iterable[Finding]]
 
 def in_one_transaction(find: Callable[[Transaction, Examination], Finding]) -> Check:
     """Return the check that runs a function in one transaction."""
-    return lambda about: [about.read(lambda tx: find(tx, about))]
+    return lambda examination: [examination.read(lambda tx: find(tx, examination))]
 
 
 def fine(text: str) -> Finding:
@@ -88,9 +88,9 @@ def problem(
     return Finding(Severity.PROBLEM, text, mend, cure, groups_missing, deletes)
 
 
-def verdict(wrong: str, otherwise: str, mend: str = REPAIR, cure: Cure | None = None, **effects: bool) -> Finding:
-    """Return the problem that `wrong` says; if it is "", that `otherwise` is fine."""
-    return problem(wrong, mend, cure, **effects) if wrong else fine(otherwise)
+def verdict(defect: str, otherwise: str, mend: str = REPAIR, cure: Cure | None = None, **effects: bool) -> Finding:
+    """Return the problem that `defect` says; if it is "", that `otherwise` is fine."""
+    return problem(defect, mend, cure, **effects) if defect else fine(otherwise)
 
 
 def warning(text: str, mend: str = "") -> Finding:

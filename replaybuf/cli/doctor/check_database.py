@@ -45,38 +45,38 @@ _MOST_MESSAGES = 100
 _NOTHING_APART: Final = "none: all payloads are in the database"
 
 
-def check_files(about: Examination) -> Iterator[Finding]:
+def check_files(examination: Examination) -> Iterator[Finding]:
     """Check whether this user may write the SQLite file and those next to it, and whether SQLite can rely on them."""
-    assert about.reader.path is not None
-    path, kind = about.reader.path, filesystem_type(about.reader.path)
+    assert examination.reader.path is not None
+    path, kind = examination.reader.path, filesystem_type(examination.reader.path)
     files = [path, *(Path(f"{path}{suffix}") for suffix in ("-wal", "-shm", "-journal"))]
-    closed = [str(file) for file in files if file.exists() and not os.access(file, os.R_OK | os.W_OK)]
+    unwritable = [str(file) for file in files if file.exists() and not os.access(file, os.R_OK | os.W_OK)]
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        closed.append(f"{path.parent} (where the log is made)")
-    if closed:
-        yield problem(f"not writable: {some(closed)}", "chmod u+rw, or the user that the run has")
+        unwritable.append(f"{path.parent} (where the log is made)")
+    if unwritable:
+        yield problem(f"not writable: {some(unwritable)}", "chmod u+rw, or the user that the run has")
     elif is_network(kind):
-        what = f"on a network file system ({kind}), where the write-ahead log is unsafe"
-        yield problem(what, "a local disk, or PostgreSQL")
+        text = f"on a network file system ({kind}), where the write-ahead log is unsafe"
+        yield problem(text, "a local disk, or PostgreSQL")
     else:
         yield fine(f"{path.name} and the files next to it can be written")
 
 
-def check_disk(about: Examination) -> Iterator[Finding]:
+def check_disk(examination: Examination) -> Iterator[Finding]:
     """Check the free space on the disk, and the sizes of the database and its WAL."""
-    assert about.reader.path is not None
-    path, log = about.reader.path, Path(f"{about.reader.path}-wal")
+    assert examination.reader.path is not None
+    path, log = examination.reader.path, Path(f"{examination.reader.path}-wal")
     free, size = shutil.disk_usage(path.parent).free, path.stat().st_size
     logged = log.stat().st_size if log.exists() else 0
-    what = f"{units.size(free)} free on the disk, the database has {units.size(size)}, its log {units.size(logged)}"
+    text = f"{units.size(free)} free on the disk, the database has {units.size(size)}, its log {units.size(logged)}"
     if free < LITTLE_SPACE:
-        yield problem(what, "free some space: puts fail when there is none (what was committed is safe)")
+        yield problem(text, "free some space: puts fail when there is none (what was committed is safe)")
     elif free < size / 10:
-        yield warning(what, "free some space, or set a capacity")
+        yield warning(text, "free some space, or set a capacity")
     elif logged >= LARGE_LOG:
-        yield warning(what, "end what reads from it for so long; the next run that closes it empties the log")
+        yield warning(text, "end what reads from it for so long; the next run that closes it empties the log")
     else:
-        yield fine(what)
+        yield fine(text)
 
 
 # REINDEX mends an index that differs from its table.
@@ -84,20 +84,20 @@ _OF_AN_INDEX = re.compile(r"missing from index |wrong # of entries in index |non
 
 
 @in_one_transaction
-def check_integrity(tx: Transaction, about: Examination) -> Finding:
+def check_integrity(tx: Transaction, examination: Examination) -> Finding:
     """Run SQLite's own check of all pages, and look for values of a wrong type.
 
     A quick one doesn't compare indexes with their tables.
     """
-    name = "quick_check" if about.quick else "integrity_check"
+    name = "quick_check" if examination.quick else "integrity_check"
     rows = tx.values(f"PRAGMA {name}({_MOST_MESSAGES})")
     messages = [str(row).replace("*** in database main ***\n", "") for row in rows if row != "ok"]
     # Those of payloads are found by `check_payloads`, which sets their groups aside.
-    cells = [] if messages else [one for one in wrong_cells(tx) if not one.startswith(f"{payload.name}.")]
-    found = [f"PRAGMA {name}: {some(messages, 3)}"] if messages else []
-    found += [some(cells)] if cells else []
+    cells = [] if messages else [cell for cell in wrong_cells(tx) if not cell.startswith(f"{payload.name}.")]
+    defects = [f"PRAGMA {name}: {some(messages, 3)}"] if messages else []
+    defects += [some(cells)] if cells else []
     mend = (SAVE_THE_REST, None) if cells or not all(map(_OF_AN_INDEX.search, messages)) else (REPAIR, _reindex)
-    return verdict("; ".join(found), f"PRAGMA {name} found nothing", *mend, groups_missing=bool(messages))
+    return verdict("; ".join(defects), f"PRAGMA {name} found nothing", *mend, groups_missing=bool(messages))
 
 
 def _reindex(tx: Transaction) -> str:
@@ -109,38 +109,38 @@ def _reindex(tx: Transaction) -> str:
 
 
 @in_one_transaction
-def check_revision(tx: Transaction, about: Examination) -> Finding:
+def check_revision(tx: Transaction, examination: Examination) -> Finding:
     """Check the revision of the schema."""
-    found = tx.revision()
-    match state_of(found):
+    revision = tx.revision()
+    match state_of(revision):
         case State.CURRENT:
             return fine(f"schema {HEAD}")
-        case State.MISSING if about.reader.path is None:
+        case State.MISSING if examination.reader.path is None:
             mend = "the first run makes them, if its role may: try it with --probe; if there was one, check the name"
             return warning("no replaybuf tables yet", mend)
         case State.MISSING:
             return problem("no replaybuf tables", "check the name, or wait until a run has opened it")
         case State.OLDER:
-            mend = f"close all users of it, then: replaybuf doctor {about.reader.where} --upgrade"
-            return problem(f"schema {found} of an older replaybuf, wanted {HEAD}", mend)
+            mend = f"close all users of it, then: replaybuf doctor {examination.reader.where} --upgrade"
+            return problem(f"schema {revision} of an older replaybuf, wanted {HEAD}", mend)
         case State.NEWER:
-            newer = f"schema {found}, which this replaybuf doesn't know (newest known {HEAD})"
-            return problem(newer, "upgrade replaybuf here, to the version that its run has")
+            text = f"schema {revision}, which this replaybuf doesn't know (newest known {HEAD})"
+            return problem(text, "upgrade replaybuf here, to the version that its run has")
 
 
 @in_one_transaction
-def check_tables(tx: Transaction, about: Examination) -> Finding:
+def check_tables(tx: Transaction, examination: Examination) -> Finding:
     """Check whether all tables exist, with their columns."""
     nullable = read_columns(tx)
-    wrong = [
+    defective = [
         f"{table.name}.{column.name}"
         for table in metadata.tables.values()
         for column in table.columns
         if nullable.get((table.name, column.name)) != column.nullable
     ]
-    what = f"columns that are missing or not as they were made: {some(wrong)}" if wrong else ""
+    defect = f"columns that are missing or not as they were made: {some(defective)}" if defective else ""
     mend = "restore the database from a snapshot or a backup"
-    return verdict(what, f"{len(metadata.tables)} tables with their columns", mend)
+    return verdict(defect, f"{len(metadata.tables)} tables with their columns", mend)
 
 
 _USABLE_INDEXES = {
@@ -156,11 +156,11 @@ _INDEXES = {str(index.name): index for table in metadata.tables.values() for ind
 
 
 @in_one_transaction
-def check_indexes(tx: Transaction, about: Examination) -> Finding:
+def check_indexes(tx: Transaction, examination: Examination) -> Finding:
     """Check whether all indexes and views exist, and whether all indexes were finished."""
     missing = [*_lost_indexes(tx), *_lost_views(tx)]
-    what = f"missing, or not finished: {some(missing)}" if missing else ""
-    return verdict(what, f"all indexes, and all {len(VIEWS)} views", cure=_make_indexes)
+    defect = f"missing, or not finished: {some(missing)}" if missing else ""
+    return verdict(defect, f"all indexes, and all {len(VIEWS)} views", cure=_make_indexes)
 
 
 def _lost_indexes(tx: Transaction) -> list[str]:
@@ -172,14 +172,14 @@ def _lost_views(tx: Transaction) -> list[str]:
 
 
 def _make_indexes(tx: Transaction) -> str:
-    lost, views = _lost_indexes(tx), _lost_views(tx)
-    for name in lost:
+    indexes, views = _lost_indexes(tx), _lost_views(tx)
+    for name in indexes:
         tx.run(f"DROP INDEX IF EXISTS {name}")
         create_index(tx, _INDEXES[name])
     if views:
         drop_views(tx)
         create_views(tx)
-    return f"made {', '.join([*lost, *views])}"
+    return f"made {', '.join([*indexes, *views])}"
 
 
 # Payload files, and their places
@@ -190,19 +190,19 @@ WHERE p.file IS NOT NULL AND NOT EXISTS (SELECT 1 FROM rb_file f WHERE f.id = p.
 
 
 @in_one_transaction
-def check_payload_files(tx: Transaction, about: Examination) -> Finding:
+def check_payload_files(tx: Transaction, examination: Examination) -> Finding:
     """Check whether payloads and the rows of their files agree."""
-    lost, wrong = tx.values(_UNKNOWN), wrong_counts(tx)
-    said = [f"{units.number_of(len(lost), 'payload')} in files without a row: {some(lost)}"] if lost else []
-    if wrong:
-        counts = [f"{file_name(number)}: {there:,} there" for number, there in wrong.items()]
-        said.append(f"numbers of groups in files are wrong: {some(counts, 3)}")
+    orphans, corrections = tx.values(_UNKNOWN), wrong_counts(tx)
+    defects = [f"{units.number_of(len(orphans), 'payload')} in files without a row: {some(orphans)}"] if orphans else []
+    if corrections:
+        counts = [f"{file_name(number)}: {actual:,} there" for number, actual in corrections.items()]
+        defects.append(f"numbers of groups in files are wrong: {some(counts, 3)}")
     [(files, count, size)] = tx.tuples(
         "SELECT count(*), coalesce(sum(groups), 0), coalesce(sum(bytes), 0) FROM rb_file WHERE groups >= 0"
     )
-    kept = f"{units.number_of(int(count), 'payload')} of {units.size(int(size))}"
-    counted = f"{units.number_of(files, 'file')} with {kept}, as counted" if files else _NOTHING_APART
-    return verdict("; ".join(said), counted, cure=_mend_files)
+    content = f"{units.number_of(int(count), 'payload')} of {units.size(int(size))}"
+    summary = f"{units.number_of(files, 'file')} with {content}, as counted" if files else _NOTHING_APART
+    return verdict("; ".join(defects), summary, cure=_mend_files)
 
 
 def _mend_files(tx: Transaction) -> str:
@@ -211,10 +211,10 @@ def _mend_files(tx: Transaction) -> str:
         with suppress(DecodeError):  # its group is set aside (see payloads)
             extents.append(Extent.at_end_of(data))
     name_files(tx, extents)
-    wrong = wrong_counts(tx)
-    tx.each("UPDATE rb_file SET groups = :groups WHERE id = :id", [(there, file) for file, there in wrong.items()])
-    noted = units.number_of(len({extent.file for extent in extents}), "file")
-    return f"noted {noted} again, and counted the groups of {len(wrong):,}"
+    changes = wrong_counts(tx)
+    tx.each("UPDATE rb_file SET groups = :groups WHERE id = :id", [(actual, file) for file, actual in changes.items()])
+    files = units.number_of(len({extent.file for extent in extents}), "file")
+    return f"noted {files} again, and counted the groups of {len(changes):,}"
 
 
 class _Place(NamedTuple):
@@ -236,12 +236,12 @@ def _places(tx: Transaction) -> list[_Place]:
     ]
 
 
-def check_places(about: Examination) -> Iterator[Finding]:
+def check_places(examination: Examination) -> Iterator[Finding]:
     """Check whether each place can be reached and written, and is this database's; no transaction is open meanwhile.
 
-    Unreachable places are recorded in `about.out_of_reach`. Whether the files are whole is seen by reading payloads.
+    Unreachable places are recorded in `out_of_reach`. Whether the files are whole is seen by reading payloads.
     """
-    places = about.read(_places)
+    places = examination.read(_places)
     if not places:
         yield fine(_NOTHING_APART)
     for place in places:
@@ -251,16 +251,16 @@ def check_places(about: Examination) -> Iterator[Finding]:
                 yield from [*_find_wrong(store, place, marker)] or [fine(place.url)]
         except PayloadStoreError as error:
             if place.files:  # otherwise no group depends on it
-                about.out_of_reach.add(place.number)
+                examination.out_of_reach.add(place.number)
                 yield warning(f"{error}; what is there was not checked", "then run replaybuf doctor again")
 
 
 def _find_wrong(store: PlaceStore, place: _Place, marker: Marker) -> Iterator[Finding]:
     """Yield what is wrong if a place isn't this database's, or this user may not write there."""
     if not marker.belongs_to(place.home):
-        what = f"{place.url} has the payloads of {described(marker.home)}, and this database is a copy of that: it "
+        text = f"{place.url} has the payloads of {described(marker.home)}, and this database is a copy of that: it "
         mend = "once nobody uses the other any more: replaybuf doctor URL --take-over"
-        yield warning(f"{what}reads there, and deletes nothing", mend)
+        yield warning(f"{text}reads there, and deletes nothing", mend)
         return
     try:
         store.check_may_write()
@@ -289,10 +289,10 @@ def _within_patience(store: PlaceStore, ask: Callable[[], Marker]) -> Marker:
     thread = threading.Thread(target=answer, name="replaybuf-doctor", daemon=True)
     thread.start()
     thread.join(2 * PATIENCE)
-    for found in answers:
-        if isinstance(found, Exception):
-            raise found
-        return found
+    for outcome in answers:
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
     raise PayloadStoreError(f"{store.url} didn't answer within {2 * PATIENCE:g} s: see that it is mounted")
 
 
@@ -302,25 +302,25 @@ def take_over_places(reader: Reader) -> list[str]:
     So it may write and delete there. Return what was done. Raises PayloadStoreError where a place can't be reached, or
     has none of the files of this database: it may be a mount point on which nothing is mounted.
     """
-    done = []
+    sentences = []
     for place in Examination(reader).read(_places):
         with closing(_open(place)) as store:
             if _lacks_marker(store, {file_name(file) for file in place.files}):
                 store.write_marker(Marker(place.identity, place.number, place.home).packed(), replace=True)
-                done.append(f"wrote {MARKER} in {place.url} again")
+                sentences.append(f"wrote {MARKER} in {place.url} again")
                 continue
             marker = recognise(store, place.identity, place.number)
             if not marker.belongs_to(place.home):
                 take_over(store, place.home)
-                done.append(f"{place.url} is this database's now, and no longer that of {described(marker.home)}")
-    return done
+                sentences.append(f"{place.url} is this database's now, and no longer that of {described(marker.home)}")
+    return sentences
 
 
 def _lacks_marker(store: PlaceStore, files: Collection[str]) -> bool:
     """Return whether a place has some of these files, and no marker that can be read."""
     try:
-        if (found := store.read_marker()) is not None:
-            parse(store, found)
+        if (raw_marker := store.read_marker()) is not None:
+            parse(store, raw_marker)
             return False
     except PayloadStoreError:
         pass

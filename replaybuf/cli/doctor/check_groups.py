@@ -30,26 +30,26 @@ pinned_staleness = coalesce(pinned_staleness, 0) WHERE uid {in:uids}"""
 
 
 @in_one_transaction
-def check_lanes(tx: Transaction, about: Examination) -> Finding:
+def check_lanes(tx: Transaction, examination: Examination) -> Finding:
     """Check whether every group has a lane, and every checkpoint those that it was made with."""
-    lost, uids = _lost_lanes(tx), tx.values(_LANELESS)
-    more = f"; {units.number_of(len(lost), 'lane')} of checkpoints gone" if lost else ""
-    wrong = f"{groups(len(uids))} of no task and status: {some(uids)}{more}" if lost or uids else ""
+    missing, uids = _lost_lanes(tx), tx.values(_LANELESS)
+    addition = f"; {units.number_of(len(missing), 'lane')} of checkpoints gone" if missing else ""
+    defect = f"{groups(len(uids))} of no task and status: {some(uids)}{addition}" if missing or uids else ""
     lanes = units.number_of(tx.value("SELECT count(*) FROM rb_lane"), "lane")
-    return verdict(wrong, f"every group is in one of {lanes} (a task's groups of one status)", cure=_mend_lanes)
+    return verdict(defect, f"every group is in one of {lanes} (a task's groups of one status)", cure=_mend_lanes)
 
 
 def _lost_lanes(tx: Transaction) -> list[dict[str, Any]]:
     """Return the lanes of checkpoints that are gone, as the newest one has them, unless others took their place."""
-    there = tx.tuples("SELECT id, buffer, task_name, status, leased FROM rb_lane")
-    taken: set[Any] = {row[0] for row in there} | {tuple(row[1:]) for row in there}
-    kept = {
-        one["id"]: one
+    existing = tx.tuples("SELECT id, buffer, task_name, status, leased FROM rb_lane")
+    in_use: set[Any] = {row[0] for row in existing} | {tuple(row[1:]) for row in existing}
+    recorded = {
+        row["id"]: row
         for lanes in tx.values("SELECT CAST(lanes AS text) FROM rb_checkpoint ORDER BY id")
-        for one in from_json(lanes)
+        for row in from_json(lanes)
     }
     names = ("buffer", "task_name", "status", "leased")
-    return [one for one in kept.values() if taken.isdisjoint({one["id"], tuple(one[name] for name in names)})]
+    return [row for row in recorded.values() if in_use.isdisjoint({row["id"], tuple(row[name] for name in names)})]
 
 
 def _mend_lanes(tx: Transaction) -> str:
@@ -57,21 +57,21 @@ def _mend_lanes(tx: Transaction) -> str:
 
     Groups of other lost lanes become FAILED ones of a buffer of their own.
     """
-    done = []
-    if lost := _lost_lanes(tx):
-        insert_rows(tx, lane, lost)
-        done.append(f"made {units.number_of(len(lost), 'lane')} again, as checkpoints have them")
+    sentences = []
+    if missing := _lost_lanes(tx):
+        insert_rows(tx, lane, missing)
+        sentences.append(f"made {units.number_of(len(missing), 'lane')} again, as checkpoints have them")
     if uids := tx.values(_LANELESS):
-        own = tx.of(Scope(LOST))
+        scoped = tx.of(Scope(LOST))
         tx.change("DELETE FROM rb_tally WHERE lane NOT IN (SELECT id FROM rb_lane)")  # SQLite gives their ids again
-        [home] = need_lanes(own, [(LOST, Status.FAILED)]).values()
+        [home] = need_lanes(scoped, [(LOST, Status.FAILED)]).values()
         tx.change(_SET_ASIDE, lane=home.id, error=_WHY_LOST, uids=uids)
-        enter_race(own, home, uids)
+        enter_race(scoped, home, uids)
         nbytes = int(tx.value("SELECT sum(bytes) FROM rb_group WHERE uid {in:uids}", uids=uids))
         counts = {Tally.PUT: len(uids), Tally.SIZE: len(uids), Tally.BYTES: nbytes}
         add_counts(tx, {(home.id, name): count for name, count in counts.items()})
-        done.append(f"set {groups(len(uids))} of no task aside, as failed ones of the buffer {LOST}: {some(uids)}")
-    return "; ".join(done)
+        sentences.append(f"set {groups(len(uids))} of no task aside, as failed ones of the buffer {LOST}: {some(uids)}")
+    return "; ".join(sentences)
 
 
 # The lane and the name of each tally that is wrong, for people what it counts, what is counted and what is there.
@@ -99,23 +99,23 @@ ORDER BY 1, 2"""
 
 
 @in_one_transaction
-def check_counts(tx: Transaction, about: Examination) -> Finding:
+def check_counts(tx: Transaction, examination: Examination) -> Finding:
     """Check whether the tallies equal the numbers of groups."""
-    wrong = tx.tuples(_WRONG_COUNTS)
-    said = [f"{label}: {counted:,} {name} counted, {there:,} there" for _, name, label, counted, there in wrong]
+    rows = tx.tuples(_WRONG_COUNTS)
+    defects = [f"{label}: {counted:,} {name} counted, {real:,} there" for _, name, label, counted, real in rows]
     count = tx.value("SELECT count(*) FROM rb_group")
     return verdict(
-        some(said), f"{groups(count)} outside of checkpoints, as counted", cure=mend_counts, groups_missing=True
+        some(defects), f"{groups(count)} outside of checkpoints, as counted", cure=mend_counts, groups_missing=True
     )
 
 
 def mend_counts(tx: Transaction) -> str:
     """Correct tallies that are wrong; return "" if none is."""
-    wrong = [
-        (lane, name, label, int(there) - int(counted)) for lane, name, label, counted, there in tx.tuples(_WRONG_COUNTS)
+    corrections = [
+        (lane, name, label, int(real) - int(counted)) for lane, name, label, counted, real in tx.tuples(_WRONG_COUNTS)
     ]
-    add_counts(tx, {(lane, Tally(name)): difference for lane, name, _, difference in wrong})
-    changes = [f"{name} of {label} ({difference:+,})" for _, name, label, difference in wrong]
+    add_counts(tx, {(lane, Tally(name)): difference for lane, name, _, difference in corrections})
+    changes = [f"{name} of {label} ({difference:+,})" for _, name, label, difference in corrections]
     return f"counted again {'; '.join(changes)}" if changes else ""
 
 
@@ -127,21 +127,21 @@ SELECT max(uid) FROM (
 
 
 @in_one_transaction
-def check_uids(tx: Transaction, about: Examination) -> Finding:
+def check_uids(tx: Transaction, examination: Examination) -> Finding:
     """Check whether the next uid is unused."""
-    used, last = tx.value(_HIGHEST_UID) or 0, find_last_uid(tx)
+    highest, last = tx.value(_HIGHEST_UID) or 0, find_last_uid(tx)
     if last is None:
         return problem("the counter of uids is gone", cure=_raise_uids)
-    wrong = f"uid {used:,} is in use, and the counter is at {last:,}: puts would fail" if last < used else ""
-    return verdict(wrong, f"the last one given is {last:,}", cure=_raise_uids)
+    defect = f"uid {highest:,} is in use, and the counter is at {last:,}: puts would fail" if last < highest else ""
+    return verdict(defect, f"the last one given is {last:,}", cure=_raise_uids)
 
 
 def _raise_uids(tx: Transaction) -> str:
-    used, last = tx.value(_HIGHEST_UID) or 0, find_last_uid(tx)
+    highest, last = tx.value(_HIGHEST_UID) or 0, find_last_uid(tx)
     if last is None:
         tx.change("INSERT INTO rb_info (name, number) VALUES ('uid', 0)")
-    raise_uid(tx, used)
-    return f"raised the counter of uids from {last or 0:,} to {used:,}"
+    raise_uid(tx, highest)
+    return f"raised the counter of uids from {last or 0:,} to {highest:,}"
 
 
 # Rollouts of groups that fill, with the key of each, and whether their group is whole already.
@@ -151,32 +151,32 @@ _WHOLE = "SELECT scoped_key FROM rb_group WHERE scoped_key {in_texts:keys}"
 
 
 @in_one_transaction
-def check_filling(tx: Transaction, about: Examination) -> Finding:
+def check_filling(tx: Transaction, examination: Examination) -> Finding:
     """Check whether the rollouts of each group that fills belong together."""
     kinds: dict[str, dict[int, tuple[str, int, int]]] = {}
-    odd = []
+    misfits = []
     for uid, key, buffer, task in tx.tuples(_FILLING):
         part = None if key is None else part_of(key)
         if part is None or part.task_name != task or not part.index < part.size:
-            odd.append(uid)
+            misfits.append(uid)
         else:
             kinds.setdefault(name_key(buffer, part.name), {})[uid] = (task, part.size, part.least)
     whole = set(tx.values(_WHOLE, keys=list(kinds)) if kinds else ())
-    odd += [uid for name, found in kinds.items() if name in whole or len({*found.values()}) > 1 for uid in found]
-    rollouts = units.number_of(len(odd), "rollout")
-    what = f"{rollouts} of groups that fill, which don't belong together: {some(odd)}" if odd else ""
-    return verdict(what, units.number_of(len(kinds), "group"), "replaybuf rm --uid, and put them again")
+    misfits += [uid for name, parts in kinds.items() if name in whole or len({*parts.values()}) > 1 for uid in parts]
+    rollouts = units.number_of(len(misfits), "rollout")
+    defect = f"{rollouts} of groups that fill, which don't belong together: {some(misfits)}" if misfits else ""
+    return verdict(defect, units.number_of(len(kinds), "group"), "replaybuf rm --uid, and put them again")
 
 
 _UNDRAWN = "rb_annotation WHERE NOT EXISTS (SELECT 1 FROM rb_batch b WHERE b.id = rb_annotation.draw)"
 
 
 @in_one_transaction
-def check_annotations(tx: Transaction, about: Examination) -> Finding:
+def check_annotations(tx: Transaction, examination: Examination) -> Finding:
     """Check whether every annotation is of a draw that is on record."""
     count = tx.value(f"SELECT count(*) FROM {_UNDRAWN}")  # noqa: S608
-    wrong = f"{units.number_of(count, 'annotation')} of draws that are not on record" if count else ""
-    return verdict(wrong, "all are of draws on record", cure=_delete_undrawn)
+    defect = f"{units.number_of(count, 'annotation')} of draws that are not on record" if count else ""
+    return verdict(defect, "all are of draws on record", cure=_delete_undrawn)
 
 
 def _delete_undrawn(tx: Transaction) -> str:
@@ -196,19 +196,19 @@ LEFT JOIN rb_payload p ON p.uid = v.uid GROUP BY c.id, c.step, c.groups, c.bytes
 
 
 @in_one_transaction
-def check_checkpoints(tx: Transaction, about: Examination) -> Finding:
+def check_checkpoints(tx: Transaction, examination: Examination) -> Finding:
     """Check whether each checkpoint has as many groups as it records, and their payloads."""
-    made = tx.tuples(_RECORDED)
-    wrong = [text for row in made if (text := _wrong_checkpoint(*map(int, row)))]
-    whole = f"{len(made):,}, all whole (steps {some([row[0] for row in made])})" if made else "none"
+    rows = tx.tuples(_RECORDED)
+    defects = [text for row in rows if (text := _wrong_checkpoint(*map(int, row)))]
+    summary = f"{len(rows):,}, all whole (steps {some([row[0] for row in rows])})" if rows else "none"
     mend = "make another one, then buffer.drop_checkpoint(step); a restore would bring back what is there"
-    return verdict(some(wrong, 3), whole, mend, groups_missing=True)
+    return verdict(some(defects, 3), summary, mend, groups_missing=True)
 
 
-def _wrong_checkpoint(step: int, groups: int, nbytes: int, groups_there: int, bytes_there: int, bare: int) -> str:
+def _wrong_checkpoint(step: int, groups: int, nbytes: int, groups_there: int, bytes_there: int, missing: int) -> str:
     if (groups_there, bytes_there) != (groups, nbytes):
-        said = f"{groups:,} groups of {nbytes:,} bytes"
-        return f"the checkpoint of step {step} had {said}, and has {groups_there:,} of {bytes_there:,}"
-    if bare:
-        return f"{bare:,} of the {groups_there:,} payloads of the checkpoint of step {step} are missing"
+        recorded = f"{groups:,} groups of {nbytes:,} bytes"
+        return f"the checkpoint of step {step} had {recorded}, and has {groups_there:,} of {bytes_there:,}"
+    if missing:
+        return f"{missing:,} of the {groups_there:,} payloads of the checkpoint of step {step} are missing"
     return ""

@@ -66,12 +66,12 @@ def _read(tx: Transaction, uids: Collection[int]) -> list[_Stored]:
     texts = "".join(f", CAST({name} AS BLOB)" for name in _TEXTS) if tx.dialect.name == "sqlite" else ""
     tables = "rb_payload p LEFT JOIN rb_group g ON g.uid = p.uid"
     rows = tx.tuples(f"SELECT p.uid, data, bytes{texts} FROM {tables} WHERE p.uid {{in:uids}}", uids=list(uids))  # noqa: S608
-    found = []
+    stored = []
     for uid, data, size, *raw in rows:  # without texts on PostgreSQL
-        bad = [name for name, text in zip(_TEXTS, raw, strict=True) if not _can_be_read(name, text)] if raw else ()
-        found.append(_Stored(uid, data, size, bad))
-    bare = set(uids) - {item.uid for item in found}
-    return found + [_Stored(uid, None) for uid in tx.values(_THERE, uids=list(bare))] if bare else found
+        damaged = [name for name, text in zip(_TEXTS, raw, strict=True) if not _can_be_read(name, text)] if raw else ()
+        stored.append(_Stored(uid, data, size, damaged))
+    missing = set(uids) - {item.uid for item in stored}
+    return stored + [_Stored(uid, None) for uid in tx.values(_THERE, uids=list(missing))] if missing else stored
 
 
 def _can_be_read(name: str, raw: bytes | None) -> bool:
@@ -90,8 +90,8 @@ class _Pass:
     a place, and `unnamed` are the groups whose place the database doesn't name.
     """
 
-    def __init__(self, about: Examination) -> None:
-        self._about = about
+    def __init__(self, examination: Examination) -> None:
+        self._about = examination
         self.read = 0
         self.reasons: dict[int, str] = {}
         self.texts: set[int] = set()
@@ -112,21 +112,21 @@ class _Pass:
                 self.piece(uids[len(uids) // 2 :])
             return
         self.read += len(stored)
-        found = {item.uid: f"it can't be read: {', '.join(item.bad)}" for item in stored if item.bad}
-        self.texts |= found.keys()
+        reasons = {item.uid: f"it can't be read: {', '.join(item.bad)}" for item in stored if item.bad}
+        self.texts |= reasons.keys()
         tails = self._tails(stored, places)
-        found |= {item.uid: why for item, tail in zip(stored, tails, strict=True) if (why := _why(item, tail))}
-        if found:  # those whose payloads aren't there any more were swept meanwhile
-            self.reasons |= {item.uid: found[item.uid] for item in self._about.read(lambda tx: _read(tx, found))}
+        reasons |= {item.uid: reason for item, tail in zip(stored, tails, strict=True) if (reason := _why(item, tail))}
+        if reasons:  # those whose payloads aren't there any more were swept meanwhile
+            self.reasons |= {item.uid: reasons[item.uid] for item in self._about.read(lambda tx: _read(tx, reasons))}
 
     def _tails(self, stored: Sequence[_Stored], places: Places) -> Sequence[Any]:
         """Return the arrays of each payload that are in a file; None if they are not, or are out of reach."""
-        found = [(item, _place_of(item.data)) for item in stored]
-        self.unnamed |= {item.uid for item, place in found if place not in {None, *places[0]}}
-        reached = places[0].keys() - self._about.out_of_reach if self.lost is None else ()
+        placed = [(item, _place_of(item.data)) for item in stored]
+        self.unnamed |= {item.uid for item, place in placed if place not in {None, *places[0]}}
+        reachable = places[0].keys() - self._about.out_of_reach if self.lost is None else ()
         try:
             return read_tails(
-                [item.data if place is None or place in reached else None for item, place in found], places
+                [item.data if place is None or place in reachable else None for item, place in placed], places
             )
         except PayloadStoreError as error:
             self.lost = error
@@ -154,47 +154,47 @@ def _why(item: _Stored, tail: Any) -> str | None:
     return None
 
 
-def check_payloads(about: Examination) -> Iterator[Finding]:
+def check_payloads(examination: Examination) -> Iterator[Finding]:
     """Check whether every group has its payload, as it was written, and whether its texts can be read."""
-    sizes = about.read(lambda tx: tx.tuples(_GROUPS))
-    chosen = sizes[:: len(sizes) // SAMPLE + 1] if about.quick else sizes
-    found, done = _Pass(about), 0
-    for piece in in_pieces(chosen, itemgetter(1), _PIECE_GROUPS, _PIECE_BYTES):
-        found.piece([uid for uid, _ in piece])
-        done += len(piece)
-        about.tell(done, len(chosen))
-    note = f" (--quick: {len(chosen):,} of {groups(len(sizes))} read)" if len(chosen) < len(sizes) else ""
-    if found.lost:
-        yield warning(f"arrays that are kept apart were not all checked: {found.lost}")
-    if found.unnamed:
-        what = f"the arrays of {groups(len(found.unnamed))} are in a place that isn't among those of this database"
-        yield warning(f"{what}: they were not checked", "open the buffer with the payloads= of the run, which names it")
-    if found.reasons:
-        yield from about.read(lambda tx: list(_of_damaged(tx, found, note)))
-    elif not found.lost and not found.unnamed:
-        without = ", without what is out of reach (see places)" if about.out_of_reach else ""
-        read = f"{groups(found.read)} read, also those that only checkpoints have"
-        yield fine(f"{read}: all payloads and texts as they were written{without}{note}")
+    sizes = examination.read(lambda tx: tx.tuples(_GROUPS))
+    sample = sizes[:: len(sizes) // SAMPLE + 1] if examination.quick else sizes
+    scan, count = _Pass(examination), 0
+    for piece in in_pieces(sample, itemgetter(1), _PIECE_GROUPS, _PIECE_BYTES):
+        scan.piece([uid for uid, _ in piece])
+        count += len(piece)
+        examination.tell(count, len(sample))
+    note = f" (--quick: {len(sample):,} of {groups(len(sizes))} read)" if len(sample) < len(sizes) else ""
+    if scan.lost:
+        yield warning(f"arrays that are kept apart were not all checked: {scan.lost}")
+    if scan.unnamed:
+        text = f"the arrays of {groups(len(scan.unnamed))} are in a place that isn't among those of this database"
+        yield warning(f"{text}: they were not checked", "open the buffer with the payloads= of the run, which names it")
+    if scan.reasons:
+        yield from examination.read(lambda tx: list(_of_damaged(tx, scan, note)))
+    elif not scan.lost and not scan.unnamed:
+        restriction = ", without what is out of reach (see places)" if examination.out_of_reach else ""
+        summary = f"{groups(scan.read)} read, also those that only checkpoints have"
+        yield fine(f"{summary}: all payloads and texts as they were written{restriction}{note}")
 
 
 _IN_BUFFERS = "SELECT uid, error IS NOT NULL FROM rb_group WHERE uid {in:uids} ORDER BY uid"
 
 
-def _of_damaged(tx: Transaction, found: _Pass, note: str) -> Iterator[Finding]:
-    reasons = found.reasons
-    there = dict(map(tuple, tx.tuples(_IN_BUFFERS, uids=list(reasons))))
-    new = [uid for uid, is_aside in there.items() if not is_aside or uid in found.texts]
-    aside = [uid for uid in there if uid not in new]
+def _of_damaged(tx: Transaction, scan: _Pass, note: str) -> Iterator[Finding]:
+    reasons = scan.reasons
+    in_buffers = dict(map(tuple, tx.tuples(_IN_BUFFERS, uids=list(reasons))))
+    new = [uid for uid, is_aside in in_buffers.items() if not is_aside or uid in scan.texts]
+    known = [uid for uid in in_buffers if uid not in new]
     if new:
-        named = some([f"{uid} ({reasons[uid]})" for uid in new], 3)
-        what = f"{groups(len(new))} can't be read (put lost files of payloads back before a repair): {named}{note}"
-        yield problem(what, cure=partial(_set_aside, reasons={uid: reasons[uid] for uid in new}))
-    if aside:
-        what = f"the payloads of {groups(len(aside))} are damaged, set aside already: {some(aside)}{note}"
-        yield warning(what, _FORGET)
-    if kept := sorted(reasons.keys() - there):
-        what = f"the payloads of {groups(len(kept))} that only checkpoints have are damaged: {some(kept)}{note}"
-        yield problem(what, "buffer.drop_checkpoint(step), or restore without them")
+        examples = some([f"{uid} ({reasons[uid]})" for uid in new], 3)
+        text = f"{groups(len(new))} can't be read (put lost files of payloads back before a repair): {examples}{note}"
+        yield problem(text, cure=partial(_set_aside, reasons={uid: reasons[uid] for uid in new}))
+    if known:
+        text = f"the payloads of {groups(len(known))} are damaged, set aside already: {some(known)}{note}"
+        yield warning(text, _FORGET)
+    if uids := sorted(reasons.keys() - in_buffers):
+        text = f"the payloads of {groups(len(uids))} that only checkpoints have are damaged: {some(uids)}{note}"
+        yield problem(text, "buffer.drop_checkpoint(step), or restore without them")
 
 
 _FREE = """SELECT g.uid, l.buffer, l.task_name, l.status FROM rb_group g JOIN rb_lane l ON l.id = g.lane
@@ -212,19 +212,19 @@ def _set_aside(tx: Transaction, reasons: Mapping[int, str]) -> str:
     homes: dict[tuple[str, str, Status], list[int]] = {}
     for uid, buffer, task_name, status in tx.tuples(_FREE, uids=list(reasons)):
         homes.setdefault((buffer, task_name, Status(status)), []).append(uid)
-    done = []
+    sentences = []
     for (buffer, task_name, status), uids in homes.items():
         if status in (Status.ARCHIVED, Status.FAILED):
             update = "UPDATE rb_group SET error = :error WHERE uid = :uid"
             tx.each(update, [(reasons[uid], uid) for uid in uids])
-            done.append(f"said so in the error of {groups(len(uids))} that are {status}: {some(uids)}")
+            sentences.append(f"said so in the error of {groups(len(uids))} that are {status}: {some(uids)}")
         else:
-            own = tx.of(Scope(buffer))
-            join(own)
-            [home] = need_lanes(own, [(task_name, status)]).values()
-            set_aside(own, home, {uid: reasons[uid] for uid in uids})
-            done.append(f"set {groups(len(uids))} of the task {task_name} aside as failed: {some(uids)}")
-    return "; ".join(done) or "left leased groups to their consumers"
+            scoped = tx.of(Scope(buffer))
+            join(scoped)
+            [home] = need_lanes(scoped, [(task_name, status)]).values()
+            set_aside(scoped, home, {uid: reasons[uid] for uid in uids})
+            sentences.append(f"set {groups(len(uids))} of the task {task_name} aside as failed: {some(uids)}")
+    return "; ".join(sentences) or "left leased groups to their consumers"
 
 
 # Payloads that nothing refers to, and no sweep would delete.
@@ -233,14 +233,14 @@ _LEAKED = """rb_payload WHERE NOT EXISTS (SELECT 1 FROM rb_group g WHERE g.uid =
 
 
 @in_one_transaction
-def check_leaked(tx: Transaction, about: Examination) -> Finding:
+def check_leaked(tx: Transaction, examination: Examination) -> Finding:
     """Check whether every payload belongs to a group, or waits for the sweep."""
     count = tx.value(f"SELECT count(*) FROM {_LEAKED}")  # noqa: S608
-    wrong = f"{count:,} payloads of groups that are gone, which nobody would delete" if count else ""
-    return verdict(wrong, "none", cure=_delete_leaked, deletes=True)
+    defect = f"{count:,} payloads of groups that are gone, which nobody would delete" if count else ""
+    return verdict(defect, "none", cure=_delete_leaked, deletes=True)
 
 
 def _delete_leaked(tx: Transaction) -> str:
-    gone = tx.values(f"DELETE FROM {_LEAKED} RETURNING file")  # noqa: S608
-    count_gone(tx, gone)
-    return f"deleted {len(gone):,} leaked payloads"
+    files = tx.values(f"DELETE FROM {_LEAKED} RETURNING file")  # noqa: S608
+    count_gone(tx, files)
+    return f"deleted {len(files):,} leaked payloads"

@@ -98,12 +98,12 @@ def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool, trial:
     with progress_bar("payloads") as bar:
         findings = examine(Examination(reader, quick=quick, tell=bar))
         if mend:
-            findings = iter(found := list(findings))
-            if any(finding.cure for finding in found):
-                for line in repair(reader, found):
+            findings = iter(initial := list(findings))
+            if any(finding.cure for finding in initial):
+                for line in repair(reader, initial):
                     output.note(f"repair: {line}")
                 findings = examine(Examination(reader, quick=quick, tell=bar))
-            elif any(finding.level == Severity.PROBLEM for finding in found):
+            elif any(finding.level == Severity.PROBLEM for finding in initial):
                 output.note("nothing of this can be repaired; see below what to do")
             else:
                 output.note("there was nothing to repair")
@@ -154,61 +154,61 @@ _ALL: _Checks = (
 )
 
 
-def examine(about: Examination) -> Iterator[Finding]:
+def examine(examination: Examination) -> Iterator[Finding]:
     """Yield the findings of all checks, each as soon as it is known.
 
     Writes nothing. A check that fails, because of damage or otherwise, yields a problem. Most are meaningless without
     the tables of this version.
     """
-    path = about.reader.path
-    [revision] = _findings_of("revision", check_database.check_revision, about)
+    path = examination.reader.path
+    [revision] = _findings_of("revision", check_database.check_revision, examination)
     yield revision
     if revision.level == Severity.OK:
         for name, check in (*(() if path is None else _SQLITE), *_ALL):
-            yield from _findings_of(name, check, about)
+            yield from _findings_of(name, check, examination)
 
 
-def repair(reader: Reader, found: Iterable[Finding]) -> list[str]:
+def repair(reader: Reader, findings: Iterable[Finding]) -> list[str]:
     """Repair each problem that was found, in an exclusive write transaction, and return descriptions of the repairs.
 
     No group and no payload that is needed is deleted: while groups seem to be missing, nothing is.
     """
-    found = list(found)
-    cures = {finding.check: finding.cure for finding in found if finding.cure}
+    findings = list(findings)
+    cures = {finding.check: finding.cure for finding in findings if finding.cure}
     cures.setdefault("counts", check_groups.mend_counts)  # other cures move groups
-    deleting = {finding.check for finding in found if finding.deletes}
-    missing = [finding.check for finding in found if finding.groups_missing]
-    done: list[str] = []
+    deleting = {finding.check for finding in findings if finding.deletes}
+    missing = [finding.check for finding in findings if finding.groups_missing]
+    sentences: list[str] = []
     with open_writer(reader) as writer:
         for name, cure in cures.items():
             if name in deleting and missing:
-                done.append(
+                sentences.append(
                     f"left the {name}, since groups may be missing (see {', '.join(missing)}): copy the database; "
                     "--repair once more deletes them"
                 )
                 continue
             try:
-                done.append(writer.write(cure))
+                sentences.append(writer.write(cure))
             except _FAILURES as error:
-                done.append(f"could not mend {name}: {_text_of(error)}")
-    return [line for line in done if line]
+                sentences.append(f"could not mend {name}: {_text_of(error)}")
+    return [line for line in sentences if line]
 
 
-def _findings_of(name: str, check: Check, about: Examination) -> Sequence[Finding]:
+def _findings_of(name: str, check: Check, examination: Examination) -> Sequence[Finding]:
     """Return the findings of a check, with the check's name."""
     try:
-        found = list(check(about))
+        findings = list(check(examination))
     except _FAILURES as error:
-        found = [_failed(error, about.reader.path)]
-    return [replace(finding, check=name) for finding in found]
+        findings = [_failed(error, examination.reader.path)]
+    return [replace(finding, check=name) for finding in findings]
 
 
 def _failed(error: Exception, path: Path | None) -> Finding:
     """Return the finding of a check that can't be made, which may hide that groups are missing."""
-    damaged = path is not None and (
+    is_damaged = path is not None and (
         not isinstance(error, ReplayBufError) or (error.reason == "not a database" and _was_a_database(path))
     )
-    mend = check_database.SAVE_THE_REST if damaged else ""
+    mend = check_database.SAVE_THE_REST if is_damaged else ""
     return problem(f"can't be checked: {_text_of(error)}", mend, groups_missing=True)
 
 

@@ -35,15 +35,15 @@ CALLS = (
 
 
 def _group() -> list[RolloutState]:
-    made = RolloutState(message=[], response="12", response_ids=[1, 2], reward=1.0, status=Status.COMPLETED)
-    return [made, made.model_copy()]
+    rollout = RolloutState(message=[], response="12", response_ids=[1, 2], reward=1.0, status=Status.COMPLETED)
+    return [rollout, rollout.model_copy()]
 
 
 async def _calls(buffer: Any, other: Any) -> AsyncIterator[str]:
     """Yield the name of each call, and make it, on the buffer and on the same one as another process would open it."""
     yield "open"
-    for opened in (buffer, other):
-        await opened.count(_TASK, Status.COMPLETED)
+    for instance in (buffer, other):
+        await instance.count(_TASK, Status.COMPLETED)
     yield "put"
     await buffer.put(_group(), _TASK, model_step=1, current_train_step=1)
     await buffer.put(_group(), _TASK, key="key", tags={"level": 3}, priority=2.0)
@@ -54,13 +54,13 @@ async def _calls(buffer: Any, other: Any) -> AsyncIterator[str]:
     await other.count_where({"tags.level": {"$in": [3, 4]}, "staleness": {"$gte": 0}})
     [_ async for _ in buffer.find({"reward": {"$gte": 0.5}}, order_by="-reward")]
     yield "update"
-    [first, *_] = [item.uid async for item in buffer.find({"task_name": _TASK})]
-    await other.update_priorities({first: 3.0})
-    await buffer.update({"uid": first}, tags={"level": 5})
+    [uid, *_] = [item.uid async for item in buffer.find({"task_name": _TASK})]
+    await other.update_priorities({uid: 3.0})
+    await buffer.update({"uid": uid}, tags={"level": 5})
     yield "refresh_staleness"
     await buffer.refresh_staleness(task_stale_thresholds={_TASK: 4}, current_train_step=2)
     yield "take_batch"
-    await asyncio.gather(*(opened.take_batch({_TASK: 2}, timeout=CALL_SECONDS) for opened in (buffer, other)))
+    await asyncio.gather(*(instance.take_batch({_TASK: 2}, timeout=CALL_SECONDS) for instance in (buffer, other)))
     yield "wait"
     with suppress(NotReadyError):  # by its end the store has begun to listen
         await buffer.take_batch({"later": 1}, timeout=_IN_VAIN_SECONDS)
@@ -83,25 +83,25 @@ async def _calls(buffer: Any, other: Any) -> AsyncIterator[str]:
 
 
 async def _delete(buffer: Any) -> None:
-    for made in await buffer.checkpoints():
-        await buffer.drop_checkpoint(made.step)
+    for checkpoint in await buffer.checkpoints():
+        await buffer.drop_checkpoint(checkpoint.step)
     await buffer.delete({})
 
 
 def probe(reader: Reader) -> Sequence[Finding]:
     """Make all calls, and name the first one that fails; what the store logs meanwhile are warnings."""
     name = f"replaybuf-probe-{secrets.token_hex(6)}"
-    with _logged() as logged:
-        wrong, left = asyncio.run(_try_all(reader, name)) or _try_locks(reader), ""
-    if not wrong.startswith("open "):
+    with _logged() as messages:
+        cause, leftover = asyncio.run(_try_all(reader, name)) or _try_locks(reader), ""
+    if not cause.startswith("open "):
         try:
             forget_buffer(reader, name)
         except ReplayBufError as error:
-            left = f"the buffer {name} of this trial is left: {error}"
-    warnings = [warning(text, _PAGE) for text in dict.fromkeys(logged)] + ([warning(left)] if left else [])
-    made = f"each call was made once: {', '.join(CALLS)}"
-    found = [problem(f"{wrong}; {left}" if left else wrong, _PAGE)] if wrong else [*warnings, fine(made)]
-    return [replace(finding, check="probe") for finding in found]
+            leftover = f"the buffer {name} of this trial is left: {error}"
+    warnings = [warning(text, _PAGE) for text in dict.fromkeys(messages)] + ([warning(leftover)] if leftover else [])
+    summary = f"each call was made once: {', '.join(CALLS)}"
+    findings = [problem(f"{cause}; {leftover}" if leftover else cause, _PAGE)] if cause else [*warnings, fine(summary)]
+    return [replace(finding, check="probe") for finding in findings]
 
 
 def _try_locks(reader: Reader) -> str:

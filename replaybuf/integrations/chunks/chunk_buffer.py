@@ -146,23 +146,23 @@ class ChunkBuffer:
         progress = progress or WorkerProgress(state.session, fragment.index, fragment.index)
         if fragment.index != progress.next:
             raise fragment.error("duplicate" if fragment.index < progress.next else "gap", progress.next)
-        after = fragment.index + 1
-        if after - progress.start < self._size:
+        next_index = fragment.index + 1
+        if next_index - progress.start < self._size:
             tags: Tags = {"worker": worker, "session": state.session, "index": fragment.index}
             group = await self._prepared([fragment.rollout()], self._fragments, tags=tags)
-            return await self._move(cursor, progress._replace(next=after), group)
+            return await self._move(cursor, progress._replace(next=next_index), group)
         rows = await self._unfinished(worker, session=state.session) if progress.start < fragment.index else []
-        following = WorkerProgress(state.session, after, after)
-        found = {(row.tags or {})["index"]: row.item for row in rows}  # of two with an index, the later one
-        others = [found.get(index) for index in range(progress.start, fragment.index)]
-        if all(others):
-            rollouts = [*(item[0] for item in others if item), fragment.rollout()]
-            return await self._move(cursor, following, await self._chunk(rollouts, state, worker, rows))
-        stored = await self._move(cursor, following)
-        if stored:
+        next_progress = WorkerProgress(state.session, next_index, next_index)
+        by_index = {(row.tags or {})["index"]: row.item for row in rows}  # of two with an index, the later one
+        items = [by_index.get(index) for index in range(progress.start, fragment.index)]
+        if all(items):
+            rollouts = [*(item[0] for item in items if item), fragment.rollout()]
+            return await self._move(cursor, next_progress, await self._chunk(rollouts, state, worker, rows))
+        is_stored = await self._move(cursor, next_progress)
+        if is_stored:
             await self._remove(rows)
             await self._count_damaged()
-        return stored
+        return is_stored
 
     async def _chunk(
         self, fragments: list[dict[str, Any]], state: ModelState, worker: str, rows: list[StorageItem]
@@ -253,17 +253,17 @@ class ChunkBuffer:
         """Move the model to a session and version, unless it has reached or passed them. Return its state."""
         while True:
             cursor, state = await self._read("state", ModelState)
-            new = ModelState(state.session if session is None and state else session or 0, version)
-            if state is not None and new <= state:
+            target = ModelState(state.session if session is None and state else session or 0, version)
+            if state is not None and target <= state:
                 return state
-            if await self.buffer.cursors.move(replace(cursor, position=new.version, value=msgpack.packb(new))):
-                return new
+            if await self.buffer.cursors.move(replace(cursor, position=target.version, value=msgpack.packb(target))):
+                return target
 
     async def _clear(self, state: ModelState) -> int:
         """Remove the groups of older sessions, and the chunks that are too stale. Return the number of chunks."""
-        older = {"tags.session": {"$lt": state.session}}
-        await self.buffer.delete({"task_name": {"$in": [self._fragments, self._selections]}, **older})
-        gone = await self.buffer.delete({"task_name": self.name, **older})
+        condition = {"tags.session": {"$lt": state.session}}
+        await self.buffer.delete({"task_name": {"$in": [self._fragments, self._selections]}, **condition})
+        removed = await self.buffer.delete({"task_name": self.name, **condition})
         expired = await self.buffer.refresh_staleness(
             task_stale_thresholds={self.name: None if self._max_staleness is None else self._max_staleness + 1},
             current_train_step=state.version + 1,
@@ -271,7 +271,7 @@ class ChunkBuffer:
             statuses=[Status.COMPLETED],
         )
         self._cleared = state.session
-        return gone + expired[self.name]
+        return removed + expired[self.name]
 
     # Drawing
 
@@ -297,22 +297,22 @@ class ChunkBuffer:
 
         Raises NotReadyError (a TimeoutError) if there is none within `timeout` seconds (None: for ever).
         """
-        least = -1 if after is None else check_whole(after, "after")
+        last_number = -1 if after is None else check_whole(after, "after")
         limit = check_timeout(timeout)
         deadline = time.monotonic() + limit
-        query = {"task_name": self._selections, "uid": {"$gt": least}}
+        query = {"task_name": self._selections, "uid": {"$gt": last_number}}
         while True:
-            seen = self.buffer.waits.version()
+            version = self.buffer.waits.version()
             for item in [item async for item in self.buffer.find(query, order_by="-uid", limit=1)]:
                 if item.error is not None:
                     raise ReplayBufError(f"selection {item.uid} of {self.name} can't be read: {item.error}")
                 return Selection.of(item)
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                what = "yet" if after is None else f"after selection {after}"
-                raise NotReadyError(f"after {limit:g} s: nothing was fetched {what} from {self.name}")
+                moment = "yet" if after is None else f"after selection {after}"
+                raise NotReadyError(f"after {limit:g} s: nothing was fetched {moment} from {self.name}")
             await self.buffer.check_fence()
-            await self.buffer.waits.changed(seen, min(remaining, _LONGEST_SECONDS))
+            await self.buffer.waits.changed(version, min(remaining, _LONGEST_SECONDS))
 
     async def _draw(self, n: int, timeout: float) -> Selection | None:
         """Draw and store a selection. Return None if some of the chunks were obsolete, and removed instead."""
@@ -331,8 +331,8 @@ class ChunkBuffer:
 
     def _is_obsolete(self, chunk: Chunk, state: ModelState) -> bool:
         """Return whether a chunk is of a session that is over, or too stale."""
-        stale = self._max_staleness is not None and chunk.version < state.version - self._max_staleness
-        return chunk.session < state.session or (chunk.session == state.session and stale)
+        is_stale = self._max_staleness is not None and chunk.version < state.version - self._max_staleness
+        return chunk.session < state.session or (chunk.session == state.session and is_stale)
 
 
 class ChunkBufferConfig(ReplayBufferConfig[Any]):

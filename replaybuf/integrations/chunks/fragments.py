@@ -42,7 +42,7 @@ class Fragment:
     def error(self, kind: Problem, expected: int) -> FragmentError:
         """Return the error for a fragment out of sequence; `expected` is the index, or the session, of the store."""
         worker, index, session = self.worker, self.index, self.session
-        why = {
+        explanation = {
             "duplicate": (
                 f" was put already, and the next one is {expected}: a put that is repeated does no harm; for a worker "
                 f"that begins again call forget({worker!r})"
@@ -58,7 +58,7 @@ class Fragment:
                 "advance(version, session=)"
             ),
         }[kind]
-        text = f"fragment {index} of worker {worker!r} in session {session}{why}"
+        text = f"fragment {index} of worker {worker!r} in session {session}{explanation}"
         return FragmentError(text, reason=kind, worker=worker, index=index, session=session, expected=expected)
 
 
@@ -115,5 +115,5 @@ class Selection:
     @classmethod
     def of(cls, item: StorageItem) -> Selection:
         """Return the selection in a group of the store."""
-        chunks = (Chunk(**{name: value for name, value in r.items() if name != "status"}) for r in item.item)
+        chunks = (Chunk(**{name: value for name, value in row.items() if name != "status"}) for row in item.item)
         return cls(item.uid, tuple(chunks))

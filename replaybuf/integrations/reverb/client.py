@@ -65,8 +65,8 @@ class Client:
         """
         if not isinstance(priorities, Mapping) or not priorities:
             raise InputError(f"priorities must be a dict with the priority for each table, got {shown(priorities)}")
-        chosen = {self.table(name): priority for name, priority in priorities.items()}
-        return {table.name: run(table.insert(data, priority, timeout=timeout)) for table, priority in chosen.items()}
+        by_table = {self.table(name): priority for name, priority in priorities.items()}
+        return {table.name: run(table.insert(data, priority, timeout=timeout)) for table, priority in by_table.items()}
 
     def sample(
         self,
@@ -84,8 +84,8 @@ class Client:
         `sample_batch` returns different items, in one transaction. Raises NotReadyError if no item is available within
         `timeout` seconds.
         """
-        chosen = self.table(table)
-        samples = (item for _ in range(num_samples) for item in run(chosen.sample(1, timeout=timeout, at_least=1)))
+        source = self.table(table)
+        samples = (item for _ in range(num_samples) for item in run(source.sample(1, timeout=timeout, at_least=1)))
         return ([sample] for sample in samples) if emit_timesteps else samples
 
     def sample_batch(
@@ -103,11 +103,11 @@ class Client:
         self, table: str, updates: Mapping[int, float] | None = None, deletes: Iterable[int] | None = None
     ) -> None:
         """Set the priorities of items of a table by key, then remove some; missing keys are ignored."""
-        chosen = self.table(table)
+        target = self.table(table)
         if updates:
-            run(chosen.update_priorities(updates))
+            run(target.update_priorities(updates))
         if deletes is not None:
-            run(chosen.delete(deletes))
+            run(target.delete(deletes))
 
     def reset(self, table: str) -> None:
         """Remove all items of a table; the rate limiter isn't reset (`Table.reset`)."""
@@ -136,5 +136,5 @@ class Client:
 
     def _last_step(self) -> int:
         """Return the last step of which all tables have a checkpoint."""
-        made = [{checkpoint.step for checkpoint in run(table.buffer.checkpoints())} for table in self._tables.values()]
-        return max(set.intersection(*made), default=0)
+        steps = [{checkpoint.step for checkpoint in run(table.buffer.checkpoints())} for table in self._tables.values()]
+        return max(set.intersection(*steps), default=0)

@@ -96,12 +96,12 @@ def exponent_of(sampler: Selector, remover: Selector) -> float:
     Raises ConfigError for a sampler and a remover with different ones: an item has one weight.
     """
     exponents = (selector.priority_exponent for selector in (sampler, remover) if isinstance(selector, Prioritized))
-    different = sorted({float(exponent) for exponent in exponents if exponent})
-    if len(different) > 1:
+    values = sorted({float(exponent) for exponent in exponents if exponent})
+    if len(values) > 1:
         raise ConfigError(
-            f"remover: its priority_exponent has to be that of the sampler, got {different[0]:g} and {different[1]:g}"
+            f"remover: its priority_exponent has to be that of the sampler, got {values[0]:g} and {values[1]:g}"
         )
-    return different[0] if different else 1.0
+    return values[0] if values else 1.0
 
 
 def weight_of(priority: float, exponent: float) -> float:

@@ -168,9 +168,9 @@ class Table:
         raises NotReadyError, with the reason. With a timeout of 0 it returns the available ones. Reverb's client, like
         `Client.sample`, samples one item after the other, possibly the same one again.
         """
-        drawn = await self.buffer.sample({self.name: num_samples}, timeout=timeout, at_least=at_least, beta=1)
-        size = _table_size(drawn[self.name])
-        return [self._sample(item, size) for item in drawn[self.name]]
+        batch = await self.buffer.sample({self.name: num_samples}, timeout=timeout, at_least=at_least, beta=1)
+        size = _table_size(batch[self.name])
+        return [self._sample(item, size) for item in batch[self.name]]
 
     async def update_priorities(self, priorities: Mapping[int, float]) -> int:
         """Set the priorities of items by key. Return the number of these items that still exist."""
@@ -200,8 +200,8 @@ class Table:
     async def can_insert(self, num_inserts: int) -> bool:
         """Return whether this number of inserts would not block."""
         level = level_of(await self.buffer.tallies(), self.name)
-        allowed = self.buffer.limits.insertable(level, Status.COMPLETED)
-        return allowed is None or allowed >= num_inserts
+        room = self.buffer.limits.insertable(level, Status.COMPLETED)
+        return room is None or room >= num_inserts
 
     def _sample(self, item: StorageItem[Any], table_size: int) -> ReplaySample:
         assert item.probability is not None
@@ -240,16 +240,16 @@ def table_config(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> Re
     except InputError as error:
         raise ConfigError(f"a table's {error}") from None
 
-    def wrong(what: str) -> ConfigError:
-        return ConfigError(f"table {name}: {what}")
+    def config_error(text: str) -> ConfigError:
+        return ConfigError(f"table {name}: {text}")
 
     for argument, kind in (("sampler", Selector), ("remover", Selector), ("rate_limiter", RateLimiter)):
         if not isinstance(arguments[argument], kind):
-            raise wrong(f"{argument} must be one of {kind.__module__}, got {arguments[argument]!r}")
+            raise config_error(f"{argument} must be one of {kind.__module__}, got {arguments[argument]!r}")
     times = whole(arguments["max_times_sampled"])
     if times is None:
-        raise wrong(f"max_times_sampled must be a whole number, got {arguments['max_times_sampled']!r:.100}")
-    ours = {
+        raise config_error(f"max_times_sampled must be a whole number, got {arguments['max_times_sampled']!r:.100}")
+    settings = {
         "name": name,
         "policy": arguments["sampler"].policy,
         "remover": arguments["remover"].policy,
@@ -258,12 +258,12 @@ def table_config(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> Re
         "rollout_type": dict,
         **arguments["rate_limiter"].limits,
     }
-    if twice := sorted(ours.keys() & options.keys()):
-        raise wrong(f"{', '.join(twice)} is what the arguments of the table say; leave it out")
+    if duplicates := sorted(settings.keys() & options.keys()):
+        raise config_error(f"{', '.join(duplicates)} is what the arguments of the table say; leave it out")
     try:
-        config = ReplayBufferConfig[Any](url="memory://" if url is None else url, **ours, **options)
+        config = ReplayBufferConfig[Any](url="memory://" if url is None else url, **settings, **options)
         config.rules()
     except ConfigError as error:
         words = re.sub(r"\b(capacity|min_size)\b", lambda match: _REVERBS_WORDS[match[0]], str(error))
-        raise wrong(words.removeprefix(_CONFIG)) from None
+        raise config_error(words.removeprefix(_CONFIG)) from None
     return config

@@ -188,7 +188,7 @@ class GroupDataset(IterableDataset[Loaded]):
 
     def _load(self, buffer: ReplayBuffer[Any]) -> Iterator[Loaded]:
         while True:
-            begun = time.monotonic()
+            start = time.monotonic()
             lease = run(self._next_lease(buffer))
             if lease is None:
                 return
@@ -197,9 +197,9 @@ class GroupDataset(IterableDataset[Loaded]):
                 return
             batch, leased = self._collated(lease), lease.handle
             if get_worker_info() is not None:
-                kept = buffer.adopt(leased, seconds=self.seconds)  # without the rollouts
-                self._sent = [*(lease for lease in self._sent if not lease.lost), kept]
-            yield LoadedBatch(leased, begun, batch)
+                adopted = buffer.adopt(leased, seconds=self.seconds)  # without the rollouts
+                self._sent = [*(lease for lease in self._sent if not lease.lost), adopted]
+            yield LoadedBatch(leased, start, batch)
             del lease  # in this process the trainer has taken it over
 
     def _collated(self, lease: Lease[Any]) -> Any:
@@ -223,12 +223,12 @@ class GroupDataset(IterableDataset[Loaded]):
         leasing = asyncio.ensure_future(self._begin_lease(buffer, None))
         try:
             while not (await asyncio.wait([leasing], timeout=_POLL_SECONDS))[0]:
-                over = handover.waited >= self.patience
-                if over or handover.state != RUNNING:
+                is_over = handover.waited >= self.patience
+                if is_over or handover.state != RUNNING:
                     leasing.cancel()
                     await asyncio.wait([leasing])
                     if leasing.cancelled():
-                        return await self._last_try(buffer, handover.waited) if over else None
+                        return await self._last_try(buffer, handover.waited) if is_over else None
             return leasing.result()
         finally:
             leasing.cancel()
@@ -242,9 +242,9 @@ class GroupDataset(IterableDataset[Loaded]):
             options = {**self._draw, "statuses": statuses, "worker": buffer.worker}
             request = DrawRequest.checked(self.sizes, timeout=None, **options)
             await buffer.waits.report_timeout(request.draw, time.time() - waited, self.patience, error.diagnosis)
-            over = NotReadyError(f"the trainer waited for {self.patience:g} s: {str(error).partition(': ')[2]}")
-            over.diagnosis = error.diagnosis
-            return over
+            failure = NotReadyError(f"the trainer waited for {self.patience:g} s: {str(error).partition(': ')[2]}")
+            failure.diagnosis = error.diagnosis
+            return failure
 
     def _begin_lease(self, buffer: ReplayBuffer[Any], timeout: float | None) -> Leasing[Any]:
         return buffer.lease_batch(self.sizes, timeout=timeout, seconds=self.seconds, **self._draw)

@@ -42,36 +42,36 @@ class Link:
         self.size: int = dist.get_world_size(self._group)
         self.timeout = check_seconds(timeout, "timeout")
 
-    def gather(self, message: Any, what: str) -> list[Any]:
-        """Return the messages of all ranks, in their order; `what` describes the operation in errors."""
+    def gather(self, message: Any, operation: str) -> list[Any]:
+        """Return the messages of all ranks, in their order; `operation` describes it in errors."""
         data = pack(message)
-        sizes = self._gather(torch.tensor([len(data)]), what)
+        sizes = self._gather(torch.tensor([len(data)]), operation)
         padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
         padded[: len(data)] = data
-        return [unpack(found[: int(size)]) for found, size in zip(self._gather(padded, what), sizes, strict=True)]
+        return [unpack(row[: int(size)]) for row, size in zip(self._gather(padded, operation), sizes, strict=True)]
 
-    def broadcast(self, data: torch.Tensor, source: int, what: str) -> torch.Tensor:
+    def broadcast(self, data: torch.Tensor, source: int, operation: str) -> torch.Tensor:
         """Return the bytes of the rank `source` of the group; `data` of other ranks is ignored."""
         rank = source if self._group is None else dist.get_global_rank(self._group, source)
         size = torch.tensor([len(data)])
-        self._wait(lambda: dist.broadcast(size, rank, self._group, async_op=True), what)
-        sent = data if self.rank == source else torch.empty(int(size), dtype=torch.uint8)
-        self._wait(lambda: dist.broadcast(sent, rank, self._group, async_op=True), what)
-        return sent
+        self._wait(lambda: dist.broadcast(size, rank, self._group, async_op=True), operation)
+        content = data if self.rank == source else torch.empty(int(size), dtype=torch.uint8)
+        self._wait(lambda: dist.broadcast(content, rank, self._group, async_op=True), operation)
+        return content
 
-    def _gather(self, tensor: torch.Tensor, what: str) -> list[torch.Tensor]:
-        found = [torch.empty_like(tensor) for _ in range(self.size)]
-        self._wait(lambda: dist.all_gather(found, tensor, self._group, async_op=True), what)
-        return found
+    def _gather(self, tensor: torch.Tensor, operation: str) -> list[torch.Tensor]:
+        tensors = [torch.empty_like(tensor) for _ in range(self.size)]
+        self._wait(lambda: dist.all_gather(tensors, tensor, self._group, async_op=True), operation)
+        return tensors
 
-    def _wait(self, begin: Callable[[], Any], what: str) -> None:
-        begun = time.monotonic()
+    def _wait(self, begin: Callable[[], Any], operation: str) -> None:
+        start = time.monotonic()
         try:
             begin().wait(timedelta(seconds=self.timeout))
         except RuntimeError as error:  # raised by torch when a rank is late, dead, or has closed its connection
-            waited = time.monotonic() - begun
+            waited = time.monotonic() - start
             raise ReplayBufError(
-                f"rank {self.rank} of {self.size} waited {waited:.1f} s for {what}, and the ranks are no longer "
+                f"rank {self.rank} of {self.size} waited {waited:.1f} s for {operation}, and the ranks are no longer "
                 f"connected, or one of them is late: {error}",
                 reason="ranks",
             ) from error
@@ -113,8 +113,8 @@ class RankStep:
         `train_step` is the step that was trained on them (default: that of this RankStep); it counts on the rank that
         has leased them.
         """
-        named = self.train_step if train_step is None else train_step
-        self._together("acknowledge", lambda step: step.acknowledge(train_step=named))
+        number = self.train_step if train_step is None else train_step
+        self._together("acknowledge", lambda step: step.acknowledge(train_step=number))
 
     def give_back(self, *, failed: str | None = None) -> None:
         """Give all groups back, to be drawn again. Raises ReplayBufError."""
@@ -177,11 +177,11 @@ def split_steps(
 def _sent(steps: Iterable[AnyStep] | None, link: Link, source: int, *, split: bool) -> Generator[RankStep]:
     if (link.rank == source) == (steps is None):
         raise InputError(f"rank {source} of the group gives the steps, and the others None; this is rank {link.rank}")
-    own = iter(()) if steps is None else iter(steps)  # what the other ranks pack is ignored
-    what = f"the next step of rank {source}, the source of its batches"
+    own_steps = iter(()) if steps is None else iter(steps)  # what the other ranks pack is ignored
+    operation = f"the next step of rank {source}, the source of its batches"
     while True:
-        step, packed, failure = _next(own, link.size if split else None)
-        kind, content = unpack(link.broadcast(packed, source, what))
+        step, packed, failure = _next(own_steps, link.size if split else None)
+        kind, content = unpack(link.broadcast(packed, source, operation))
         if failure is not None:
             raise failure
         if kind == _ERROR:
@@ -191,8 +191,8 @@ def _sent(steps: Iterable[AnyStep] | None, link: Link, source: int, *, split: bo
         if kind == _END:
             return
         batch, items, train_step = content
-        mine = batch[link.rank] if split else batch
-        yield RankStep(mine, items, step, link, train_step=train_step)
+        part = batch[link.rank] if split else batch
+        yield RankStep(part, items, step, link, train_step=train_step)
 
 
 def largest(value: int, *, group: Any = None, timeout: float = 1800.0) -> int:

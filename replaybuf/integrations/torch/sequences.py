@@ -54,8 +54,8 @@ class TokenSequence:
 def group_advantages(rewards: Sequence[float]) -> list[float]:
     """Return (reward - mean) / (standard deviation + 1e-6) of a group: GRPO's (Shao et al., "DeepSeekMath", 2024)."""
     values = np.asarray(rewards, dtype=np.float64)
-    normal: list[float] = ((values - values.mean()) / (values.std() + _EPSILON)).tolist()
-    return normal
+    advantages: list[float] = ((values - values.mean()) / (values.std() + _EPSILON)).tolist()
+    return advantages
 
 
 def sequences(
@@ -72,23 +72,23 @@ def sequences(
     in the config. Raises RolloutError, naming group and rollout, for missing fields and wrong lengths or types.
     """
     names = {name: (fields or {}).get(name, name) for name in FIELDS}
-    made = []
+    result = []
     for item in items:
         rollouts, segments = item.flat, item.segments
         places = [f"group {item.uid}, rollout {number}" for number in range(len(rollouts))]
-        found = [{name: _value(rollout, own) for name, own in names.items()} for rollout in rollouts]
-        values = [one["reward"] for one in found]
+        records = [{name: _value(rollout, field_name) for name, field_name in names.items()} for rollout in rollouts]
+        values = [record["reward"] for record in records]
         if segments is not None:
             values = segments.rewards([reward_value(value, reward_key) for value in values])
         rewards = [_reward(f"group {item.uid}, rollout {n}", value, reward_key) for n, value in enumerate(values)]
-        given = list(advantages(rewards))
-        if len(given) != len(rewards):
+        numbers = list(advantages(rewards))
+        if len(numbers) != len(rewards):
             raise RolloutError(
-                f"group {item.uid}: advantages gave {len(given)} numbers for its {len(rewards)} rollouts"
+                f"group {item.uid}: advantages gave {len(numbers)} numbers for its {len(rewards)} rollouts"
             )
-        given = given if segments is None else [given[number] for number in segments.rollouts]
-        made += [_sequence(item.uid, *one) for one in zip(places, found, given, strict=True)]
-    return made
+        numbers = numbers if segments is None else [numbers[number] for number in segments.rollouts]
+        result += [_sequence(item.uid, *parts) for parts in zip(places, records, numbers, strict=True)]
+    return result
 
 
 def _value(rollout: Any, name: str | None) -> Any:
@@ -97,50 +97,50 @@ def _value(rollout: Any, name: str | None) -> Any:
     return rollout.get(name) if isinstance(rollout, Mapping) else getattr(rollout, name, None)
 
 
-def _reward(where: str, given: Any, key: str) -> float:
-    reward = reward_value(given, key)
+def _reward(place: str, value: Any, key: str) -> float:
+    reward = reward_value(value, key)
     if reward is None:
-        hint = _OTHER_NAMES.format(name="reward") if given is None else ""
-        raise RolloutError(f"{where} has no reward: expected a finite number, got {shown(given)}{hint}")
+        hint = _OTHER_NAMES.format(name="reward") if value is None else ""
+        raise RolloutError(f"{place} has no reward: expected a finite number, got {shown(value)}{hint}")
     return reward
 
 
-def _sequence(uid: int, where: str, values: Mapping[str, Any], advantage: float) -> TokenSequence:
-    prompt = _row(where, "prompt_ids", values["prompt_ids"], np.int64)
-    response = _row(where, "response_ids", values["response_ids"], np.int64)
+def _sequence(uid: int, place: str, values: Mapping[str, Any], advantage: float) -> TokenSequence:
+    prompt = _row(place, "prompt_ids", values["prompt_ids"], np.int64)
+    response = _row(place, "response_ids", values["response_ids"], np.int64)
     if prompt is None or response is None:
         name = "prompt_ids" if prompt is None else "response_ids"
-        raise RolloutError(f"{where} has no {name}{_OTHER_NAMES.format(name=name)}")
-    mask = _row(where, "response_mask", values["response_mask"], np.bool_, len(response))
-    logprobs = _row(where, "logprobs", values["logprobs"], np.float32, len(response))
-    ahead = len(prompt)
+        raise RolloutError(f"{place} has no {name}{_OTHER_NAMES.format(name=name)}")
+    mask = _row(place, "response_mask", values["response_mask"], np.bool_, len(response))
+    logprobs = _row(place, "logprobs", values["logprobs"], np.float32, len(response))
+    offset = len(prompt)
     return TokenSequence(
         uid,
         np.concatenate([prompt, response]),
-        np.concatenate([np.zeros(ahead, np.bool_), np.ones(len(response), np.bool_) if mask is None else mask]),
-        None if logprobs is None else np.concatenate([np.zeros(ahead, np.float32), logprobs]),
-        np.concatenate([np.zeros(ahead, np.float32), np.full(len(response), advantage, np.float32)]),
+        np.concatenate([np.zeros(offset, np.bool_), np.ones(len(response), np.bool_) if mask is None else mask]),
+        None if logprobs is None else np.concatenate([np.zeros(offset, np.float32), logprobs]),
+        np.concatenate([np.zeros(offset, np.float32), np.full(len(response), advantage, np.float32)]),
     )
 
 
-def _row(where: str, name: str, given: Any, dtype: type[np.generic], length: int | None = None) -> Any:
+def _row(place: str, name: str, value: Any, dtype: type[np.generic], length: int | None = None) -> Any:
     """Return a field as an array of one dimension; None for None. Raises RolloutError."""
-    if given is None:
+    if value is None:
         return None
     try:
-        row = np.asarray(as_array(given))
+        row = np.asarray(as_array(value))
         if row.dtype == object and None in (values := row.tolist()):
             raise RolloutError(
-                f"{where}: {name}[{values.index(None)}] is None: leave the field out of this class by "
+                f"{place}: {name}[{values.index(None)}] is None: leave the field out of this class by "
                 f"fields={{{name!r}: None}}, or have each token a number"
             )
         row = row.astype(dtype)
     except (TypeError, ValueError) as error:
-        raise RolloutError(f"{where}: {name} isn't a row of numbers: {error}") from error
+        raise RolloutError(f"{place}: {name} isn't a row of numbers: {error}") from error
     if row.ndim != 1:
-        raise RolloutError(f"{where}: {name} has the shape {row.shape}; expected one dimension")
+        raise RolloutError(f"{place}: {name} has the shape {row.shape}; expected one dimension")
     if length is not None and len(row) != length:
-        raise RolloutError(f"{where}: {name} has {len(row)} numbers, and response_ids {length}")
+        raise RolloutError(f"{place}: {name} has {len(row)} numbers, and response_ids {length}")
     return row
 
 
@@ -211,14 +211,14 @@ class Pad(_Options):
             raise InputError(f"a sequence of group {uid} has {max(lengths)} tokens; max_tokens is {self.max_tokens}")
         width = -(-max(lengths) // self.multiple_of) * self.multiple_of
         rows = [slice(0, n) if self.side == "right" else slice(width - n, width) for n in lengths]
-        made = {}
+        tensors = {}
         for name, (values, padding) in _columns(given, self.pad_token_id).items():
-            full = np.full((len(given), width), padding, dtype=values[0].dtype)
-            for row, place, value in zip(full, rows, values, strict=True):
+            array = np.full((len(given), width), padding, dtype=values[0].dtype)
+            for row, place, value in zip(array, rows, values, strict=True):
                 row[place] = value
-            made[name] = torch.from_numpy(full)
-        made["uids"] = torch.tensor([sequence.uid for sequence in given], dtype=torch.int64)
-        return made
+            tensors[name] = torch.from_numpy(array)
+        tensors["uids"] = torch.tensor([sequence.uid for sequence in given], dtype=torch.int64)
+        return tensors
 
 
 @dataclass(frozen=True)
@@ -249,9 +249,9 @@ class Pack(_Options):
         super().__post_init__()
 
     def __call__(self, items: Sequence[StorageItem[Any]]) -> list[Tensors]:
-        given = self.sequences(items)
-        rows = packed_rows([len(sequence) for sequence in given], self.max_tokens)
-        return [self.pack([given[index] for index in row]) for row in rows]
+        batch = self.sequences(items)
+        rows = packed_rows([len(sequence) for sequence in batch], self.max_tokens)
+        return [self.pack([batch[index] for index in row]) for row in rows]
 
     def pack(self, given: Sequence[TokenSequence]) -> Tensors:
         """Return the tensors of one row of sequences, whatever its length."""
@@ -259,25 +259,25 @@ class Pack(_Options):
             raise InputError("there are no sequences to pack")
         columns = _columns(given, 0)
         del columns["attention_mask"]
-        made = {name: torch.from_numpy(np.concatenate(values)).unsqueeze(0) for name, (values, _) in columns.items()}
+        tensors = {name: torch.from_numpy(np.concatenate(values)).unsqueeze(0) for name, (values, _) in columns.items()}
         lengths = torch.tensor([0, *(len(sequence) for sequence in given)], dtype=torch.int32)
-        made["cu_seqlens"] = torch.cumsum(lengths, 0, dtype=torch.int32)
-        made["max_seqlen"] = lengths.max()
-        made["uids"] = torch.tensor([sequence.uid for sequence in given], dtype=torch.int64)
-        return made
+        tensors["cu_seqlens"] = torch.cumsum(lengths, 0, dtype=torch.int32)
+        tensors["max_seqlen"] = lengths.max()
+        tensors["uids"] = torch.tensor([sequence.uid for sequence in given], dtype=torch.int64)
+        return tensors
 
 
-def _columns(given: Sequence[TokenSequence], pad_token_id: int) -> dict[str, tuple[list[Any], Any]]:
+def _columns(batch: Sequence[TokenSequence], pad_token_id: int) -> dict[str, tuple[list[Any], Any]]:
     """Return for each name the values of all sequences, and the padding value."""
     columns: dict[str, tuple[list[Any], Any]] = {
-        "input_ids": ([s.input_ids for s in given], pad_token_id),
-        "attention_mask": ([np.ones(len(s), np.int64) for s in given], 0),
-        "position_ids": ([np.arange(len(s)) for s in given], 0),
-        "labels": ([np.where(s.loss_mask, s.input_ids, IGNORED) for s in given], IGNORED),
-        "loss_mask": ([s.loss_mask for s in given], False),
-        "logprobs": ([s.logprobs for s in given], 0.0),
-        "advantages": ([s.advantages for s in given], 0.0),
+        "input_ids": ([s.input_ids for s in batch], pad_token_id),
+        "attention_mask": ([np.ones(len(s), np.int64) for s in batch], 0),
+        "position_ids": ([np.arange(len(s)) for s in batch], 0),
+        "labels": ([np.where(s.loss_mask, s.input_ids, IGNORED) for s in batch], IGNORED),
+        "loss_mask": ([s.loss_mask for s in batch], False),
+        "logprobs": ([s.logprobs for s in batch], 0.0),
+        "advantages": ([s.advantages for s in batch], 0.0),
     }
-    if any(sequence.logprobs is None for sequence in given):
+    if any(sequence.logprobs is None for sequence in batch):
         del columns["logprobs"]
     return columns

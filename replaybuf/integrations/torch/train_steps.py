@@ -81,18 +81,18 @@ def leased_steps(loader: DataLoader[Any], *, train_step: int | None = None) -> I
     that would hold groups back or split batches.
     """
     dataset = _checked(loader)
-    first = None if train_step is None else check_whole(train_step, "train_step")
+    first_step = None if train_step is None else check_whole(train_step, "train_step")
     if dataset.handover.state != NONE:
         raise InputError("this GroupDataset is being iterated over: end that pass first, or make another dataset")
     dataset.handover.state = RUNNING
     try:
         with dataset.opened() as buffer:
             steps: list[Step] = []
-            running = _steps(loader, dataset, buffer, steps, first)
+            iterator = _steps(loader, dataset, buffer, steps, first_step)
             try:
-                yield running
+                yield iterator
             finally:
-                running.close()
+                iterator.close()
                 for step in steps:
                     _give_back(step.asynchronous)
     finally:
@@ -100,10 +100,10 @@ def leased_steps(loader: DataLoader[Any], *, train_step: int | None = None) -> I
 
 
 def _steps(
-    loader: DataLoader[Any], dataset: GroupDataset, buffer: ReplayBuffer[Any], steps: list[Step], first: int | None
+    loader: DataLoader[Any], dataset: GroupDataset, buffer: ReplayBuffer[Any], steps: list[Step], first_step: int | None
 ) -> Generator[Step]:
-    """Yield a Step for each batch, and keep the open ones in `steps`; the first one is of train step `first`."""
-    batches, numbers = iter(loader), itertools.repeat(None) if first is None else itertools.count(first)
+    """Yield a Step for each batch, and keep the open ones in `steps`; the first one is of train step `first_step`."""
+    batches, numbers = iter(loader), itertools.repeat(None) if first_step is None else itertools.count(first_step)
     try:
         while (loaded := _received(batches, dataset)) is not None:
             steps[:] = [step for step in steps if step.open]
