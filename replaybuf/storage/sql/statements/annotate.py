@@ -80,8 +80,8 @@ def _values(where: str, mapping: Any) -> dict[str, Any]:
     for name, value in mapping.items():
         if not isinstance(name, str) or not name.isidentifier() or len(name) > _MOST_CHARACTERS:
             raise InputError(f"{where}: the name {shown(name)} must be an identifier, as a variable of Python has one")
-        usual = type(value) is float and math.isfinite(value)
-        if (checked := value if usual else _value(f"{name} of {where}", value)) is not None:
+        is_finite = type(value) is float and math.isfinite(value)
+        if (checked := value if is_finite else _value(f"{name} of {where}", value)) is not None:
             values[name] = checked
     return values
 

@@ -70,17 +70,17 @@ def replaced_by_place(
     uids = sorted({uid for new in groups for uid in (*new.replaces, *new.parts)})
     stored = {row.uid: row for row in lock_replaced(tx, WITH_UIDS, uids=uids)} if uids else {}
     replaced: dict[int, list[GroupRow]] = {}
-    refused: dict[int, ReplayBufError] = {}
+    errors: dict[int, ReplayBufError] = {}
     for place, new in enumerate(groups):
         if new.replaces or new.parts or new.lease is not None:
             try:
                 replaced[place] = _check_replaced(tx.scope, new, stored)
             except ReplayBufError as error:
-                refused[place] = error
+                errors[place] = error
             else:
                 for uid in (*new.replaces, *new.parts):
                     stored.pop(uid, None)
-    return replaced, refused
+    return replaced, errors
 
 
 def _check_replaced(scope: Scope, new: NewGroup, stored: Mapping[int, GroupRow]) -> list[GroupRow]:

@@ -274,8 +274,8 @@ def insert_rows(tx: Transaction, table: Table, rows: Sequence[Row], *, moment: s
         tx.change(_insertion(table, tuple(rows[0]), moment), **rows[0])
     elif rows:
         names = tuple(dict.fromkeys(chain.from_iterable(rows)))
-        alike = {*map(len, rows)} == {len(names)}
-        values = map(itemgetter(*names), rows) if alike else ([row.get(name) for name in names] for row in rows)
+        uniform = {*map(len, rows)} == {len(names)}
+        values = map(itemgetter(*names), rows) if uniform else ([row.get(name) for name in names] for row in rows)
         tx.each(_insertion(table, names, moment), [*values])
 
 

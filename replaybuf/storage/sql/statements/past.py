@@ -73,15 +73,15 @@ def record(tx: Transaction, uids: Sequence[int]) -> None:
 _DRAWN = {False: "0, NULL", True: f"{{draw}}, {STALENESS_NOW}"}
 _GONE = {
     drawn: f"""{{insert}} INTO rb_past ({COLUMNS}, until, removed_at, draw, staleness)
-SELECT {COLUMNS}, CASE WHEN since < CAST(:newest AS bigint) THEN CAST(:newest AS bigint) END, {{moment:now}}, {by}"""
-    for drawn, by in _DRAWN.items()
+SELECT {COLUMNS}, CASE WHEN since < CAST(:newest AS bigint) THEN CAST(:newest AS bigint) END, {{moment:now}}, {draw}"""
+    for drawn, draw in _DRAWN.items()
 }
 _MOVE = {
-    drawn: f"""WITH gone AS (DELETE FROM rb_group WHERE uid {{in:uids}} RETURNING *), past AS ({moved} FROM gone)
+    drawn: f"""WITH gone AS (DELETE FROM rb_group WHERE uid {{in:uids}} RETURNING *), past AS ({insert} FROM gone)
 INSERT INTO rb_tally AS own (lane, name, amount, shard)
 SELECT lane, 'bytes', -sum(bytes), {{shard}} FROM gone GROUP BY lane
 ON CONFLICT (lane, name, shard) DO UPDATE SET amount = own.amount + excluded.amount"""  # noqa: S608
-    for drawn, moved in _GONE.items()
+    for drawn, insert in _GONE.items()
 }
 _RECORD = f"""{{insert}} INTO rb_past ({COLUMNS}, draw, staleness)
 SELECT {COLUMNS}, {_DRAWN[True]} FROM rb_group WHERE uid {{in:uids}}"""  # noqa: S608

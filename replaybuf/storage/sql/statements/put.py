@@ -134,10 +134,10 @@ def put_with_cursor(
 
 def _independent(groups: Sequence[EncodedGroup], limits: Limits) -> list[list[EncodedGroup]]:
     """Return the groups in runs, within which none depends on another."""
-    news = [encoded.group for encoded in groups]
-    all_alone = any(new.key for new in news) and (limits.slows_puts or any(new.replaces for new in news))
+    new_groups = [encoded.group for encoded in groups]
+    all_alone = any(new.key for new in new_groups) and (limits.slows_puts or any(new.replaces for new in new_groups))
     runs, names, closed = [list[EncodedGroup]()], set[str | int | tuple[str, str]](), False
-    for encoded, new in zip(groups, news, strict=True):
+    for encoded, new in zip(groups, new_groups, strict=True):
         is_alone = all_alone or new.stays_leased or new.dropped is not None or new.rest is not None
         name = new.part.name if new.part is not None else (new.task_name, new.key) if new.key is not None else None
         if runs[-1] and (is_alone or closed or name in names):
@@ -156,11 +156,11 @@ def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outco
     One that stays leased, or with a `dropped` list, comes alone.
     """
     first, stays_leased = groups[0].group, groups[0].group.stays_leased
-    replaced, refused = replaced_by_place(tx, [encoded.group for encoded in groups])
-    refused |= _misplaced(tx, groups)
+    replaced, errors = replaced_by_place(tx, [encoded.group for encoded in groups])
+    errors |= _misplaced(tx, groups)
     if tx.scope.rules.limits.slows_puts and not stays_leased:
-        refused |= _refused(tx, groups, replaced, refused)
-    places = [place for place in range(len(groups)) if place not in refused]
+        errors |= _refused(tx, groups, replaced, errors)
+    places = [place for place in range(len(groups)) if place not in errors]
     groups[0].leaving = leaving = None if first.dropped is None else list[GroupRow]()
     removed_rows = [replaced.get(place, ()) for place in places]
     if replaced:
@@ -177,7 +177,7 @@ def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outco
         delivered = max(row.deliveries for row in leased_rows)
         lease, until = leased_rows[0].column("lease"), leased_rows[0].column("leased_until")
         hold(tx, rows_of(tx, uids), lease, until, first.worker, deliveries=delivered)
-    outcomes: dict[int, Outcome] = {**refused, **dict(zip(places, uids, strict=True))}
+    outcomes: dict[int, Outcome] = {**errors, **dict(zip(places, uids, strict=True))}
     return [outcomes[place] for place in range(len(groups))]
 
 
@@ -205,7 +205,7 @@ def _refused(
     """
     limits = tx.scope.rules.limits
     levels = read_levels(tx, {encoded.group.task_name for encoded in groups})
-    refused = {}
+    errors = {}
     for place, new in enumerate(encoded.group for encoded in groups):
         if place in passed_over:
             continue
@@ -216,10 +216,10 @@ def _refused(
         freed = [row.status for row in removed_rows.values() if row.task_name == new.task_name and not row.is_leased]
         level = levels[new.task_name].without(freed)
         if limits.insertable(level, new.status) == 0:
-            refused[place] = FullError(f"task {new.task_name}: {limits.why_full(level, new.status)}")
+            errors[place] = FullError(f"task {new.task_name}: {limits.why_full(level, new.status)}")
         else:
             levels[new.task_name] = level.joined_by(new.status)
-    return refused
+    return errors
 
 
 def store(
@@ -293,9 +293,9 @@ def drop(tx: Transaction, new: NewGroup) -> list[GroupRow]:
     Returns the removed groups if the put has a `dropped` list.
     """
     leaving: Leaving = None if new.dropped is None else []
-    replaced, refused = replaced_by_place(tx, [new])
-    if refused:
-        raise refused[0]
+    replaced, errors = replaced_by_place(tx, [new])
+    if errors:
+        raise errors[0]
     removed_rows = {row.uid: row for row in replaced.get(0, ())}
     if (key := _key_of(tx, new)) is not None:
         tx.lock_names(NamedLock.KEY, [key])

@@ -40,13 +40,13 @@ def fits_one_statement(tx: Transaction, groups: Sequence[EncodedGroup]) -> bool:
     limits = tx.scope.rules.limits
     if limits.samples_per_insert is not None:
         return False
-    news = [encoded.group for encoded in groups]
-    if any(new.key or new.replaces or new.part or new.parts or new.rest or new.stays_leased for new in news):
+    new_groups = [encoded.group for encoded in groups]
+    if any(new.key or new.replaces or new.part or new.parts or new.rest or new.stays_leased for new in new_groups):
         return False
-    if limits.capacity is not None and any(new.dropped is not None for new in news):
+    if limits.capacity is not None and any(new.dropped is not None for new in new_groups):
         return False  # evicted groups are attributed to the put that evicts them
     texts = sum(len(encoded.outline) + len(encoded.marks) + len(encoded.prompt or "") for encoded in groups)
-    texts += sum(len(str(new.tags)) for new in news if new.tags)
+    texts += sum(len(str(new.tags)) for new in new_groups if new.tags)
     return sum(len(encoded.payload) for encoded in groups) + 4 * texts <= MOST_BYTES  # at four bytes a character
 
 

@@ -117,13 +117,13 @@ def _expire(
         query = f"""SELECT uid, CAST(marks AS text) FROM rb_group
 WHERE lane = :lane AND pinned_staleness IS NULL AND {STEP_ORDER} <= :newest"""  # noqa: S608
         candidates.update((uid, text) for uid, text in tx.tuples(query, lane=home.id, newest=newest_expired))
-    alike: dict[str, list[int]] = {}  # many groups of a step have the same metadata, and change alike
+    by_marks: dict[str, list[int]] = {}  # many groups of a step have the same metadata, and change alike
     for uid, text in candidates.items():
-        alike.setdefault(text, []).append(uid)
+        by_marks.setdefault(text, []).append(uid)
     expired: list[Alike] = []
     reset: list[Alike] = []
     masked: list[tuple[Any, ...]] = []
-    for text, uids in alike.items():
+    for text, uids in by_marks.items():
         marks = Marks.from_json(from_json(text))
         # A group that is EXPIRED already isn't counted again when rollouts that were EXPIRED at the put are reset.
         is_known = home.status == Status.EXPIRED and not any(marks.too_old(rule, step))

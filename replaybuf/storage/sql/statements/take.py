@@ -67,8 +67,8 @@ def _draw_once(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> lis
         levels = read_levels(tx, sizes)
         sizes = {task: min(size, limits.drawable(levels[task], replay.get(task, 0))) for task, size in sizes.items()}
     kept = (draw.status,) if limits.keeps(draw.status, 1) else ()
-    old_ones = () if draw.replay is None else (*kept, Status.ARCHIVED)
-    lanes = find_lanes(tx, [(task, status) for task in sizes for status in (draw.status, *old_ones)])
+    replayable = () if draw.replay is None else (*kept, Status.ARCHIVED)
+    lanes = find_lanes(tx, [(task, status) for task in sizes for status in (draw.status, *replayable)])
     check_races(tx, lanes.values(), order)
     rows: list[GroupRow] = []
     redraw = replace(draw, where=draw.replayed)
@@ -76,7 +76,7 @@ def _draw_once(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> lis
         replayed: list[GroupRow] = []
         # What the limits leave is first for groups that weren't drawn before: only these are waited for.
         share = min(size, draw.sizes[task]) - (draw.sizes[task] - replay.get(task, 0))
-        for status in old_ones:
+        for status in replayable:
             home = lanes.get((task, status))
             if home is not None and share > len(replayed):
                 replayed += _draw_lane(tx, codec, home, share - len(replayed), redraw, skip)

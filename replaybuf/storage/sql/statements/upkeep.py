@@ -110,10 +110,10 @@ def find_chores(tx: Transaction, grace: float, now: float) -> Chores:
     # On a server, its own clock is part of the query.
     clock, wall = (None, None) if tx.dialect.is_remote else (tx.clock(), now)
     [row] = tx.tuples(_CHORES, now=clock, buffer=tx.scope.buffer, wall=wall)
-    late, lease_ends, removed_at, dropped, clock, wall_clock, connections = row
+    overdue, lease_ends, removed_at, dropped, clock, wall_clock, connections = row
     sweep_at = math.inf if removed_at is None else removed_at + grace
-    later = min(math.inf if lease_ends is None else lease_ends - clock, sweep_at - wall_clock)
-    return Chores(bool(late), sweep_at <= wall_clock, bool(dropped), float(wall_clock), later, int(connections))
+    delay = min(math.inf if lease_ends is None else lease_ends - clock, sweep_at - wall_clock)
+    return Chores(bool(overdue), sweep_at <= wall_clock, bool(dropped), float(wall_clock), delay, int(connections))
 
 
 _CHORES = f"""SELECT ({OVERDUE} LIMIT 1) IS NOT NULL,
