@@ -67,11 +67,11 @@ def bring_up_to_date(
 ) -> Segments | None:
     """Apply the recorded effects of refreshes to rollouts; return what these consist of. Raises DecodeError."""
     try:
-        found = Marks.from_json(from_json(marks) if isinstance(marks, str) else marks)
-        segments = found.segments
-        if len(rollouts) != len(found.oldest) or (segments is not None and len(segments.rollouts) != len(rollouts)):
-            raise DecodeError(f"group {uid}: {len(rollouts)} rollouts in the payload, {len(found.oldest)} expected")
-        found.apply(rollouts, refreshed_to, codec.rollout_type)
+        recorded = Marks.from_json(from_json(marks) if isinstance(marks, str) else marks)
+        segments = recorded.segments
+        if len(rollouts) != len(recorded.oldest) or (segments is not None and len(segments.rollouts) != len(rollouts)):
+            raise DecodeError(f"group {uid}: {len(rollouts)} rollouts in the payload, {len(recorded.oldest)} expected")
+        recorded.apply(rollouts, refreshed_to, codec.rollout_type)
         return segments
     except DecodeError:
         raise
@@ -141,7 +141,7 @@ def tails_of(
     position. Blocks. Raises PayloadStoreError if a place can't be reached.
     """
     tails: list[Any] = [None] * len(payloads)
-    wanted: dict[int, list[tuple[int, int | None, Extent]]] = {}
+    by_place: dict[int, list[tuple[int, int | None, Extent]]] = {}
     for number, payload in enumerate(payloads):
         if type(payload) is not bytes or not is_apart(payload):
             continue
@@ -157,10 +157,10 @@ def tails_of(
             tails[number] = error
         else:
             tails[number] = None if parts is None else {}
-            wanted.setdefault(extent.place, []).extend(ranges)
-    for place, some in wanted.items():
-        found = stores[place].read([extent for *_, extent in some], patience)
-        for (number, at, _), raw in zip(some, found, strict=True):
+            by_place.setdefault(extent.place, []).extend(ranges)
+    for place, requested in by_place.items():
+        raws = stores[place].read([extent for *_, extent in requested], patience)
+        for (number, at, _), raw in zip(requested, raws, strict=True):
             if isinstance(raw, DecodeError) or at is None:
                 tails[number] = raw
             elif isinstance(tails[number], dict):

@@ -72,8 +72,8 @@ def timeout_event(wait: Wait, worker: str, time: float, reason: str, task_name: 
     `task_name` is the task that the reason is about, if any. The event has the number of groups that the wait needed
     (of the task, if there is one), and its detail has the wait's duration, its kind, and the reason.
     """
-    wanted = sum(wait.wants.values()) if task_name is None else wait.wants.get(task_name, 0)
+    groups = sum(wait.wants.values()) if task_name is None else wait.wants.get(task_name, 0)
     since = time if wait.since is None else wait.since
-    what = "the trainer" if wait.kind == "trainer" else wait.kind
-    detail = f"after {units.age(time - since)} of waiting for {what}: {reason}"
-    return WorkerEvent(EventKind.GAVE_UP, worker, time, wanted, detail, task_name, wait.kind == "groups")
+    subject = "the trainer" if wait.kind == "trainer" else wait.kind
+    detail = f"after {units.age(time - since)} of waiting for {subject}: {reason}"
+    return WorkerEvent(EventKind.GAVE_UP, worker, time, groups, detail, task_name, wait.kind == "groups")

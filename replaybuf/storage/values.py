@@ -189,7 +189,7 @@ class StorageItem(Generic[R]):
     def _repr_html_(self) -> str:
         facts = f"group {self.uid} of {self.task_name}, {self.status}, reward {units.figure(self.reward)}"
         columns = ("rollout_id", "status", "reward", "finish_reason", "response", "error_msg")
-        rows = [[_field(one, name) for name in columns] for one in self.flat]
+        rows = [[_field(rollout, name) for name in columns] for rollout in self.flat]
         return units.html_table(f"{facts}, staleness {self.staleness}", columns, rows)
 
 
@@ -225,7 +225,7 @@ class Draw:
 
     def is_met_by(self, drawn: Mapping[str, int]) -> bool:
         """Return whether these numbers of groups, by task, are enough."""
-        return all(drawn.get(task, 0) >= least for task, least in self.at_least.items())
+        return all(drawn.get(task, 0) >= number for task, number in self.at_least.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +249,7 @@ class Leased:
     is_part: bool = False
 
 
-def passed_on(lease: Leased, there: Iterable[tuple[int, int, bool]]) -> list[int]:
+def passed_on(lease: Leased, groups: Iterable[tuple[int, int, bool]]) -> list[int]:
     """Return those of these groups, which a lease doesn't hold, that it has lost without acknowledging them.
 
     Groups are given as uid, `times_sampled` and whether another lease holds them. A group that this lease has
@@ -257,7 +257,7 @@ def passed_on(lease: Leased, there: Iterable[tuple[int, int, bool]]) -> list[int
     this lease has counted.
     """
     draws = {item.uid: item.times_sampled for items in lease.items.values() for item in items}
-    return sorted(uid for uid, times_sampled, leased in there if times_sampled - leased < draws.get(uid, 1))
+    return sorted(uid for uid, times_sampled, leased in groups if times_sampled - leased < draws.get(uid, 1))
 
 
 def lost_to_others(lease: Leased, uids: Collection[int]) -> LeaseLostError:
@@ -317,8 +317,8 @@ class Checkpoint:
 
 def missing_checkpoint(step: int, steps: list[int]) -> CheckpointError:
     """Return the error for a step without a checkpoint; `steps` have one."""
-    there = f"there are those of the steps {', '.join(map(str, steps))}" if steps else "no checkpoint was made"
-    return CheckpointError(f"there is no checkpoint of step {step}; {there}")
+    clause = f"there are those of the steps {', '.join(map(str, steps))}" if steps else "no checkpoint was made"
+    return CheckpointError(f"there is no checkpoint of step {step}; {clause}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,30 +35,30 @@ class FolderStore(PlaceStore):
         return None
 
     def write_marker(self, marker: bytes, *, replace: bool = False) -> bool:
-        new = self.path / f"{MARKER}.{os.getpid()}.{threading.get_ident()}"
+        draft = self.path / f"{MARKER}.{os.getpid()}.{threading.get_ident()}"
         with self.ours("written to"):
             try:
-                with new.open("wb") as file:
+                with draft.open("wb") as file:
                     file.write(marker)
                     file.flush()
                     os.fsync(file.fileno())
                 if replace:
-                    new.replace(self.path / MARKER)
+                    draft.replace(self.path / MARKER)
                 else:
-                    os.link(new, self.path / MARKER)  # atomic, and fails if there is one
+                    os.link(draft, self.path / MARKER)  # atomic, and fails if there is one
                 sync_folder(self.path)
             except FileExistsError:
                 return False
             finally:
-                new.unlink(missing_ok=True)
+                draft.unlink(missing_ok=True)
         return True
 
     def check_writable(self) -> None:
         with self.ours("written to"):
             if not self.path.is_dir():
-                isnt = "isn't there: make it (mkdir -p), mount it, or name another one"
-                isnt = "is a file: name a folder" if self.path.exists() else isnt
-                raise PayloadStoreError(f"the folder for payloads {self.path} {isnt} (payloads=)")
+                fault = "isn't there: make it (mkdir -p), mount it, or name another one"
+                fault = "is a file: name a folder" if self.path.exists() else fault
+                raise PayloadStoreError(f"the folder for payloads {self.path} {fault} (payloads=)")
             if not (self.path / FILES).is_dir():
                 (self.path / FILES).mkdir(exist_ok=True)
                 sync_folder(self.path)
@@ -100,8 +100,8 @@ class FolderStore(PlaceStore):
 
     def _check_in_place(self, names: Iterable[str]) -> None:
         """Raise PayloadStoreError when files were written to a folder that was moved or unmounted since."""
-        found = os.stat(self.path / FILES)
-        folder = found.st_dev, found.st_ino
+        status = os.stat(self.path / FILES)
+        folder = status.st_dev, status.st_ino
         if folder != self._folder:  # the first write, or another mount
             self.check_there()
             if not all(self._file(name).exists() for name in names):
@@ -110,8 +110,8 @@ class FolderStore(PlaceStore):
                 )
             self._folder = folder
 
-    def read_files(self, wanted: Mapping[str, Sequence[Extent]], timeout: float) -> Iterable[Sequence[Any]]:
-        return map(self.read_file, wanted, wanted.values())
+    def read_files(self, ranges: Mapping[str, Sequence[Extent]], timeout: float) -> Iterable[Sequence[Any]]:
+        return map(self.read_file, ranges, ranges.values())
 
     def read_ranges(self, name: str, extents: Sequence[Extent]) -> Sequence[Any]:
         number = os.open(self._file(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for a writer
@@ -130,28 +130,28 @@ class FolderStore(PlaceStore):
         with self.ours("read"), os.scandir(self.path / FILES) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
-                    found = entry.stat()
-                    yield StoredFile(entry.name, found.st_size, found.st_mtime)
+                    status = entry.stat()
+                    yield StoredFile(entry.name, status.st_size, status.st_mtime)
 
     def _file(self, name: str) -> Path:
         return self.path / FILES / name
 
-    def error(self, error: OSError, what: str) -> PayloadStoreError:
+    def error(self, error: OSError, action: str) -> PayloadStoreError:
         reason = os.strerror(error.errno) if error.errno else str(error)
         return PayloadStoreError(
-            f"the folder for payloads {self.path} can't be {what} ({reason}): see that it is mounted and writable"
+            f"the folder for payloads {self.path} can't be {action} ({reason}): see that it is mounted and writable"
         )
 
 
 def _write_all(number: int, buffers: Sequence[Any]) -> None:
     """Write buffers from their own memory, with as few calls as the system allows."""
-    views = [view for one in buffers if (view := _bytes_of(one)).nbytes]
+    views = [view for buffer in buffers if (view := _bytes_of(buffer)).nbytes]
     first = 0
     while first < len(views):
-        chosen = views[first : first + _MOST_BUFFERS]
-        written = os.writev(number, chosen)
-        while chosen and written >= chosen[0].nbytes:
-            written -= chosen.pop(0).nbytes
+        batch = views[first : first + _MOST_BUFFERS]
+        written = os.writev(number, batch)
+        while batch and written >= batch[0].nbytes:
+            written -= batch.pop(0).nbytes
             first += 1
         if written:
             views[first] = views[first][written:]
@@ -162,19 +162,19 @@ def _bytes_of(buffer: Any) -> memoryview:
     return view if view.nbytes == 0 or (view.ndim == 1 and view.format == "B") else view.cast("B")
 
 
-def _read_range(number: int, wanted: Extent) -> Any:
+def _read_range(number: int, extent: Extent) -> Any:
     """Return bytes in newly allocated memory, or a DecodeError where the file ends too early or is none."""
-    memory: Any = np.empty(wanted.size, np.uint8)
-    view, at = memoryview(memory), wanted.at
+    memory: Any = np.empty(extent.size, np.uint8)
+    view, at = memoryview(memory), extent.at
     while view.nbytes:
         try:
             count = os.preadv(number, [view], at)
         except OSError as error:
             if error.errno not in (errno.EISDIR, errno.ESPIPE):
                 raise
-            return DecodeError(f"the file {wanted.name} was replaced by a folder or a pipe")
+            return DecodeError(f"the file {extent.name} was replaced by a folder or a pipe")
         if count == 0:
             end = os.fstat(number).st_size
-            return DecodeError(f"the file {wanted.name} ends at byte {end}: it was cut short")
+            return DecodeError(f"the file {extent.name} ends at byte {end}: it was cut short")
         view, at = view[count:], at + count
     return memory

@@ -49,9 +49,9 @@ class ObjectStore(PlaceStore):
         self.url = url.rstrip("/")
         self._patience = _PART * patience
         client = {"timeout": "30s", "connect_timeout": "5s", "allow_http": _endpoint().startswith("http://")}
-        again = {"max_retries": 1000, "retry_timeout": timedelta(seconds=self._patience), "backoff": _BACKOFF}
+        retries = {"max_retries": 1000, "retry_timeout": timedelta(seconds=self._patience), "backoff": _BACKOFF}
         try:
-            self._store = stores.from_url(self.url, client_options=client, retry_config=again)
+            self._store = stores.from_url(self.url, client_options=client, retry_config=retries)
         except (ValueError, self._errors.BaseError) as error:
             raise ConfigError(
                 f"can't read payloads={self.url!r}: expected s3://bucket/prefix, gs://bucket/prefix or "
@@ -84,16 +84,16 @@ class ObjectStore(PlaceStore):
             self.write_marker(self.marker)  # it exists: the answer shows whether this process may write
 
     def write(self, files: Sequence[tuple[str, Sequence[Any]]], *, sync: bool) -> None:
-        def put(one: tuple[str, Sequence[Any]]) -> None:
-            name, buffers = one
+        def put(file: tuple[str, Sequence[Any]]) -> None:
+            name, buffers = file
             with self.ours("written to"):
                 self._obstore.put(self._store, f"{FILES}/{name}", b"".join(buffers), use_multipart=False)
 
-        for waiting in [self._pool.submit(put, one) for one in files]:
+        for waiting in [self._pool.submit(put, file) for file in files]:
             waiting.result()
 
-    def read_files(self, wanted: Mapping[str, Sequence[Extent]], timeout: float) -> Iterable[Sequence[Any]]:
-        for waiting in [self._pool.submit(self.read_file, name, extents) for name, extents in wanted.items()]:
+    def read_files(self, ranges: Mapping[str, Sequence[Extent]], timeout: float) -> Iterable[Sequence[Any]]:
+        for waiting in [self._pool.submit(self.read_file, name, extents) for name, extents in ranges.items()]:
             try:
                 yield waiting.result(timeout)
             except TimeoutError as error:
@@ -102,16 +102,16 @@ class ObjectStore(PlaceStore):
                 ) from error
 
     def read_ranges(self, name: str, extents: Sequence[Extent]) -> Sequence[Any]:
-        wanted = [one for one in extents if one.size]
-        starts, lengths = [one.at for one in wanted], [one.size for one in wanted]
+        filled = [extent for extent in extents if extent.size]
+        starts, lengths = [extent.at for extent in filled], [extent.size for extent in filled]
         try:
-            rest = iter(self._obstore.get_ranges(self._store, f"{FILES}/{name}", starts=starts, lengths=lengths))
+            contents = iter(self._obstore.get_ranges(self._store, f"{FILES}/{name}", starts=starts, lengths=lengths))
         except self._errors.GenericError as error:
             if _status(error) != "416" and "Requested range was invalid" not in str(error):
                 raise
             return [DecodeError(f"the file {name} is shorter than it was: it was cut short")] * len(extents)
         # Copied, since obstore's buffers are read-only.
-        return [np.frombuffer(next(rest) if one.size else b"", np.uint8).copy() for one in extents]
+        return [np.frombuffer(next(contents) if extent.size else b"", np.uint8).copy() for extent in extents]
 
     def delete(self, names: Iterable[str]) -> None:
         with self.ours("written to"), contextlib.suppress(FileNotFoundError):
@@ -119,25 +119,25 @@ class ObjectStore(PlaceStore):
 
     def files(self) -> Iterator[StoredFile]:
         with self.ours("read"):
-            for listed in self._obstore.list(self._store, prefix=FILES):
-                for one in listed:
-                    yield StoredFile(one["path"].rpartition("/")[2], one["size"], one["last_modified"].timestamp())
+            for page in self._obstore.list(self._store, prefix=FILES):
+                for item in page:
+                    yield StoredFile(item["path"].rpartition("/")[2], item["size"], item["last_modified"].timestamp())
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def error(self, error: Exception, what: str) -> PayloadStoreError:
-        return PayloadStoreError(f"{self.url} can't be {what}: {self._reason(error)}")
+    def error(self, error: Exception, action: str) -> PayloadStoreError:
+        return PayloadStoreError(f"{self.url} can't be {action}: {self._reason(error)}")
 
     def _reason(self, error: Exception) -> str:
-        status, asked = _status(error), redact(_endpoint()) or "the store"
+        status, server = _status(error), redact(_endpoint()) or "the store"
         refusals = self._errors.UnauthenticatedError, self._errors.PermissionDeniedError, PermissionError
         if isinstance(error, refusals) or status in ("401", "403"):
-            return f"{asked} refuses these credentials; those of the environment are AWS_ACCESS_KEY_ID, ..."
+            return f"{server} refuses these credentials; those of the environment are AWS_ACCESS_KEY_ID, ..."
         if isinstance(error, FileNotFoundError) or status == "404" or "NoSuchBucket" in str(error):
             return "there is no such bucket; make it, or correct the name"
         answer = f"answered {status}" if status else "didn't answer"
-        return f"{asked} {answer}, and was asked again for {self._patience:g} s; is it up, and its endpoint right?"
+        return f"{server} {answer}, and was asked again for {self._patience:g} s; is it up, and its endpoint right?"
 
 
 _BACKOFF: Final = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2}
@@ -145,7 +145,7 @@ _BACKOFF: Final = {"init_backoff": timedelta(milliseconds=100), "max_backoff": t
 
 def _status(error: Exception) -> str | None:
     """Return the HTTP status of the store's answer, if there was one."""
-    return next((one[1] or one[2] for one in _STATUS.finditer(str(error))), None)
+    return next((match[1] or match[2] for match in _STATUS.finditer(str(error))), None)
 
 
 def _run_here(url: str) -> None:

@@ -43,8 +43,8 @@ class Marker(NamedTuple):
 
         So a file may move on its host or be restored from a backup, and a container may have a new name each time.
         """
-        same = [name for name in self.home.keys() & home.keys() - {"name"} if self.home[name] == home[name]]
-        return not self.home or not home or len(same) > 1
+        equal = [name for name in self.home.keys() & home.keys() - {"name"} if self.home[name] == home[name]]
+        return not self.home or not home or len(equal) > 1
 
 
 def claim(store: PlaceStore, database: str, place: int | None, home: Home) -> int | None:
@@ -53,16 +53,16 @@ def claim(store: PlaceStore, database: str, place: int | None, home: Home) -> in
     An unclaimed place is marked as that of this database, under the number `place`. Raises ConfigError when it belongs
     to another database, or to another copy of this one.
     """
-    found = store.read_marker()
-    if found is None:
+    packed = store.read_marker()
+    if packed is None:
         if place is None:
             return None
         marker = Marker(database, place, home).packed()
         if store.write_marker(marker):
             store.marker = marker
             return place
-        found = store.read_marker() or b""
-    owner = parse(store, found)
+        packed = store.read_marker() or b""
+    owner = parse(store, packed)
     if owner.database != database:
         raise ConfigError(
             f"{store.url} has the payloads of another database ({redact(owner.database[:12])}…): name another place "
@@ -75,7 +75,7 @@ def claim(store: PlaceStore, database: str, place: int | None, home: Home) -> in
             "be read; or, once nobody uses the other any more, make the place this one's: replaybuf doctor URL "
             "--take-over"
         )
-    store.marker = found
+    store.marker = packed
     return owner.place
 
 
@@ -88,21 +88,21 @@ def take_over(store: PlaceStore, home: Home) -> None:
 def recognise(store: PlaceStore, database: str, place: int) -> Marker:
     """Return the marker if the place has this number in the database or in a copy of it. Raises PayloadStoreError."""
     store.check_there()
-    found = store.read_marker() or b""
-    marker = parse(store, found)
+    packed = store.read_marker() or b""
+    marker = parse(store, packed)
     if marker[:2] != (database, place):
         raise PayloadStoreError(
             f"{store.url} has other payloads than those that this database keeps there: mount or put back the place "
             "that it wrote to, nothing is lost as long as its files are"
         )
-    store.marker = found
+    store.marker = packed
     return marker
 
 
-def parse(store: PlaceStore, found: bytes) -> Marker:
+def parse(store: PlaceStore, packed: bytes) -> Marker:
     """Return a parsed marker. Raises PayloadStoreError."""
     try:
-        marker: dict[str, Any] = json.loads(found)
+        marker: dict[str, Any] = json.loads(packed)
         home = {str(name): str(fact) for name, fact in marker.get("home", {}).items()}
         return Marker(str(marker["database"]), int(marker["place"]), home)
     except (ValueError, TypeError, LookupError, AttributeError):
@@ -127,19 +127,19 @@ def parse_place(payloads: str) -> str | None:
     """Return the place that a setting names, absolute; None for the database. Raises ConfigError."""
     if payloads == IN_DATABASE:
         return None
-    scheme, slashes, rest = payloads.partition("://")
+    scheme, slashes, path = payloads.partition("://")
     if scheme == "file" and slashes:
-        found = urlsplit(payloads)
-        if found.netloc in ("", "localhost") and found.path.startswith("/"):
-            return FolderStore(unquote(found.path)).url
+        parts = urlsplit(payloads)
+        if parts.netloc in ("", "localhost") and parts.path.startswith("/"):
+            return FolderStore(unquote(parts.path)).url
     elif slashes:
-        if scheme in SCHEMES and rest.strip("/") and "@" not in rest and "?" not in rest:
+        if scheme in SCHEMES and path.strip("/") and "@" not in path and "?" not in path:
             return payloads.rstrip("/")
     elif payloads and "\x00" not in payloads and not re.match(f"({'|'.join(SCHEMES)}|file|https?):", payloads):
         return FolderStore(os.path.expanduser(payloads)).url
     raise ConfigError(
         "payloads names no place: write 'database', a folder (also as file:///absolute/path), or a bucket as in "
-        f"{', '.join(f'{one}://bucket/prefix' for one in SCHEMES)}, whose credentials belong in the environment"
+        f"{', '.join(f'{name}://bucket/prefix' for name in SCHEMES)}, whose credentials belong in the environment"
     )
 
 
@@ -154,15 +154,15 @@ def register_url(database: str, number: int, url: str) -> None:
 
 def unregister_url(database: str, number: int, url: str) -> None:
     """Undo one `register_url`."""
-    known = _here.get((os.getpid(), database, number), [])
-    if url in known:
-        known.remove(url)
+    urls = _here.get((os.getpid(), database, number), [])
+    if url in urls:
+        urls.remove(url)
 
 
 def local_url(database: str, number: int, url: str) -> str:
     """Return this process's URL of a place, by default the one that the database has."""
-    known = _here.get((os.getpid(), database, number))
-    return known[-1] if known else url
+    urls = _here.get((os.getpid(), database, number))
+    return urls[-1] if urls else url
 
 
 def open_place(place: str, patience: float) -> PlaceStore:

@@ -158,15 +158,15 @@ class PlaceStore(ABC):
         positions: dict[str, list[int]] = {}
         for position, extent in enumerate(extents):
             positions.setdefault(extent.name, []).append(position)
-        found: list[Any] = [None] * len(extents)
-        wanted = {name: [extents[position] for position in members] for name, members in positions.items()}
-        for members, raws in zip(positions.values(), self.read_files(wanted, timeout), strict=True):
+        contents: list[Any] = [None] * len(extents)
+        ranges = {name: [extents[position] for position in members] for name, members in positions.items()}
+        for members, raws in zip(positions.values(), self.read_files(ranges, timeout), strict=True):
             for position, raw in zip(members, raws, strict=True):
-                found[position] = raw
-        return found
+                contents[position] = raw
+        return contents
 
     @abstractmethod
-    def read_files(self, wanted: Mapping[str, Sequence[Extent]], timeout: float) -> Iterable[Sequence[Any]]:
+    def read_files(self, ranges: Mapping[str, Sequence[Extent]], timeout: float) -> Iterable[Sequence[Any]]:
         """Return the answers of `read` for each file in turn, by `read_file`."""
 
     def read_file(self, name: str, extents: Sequence[Extent]) -> Sequence[Any]:
@@ -192,30 +192,30 @@ class PlaceStore(ABC):
 
     def check_there(self) -> None:
         """Raise PayloadStoreError if the place is gone or replaced by another one, as after an unmount."""
-        found = self.read_marker()
-        if found is None:
+        marker = self.read_marker()
+        if marker is None:
             raise PayloadStoreError(
                 f"{self.url} isn't there, or has lost its {MARKER}: mount it, or put it back (if its files are there, "
                 "replaybuf doctor URL --take-over writes it again); nothing is lost as long as its files are"
             )
-        if self.marker not in (None, found):
+        if self.marker not in (None, marker):
             raise PayloadStoreError(
                 f"{self.url} is another place than before: its {MARKER} has changed; mount or put back the former one, "
                 "nothing is lost as long as its files are"
             )
 
     @contextmanager
-    def ours(self, what: str) -> Iterator[None]:
+    def ours(self, action: str) -> Iterator[None]:
         """Raise PayloadStoreError for `errors` of a place that can't be "read" or "written to", by `error`."""
         try:
             yield
         except PayloadStoreError:
             raise
         except self.errors as error:
-            raise self.error(error, what) from None  # its text may contain anything
+            raise self.error(error, action) from None  # its text may contain anything
 
     @abstractmethod
-    def error(self, error: Any, what: str) -> PayloadStoreError:
+    def error(self, error: Any, action: str) -> PayloadStoreError:
         """Return the error for a place that can't be "read" or "written to", from one of `errors`."""
 
     def close(self) -> None:  # noqa: B027

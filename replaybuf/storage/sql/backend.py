@@ -205,8 +205,8 @@ class SQLStorage(Store):
         metadata is read, and the items have no rollouts.
         """
         size_of = itemgetter(1) if payloads else lambda _: 0
-        async for found in self._find(query, order, limit):
-            for piece in in_pieces(found, size_of, transactions.PIECE_GROUPS, transactions.PIECE_BYTES):
+        async for page in self._find(query, order, limit):
+            for piece in in_pieces(page, size_of, transactions.PIECE_GROUPS, transactions.PIECE_BYTES):
                 uids = [uid for uid, _ in piece]
                 if payloads:
                     read = partial(matching.read_groups, codec=self.codec, uids=uids, query=query, deferred=deferred)
@@ -224,20 +224,20 @@ class SQLStorage(Store):
         after, last = 0, None
         while limit is None or limit > 0:
             size = FOUND_AT_ONCE if limit is None else min(limit, FOUND_AT_ONCE)
-            found, last = await self._read(matching.find_page, query, after, last, size)
-            if found:
-                yield found
-            if len(found) < size:
+            page, last = await self._read(matching.find_page, query, after, last, size)
+            if page:
+                yield page
+            if len(page) < size:
                 return
-            after, limit = found[-1][0], None if limit is None else limit - size
+            after, limit = page[-1][0], None if limit is None else limit - size
 
     async def filling_groups(self, task_name: str) -> dict[str | int, FillingGroup]:
         """Return the groups of a task that fill, by name."""
-        found: dict[str | int, FillingGroup] = {}
+        by_name: dict[str | int, FillingGroup] = {}
         for uid, part in (await self._read(list_parts, task_name)).items():
-            group = found.setdefault(part.name, FillingGroup(task_name, part.size, part.least, {}))
+            group = by_name.setdefault(part.name, FillingGroup(task_name, part.size, part.least, {}))
             group.uids[part.index] = uid
-        return found
+        return by_name
 
     async def count(self, query: Node, *, at_most: int | None = None) -> int:
         """Return the number of groups that match; counting stops at `at_most`."""
@@ -269,9 +269,9 @@ class SQLStorage(Store):
         """Set the priorities of groups by uid, leased ones included; return the number of groups found."""
         return await self._write(matching.update_priorities, priorities)
 
-    async def annotate(self, given: ByGroup, step: int | None) -> int:
+    async def annotate(self, annotations: ByGroup, step: int | None) -> int:
         """Write annotations of groups for the last draw of each; return their number (`statements.annotate`)."""
-        write = partial(annotate, annotations=await asyncio.to_thread(check_annotations, given), step=step)
+        write = partial(annotate, annotations=await asyncio.to_thread(check_annotations, annotations), step=step)
         return await self._run(lambda: self.transactions.write(write, wakes=False))
 
     async def refresh(self, refresh: Refresh) -> dict[str, int]:
@@ -343,11 +343,11 @@ class SQLStorage(Store):
         """
         if known >= 0:
             return await self._read(ledger.read_changed, name, known)
-        found, after = list[Sequence[Any]](), -1
+        states, after = list[Sequence[Any]](), -1
         while page := await self._read(ledger.read_page, name, after):
-            found += page
+            states += page
             after = page[-1][0]
-        return found
+        return states
 
     async def claim(
         self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float, epochs: Mapping[int, int] | None = None
@@ -359,10 +359,10 @@ class SQLStorage(Store):
         """
 
         def claimed(tx: Transaction, encoded: list[EncodedGroup]) -> Taken | None:
-            found = put.claim(tx, encoded, cursor, seconds, epochs)
-            if found is None:
+            result = put.claim(tx, encoded, cursor, seconds, epochs)
+            if result is None:
                 return None
-            rows, token, until = found
+            rows, token, until = result
             return Taken(rows, {}, token, until, tx.scope.epoch, database=tx.scope.database)
 
         async def undo(taken: Taken) -> None:  # the next claim or lease gets these prompts

@@ -91,8 +91,8 @@ class Store:
     ) -> None:
         self.url = at_absolute_path(parse_url(url))
         if password is not None and (self.url.get_backend_name() == "sqlite" or self.url.password):
-            why = "the url has one, too: take one of them away" if self.url.password else "a SQLite file has none"
-            raise ConfigError(f"password= is for PostgreSQL: {why}")
+            clause = "the url has one, too: take one of them away" if self.url.password else "a SQLite file has none"
+            raise ConfigError(f"password= is for PostgreSQL: {clause}")
         self.durable = not is_memory(self.url)
         self._place = parse_place(payloads)
         if self._place is not None and not self.durable:

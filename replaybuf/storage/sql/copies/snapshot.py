@@ -83,15 +83,15 @@ async def copy_to(
     if source.path is not None and same_file(path, source.path):
         raise SnapshotError(f"{path} is the database of this buffer itself; save into another folder")
     with partial_file(path) as partial:
-        target, held = file_engine(partial), Scope(rules=scope.rules)
+        target, file_scope = file_engine(partial), Scope(rules=scope.rules)
         try:
             await target.write(lambda tx: create_schema(tx, path))
             async with (
                 _keeping_files(source, scope),
                 source.transaction(scope, write=False) as reading,
-                target.transaction(held, write=True) as writing,
+                target.transaction(file_scope, write=True) as writing,
             ):
-                ends = _CopyEnd(source, scope, reading, source), _CopyEnd(target, held, writing, source)
+                ends = _CopyEnd(source, scope, reading, source), _CopyEnd(target, file_scope, writing, source)
                 places = await ends[0].run(Transaction.places)
 
                 async def convert(rows: list[Row]) -> list[Row]:
@@ -174,8 +174,8 @@ async def _copy_rows(
         _begin_anew(target.scope.rules, lanes)
     ids = await target.run(write_lanes, lanes)
     await target.run(insert_rows, tally, [{**row, "lane": ids[row["lane"]], "shard": 0} for row in tallies])
-    there = (str(Tally.SIZE), str(Tally.LEASED))
-    reporter = ProgressReporter(progress, sum(int(row["amount"]) for row in tallies if row["name"] in there))
+    counted = (str(Tally.SIZE), str(Tally.LEASED))
+    reporter = ProgressReporter(progress, sum(int(row["amount"]) for row in tallies if row["name"] in counted))
     after, size, copied = 0, 1, 0
     while True:
         groups, payloads = await source.run(_batch, after, size)
@@ -250,8 +250,8 @@ def write_lanes(tx: Transaction, lanes: Sequence[dict[str, Any]]) -> dict[int, i
         return {}
     rows = [{name: value for name, value in row.items() if name != "id"} for row in lanes]
     insert_rows(tx, lane, [row | {"buffer": tx.scope.buffer} for row in rows])
-    found = {(row["task_name"], row["status"], row["leased"]): row["id"] for row in all_lanes(tx)}
-    return {row["id"]: found[(row["task_name"], row["status"], row["leased"])] for row in lanes}
+    ids = {(row["task_name"], row["status"], row["leased"]): row["id"] for row in all_lanes(tx)}
+    return {row["id"]: ids[(row["task_name"], row["status"], row["leased"])] for row in lanes}
 
 
 def _batch(tx: Transaction, after: int, size: int) -> tuple[list[Row], list[Row]]:
@@ -277,8 +277,8 @@ _PAYLOADS = f"FROM rb_payload p JOIN rb_group g ON g.uid = p.uid WHERE p.uid BET
 def _rows(tx: Transaction, table: Table, alias: str, source: str, **values: Any) -> list[Row]:
     """Return rows of a table by column, with JSON as text."""
     names = [column.name for column in table.columns]
-    found = tx.tuples(f"SELECT {', '.join(f'{alias}.{name}' for name in names)} {source}", **values)
-    return [dict(zip(names, row, strict=True)) for row in found]
+    rows = tx.tuples(f"SELECT {', '.join(f'{alias}.{name}' for name in names)} {source}", **values)
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 # Whole payloads
@@ -324,13 +324,13 @@ async def _read_whole(payloads: Sequence[bytes], places: Places) -> list[bytes]:
 
     Raises PayloadStoreError where a place can't be reached.
     """
-    whole = []
-    for one, tail in zip(payloads, await _tails_of(payloads, places), strict=True):
+    whole_payloads = []
+    for stored, tail in zip(payloads, await _tails_of(payloads, places), strict=True):
         try:
-            whole.append(joined(one, tail))
+            whole_payloads.append(joined(stored, tail))
         except DecodeError:
-            whole.append(one[:-EXTENT_BYTES] if extent_of(one) else one)
-    return whole
+            whole_payloads.append(stored[:-EXTENT_BYTES] if extent_of(stored) else stored)
+    return whole_payloads
 
 
 async def _tails_of(payloads: Sequence[bytes], places: Places) -> list[Any]:

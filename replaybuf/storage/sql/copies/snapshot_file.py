@@ -53,13 +53,13 @@ def snapshot_file(folder: Path, *, make: bool = False) -> Path:
         if make:
             folder.mkdir(parents=True, exist_ok=True)
         elif folder.is_file():
-            inside = redact_path(str(folder.parent))
-            raise SnapshotError(f"{shown} is a file: give the folder that it is in, {inside}", reason="missing")
+            parent = redact_path(str(folder.parent))
+            raise SnapshotError(f"{shown} is a file: give the folder that it is in, {parent}", reason="missing")
         elif not file.is_file():
             raise SnapshotError(f"there is no snapshot in {shown}: expected the file {SNAPSHOT_FILE}", reason="missing")
     except OSError as error:
-        what = "make" if make else "look into"
-        raise SnapshotError(f"can't {what} the folder {shown} for the snapshot: {error.strerror}") from error
+        verb = "make" if make else "look into"
+        raise SnapshotError(f"can't {verb} the folder {shown} for the snapshot: {error.strerror}") from error
     return file
 
 
@@ -76,13 +76,13 @@ async def _digest(run: Run) -> tuple[str, int]:
 def _digest_part(tx: Transaction, table: str, after: int) -> tuple[int, int, int] | None:
     """Return the last rowid, the digest, and the number of the next rows of a table; None at its end."""
     rows = tx.run(f"SELECT rowid, * FROM {table} WHERE rowid > ? ORDER BY rowid LIMIT ?", after, _TABLES[table])  # noqa: S608
-    kept = (row[1:] for row in rows if table != "rb_info" or row[1] != DIGEST)
-    return (rows[-1][0], sum(_checksum(table, row) for row in kept), len(rows)) if rows else None
+    digested = (row[1:] for row in rows if table != "rb_info" or row[1] != DIGEST)
+    return (rows[-1][0], sum(_checksum(table, row) for row in digested), len(rows)) if rows else None
 
 
 def _checksum(table: str, row: Sequence[Any]) -> int:
-    others = (table, *(None if isinstance(value, bytes) else value for value in row))
-    total = zlib.crc32(repr(others).encode("utf-8", "surrogatepass"))
+    cells = (table, *(None if isinstance(value, bytes) else value for value in row))
+    total = zlib.crc32(repr(cells).encode("utf-8", "surrogatepass"))
     for value in row:
         total = zlib.crc32(value, total) if isinstance(value, bytes) else total
     return total
@@ -107,10 +107,10 @@ def read_facts(tx: Transaction) -> dict[str, str]:
     return dict(map(tuple, tx.tuples("SELECT name, value FROM rb_info WHERE value IS NOT NULL")))
 
 
-def damaged(path: str, why: object) -> SnapshotError:
+def damaged(path: str, cause: object) -> SnapshotError:
     """Return the error for a damaged or partial snapshot."""
     return SnapshotError(
-        f"the snapshot {path} is damaged or was cut short: {why}; nothing was loaded. Take another "
+        f"the snapshot {path} is damaged or was cut short: {cause}; nothing was loaded. Take another "
         "one, or save what can be read of it (docs/outages.md)"
     )
 

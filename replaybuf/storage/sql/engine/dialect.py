@@ -47,8 +47,8 @@ Convert = Callable[[Any], Any]
 MOST_ROW_BYTES = 999_000_000
 
 
-def check_row(what: str, values: Iterable[object]) -> None:
-    """Raise StorageError when these values exceed what a row of either database holds. The message begins with `what`.
+def check_row(label: str, values: Iterable[object]) -> None:
+    """Raise StorageError when these values exceed what a row of either database holds. The message begins with `label`.
 
     The server would close the connection after a larger row.
     """
@@ -58,7 +58,7 @@ def check_row(what: str, values: Iterable[object]) -> None:
     size = sum(len(value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value) for value in sized)
     if size > MOST_ROW_BYTES:
         raise StorageError(
-            f"{what} takes {units.size(size)} ({size:,} bytes), and a row holds at most {MOST_ROW_BYTES:,} bytes; "
+            f"{label} takes {units.size(size)} ({size:,} bytes), and a row holds at most {MOST_ROW_BYTES:,} bytes; "
             "nothing was stored. Make smaller groups, or keep large values elsewhere and store their place",
             reason="too large",
         )
@@ -104,14 +104,14 @@ class Form:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     converts: Mapping[str, Convert] = field(default_factory=dict)
 
-    def values(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
+    def values(self, by_name: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return the driver's parameters for these values; there may be more than the statement has. Raises KeyError"""
         if self.fixed:
-            given = {**self.fixed, **given}
+            by_name = {**self.fixed, **by_name}
         if not self.converts:
-            return tuple([given[name] for name in self.names])
+            return tuple([by_name[name] for name in self.names])
         converts = self.converts
-        return tuple([converts[name](given[name]) if name in converts else given[name] for name in self.names])
+        return tuple([converts[name](by_name[name]) if name in converts else by_name[name] for name in self.names])
 
 
 def form_of(statement: Any, dialect: Dialect) -> Form:
@@ -135,10 +135,10 @@ def of_text(text: str, dialect: Dialect) -> Form:
             names.append(name)
         return f"{dialect.parameter}{names.index(name) + 1}"
 
-    def replaced(found: re.Match[str]) -> str:
-        macro, argument = found["macro"], found["argument"]
+    def replaced(match: re.Match[str]) -> str:
+        macro, argument = match["macro"], match["argument"]
         if macro is None:
-            return parameter(found["name"])
+            return parameter(match["name"])
         if argument is None:
             return dialect.macros[macro]
         if macro == "lock":

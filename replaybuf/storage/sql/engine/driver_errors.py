@@ -82,14 +82,14 @@ def _translate(error: BaseException, access: Access, patience: float | None) -> 
 
 def _driver_error(error: BaseException) -> BaseException:
     """Return the driver's own exception below SQLAlchemy's wrappers, preferring a server's error to the disconnect."""
-    seen = error
+    cause = error
     while True:
-        inner = getattr(seen, "orig", None) or getattr(seen, "__cause__", None)
-        if inner is None or inner is seen or isinstance(inner, asyncio.CancelledError):  # raised by a timeout
-            return seen
-        if isinstance(inner, OSError) and (getattr(seen, "sqlstate", None) or _HUNG_UP) != _HUNG_UP:
-            return seen
-        seen = inner
+        inner = getattr(cause, "orig", None) or getattr(cause, "__cause__", None)
+        if inner is None or inner is cause or isinstance(inner, asyncio.CancelledError):  # raised by a timeout
+            return cause
+        if isinstance(inner, OSError) and (getattr(cause, "sqlstate", None) or _HUNG_UP) != _HUNG_UP:
+            return cause
+        cause = inner
 
 
 # PostgreSQL
@@ -211,10 +211,10 @@ def _says_lost(cause: BaseException, connected: bool) -> bool:
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """Yield the exceptions of drivers that led to this error, outermost first."""
-    seen = error.__cause__ if isinstance(error, ReplayBufError) else error
-    while seen is not None:
-        yield seen
-        seen = seen.__cause__
+    cause = error.__cause__ if isinstance(error, ReplayBufError) else error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
 
 
 def explains_refusal(error: BaseException) -> bool:
@@ -268,8 +268,8 @@ _ADVICE = {
 
 def _advice(error: BaseException) -> str:
     """Return advice about an error as the rest of a sentence; an empty string if there is none."""
-    known = _ADVICE.get(str(getattr(error, "sqlstate", "")))
-    return f"; {known}" if known else ""
+    advice = _ADVICE.get(str(getattr(error, "sqlstate", "")))
+    return f"; {advice}" if advice else ""
 
 
 def _is_about_tls(error: BaseException) -> bool:

@@ -210,16 +210,16 @@ class PostgresDatabase(Database):
                         raise self._in_doubt(attempt, f"{error}. The primary may have it", error.reason) from error
                     if self._is_lost(error, attempt):
                         doubtful = attempt
-                again = self._why_again(error, attempt, doubtful)
+                cause = self._why_again(error, attempt, doubtful)
                 try:
-                    if again is None:
+                    if cause is None:
                         raise
-                    await patience.wait(again)
+                    await patience.wait(cause)
                 except (TimeoutError, ReplayBufError) as end:
                     if doubtful is not None and not isinstance(end, FencedError):
-                        lost = "the answer to a commit was lost, and it isn't known whether it succeeded"
-                        raise self._in_doubt(doubtful, f"{patience if again else error}; {lost}") from error
-                    if again is not None and isinstance(end, TimeoutError):
+                        sentence = "the answer to a commit was lost, and it isn't known whether it succeeded"
+                        raise self._in_doubt(doubtful, f"{patience if cause else error}; {sentence}") from error
+                    if cause is not None and isinstance(end, TimeoutError):
                         raise patience.given_up(stored) from error
                     raise
             else:
@@ -242,9 +242,9 @@ class PostgresDatabase(Database):
         # A lost answer to COMMIT counts as a lost connection.
         return is_lost(error, connected=attempt.connected and not attempt.committing)
 
-    def _in_doubt(self, attempt: Attempt[Any], why: str, reason: str = "") -> OutcomeUnknownError:
+    def _in_doubt(self, attempt: Attempt[Any], sentence: str, reason: str = "") -> OutcomeUnknownError:
         return OutcomeUnknownError(
-            f"{why}: a put with key= can be repeated, and what was taken comes back",
+            f"{sentence}: a put with key= can be repeated, and what was taken comes back",
             lambda: self._was_committed(attempt),
             attempt.result,
             reason=reason,
@@ -335,8 +335,8 @@ class Notifications(CommitWatch):
                 await self._listening.add_listener(_CHANNEL, self._heard)
             await self.announce()  # hearing it oneself shows that notifications arrive
         with self._learning(_NO_SNAPSHOTS):
-            before, self._snapshot = self._snapshot, await self._ask(SNAPSHOT)
-        return self._snapshot != before
+            previous, self._snapshot = self._snapshot, await self._ask(SNAPSHOT)
+        return self._snapshot != previous
 
     def _heard(self, *_: object) -> None:
         self._seconds = _HEARING_SECONDS

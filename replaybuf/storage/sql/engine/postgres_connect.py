@@ -57,8 +57,8 @@ class Connector:
 
     def __init__(self, access: Access) -> None:
         url, password = access.url, access.password
-        if password is None and not url.password and (named := os.environ.get(passwords.VARIABLE)):
-            password = passwords.password_function(named)
+        if password is None and not url.password and (setting := os.environ.get(passwords.VARIABLE)):
+            password = passwords.password_function(setting)
         self._where, self._password = access.where, password
         idle, interval, count = thread.keepalive()
         settings = {
@@ -118,8 +118,8 @@ class Connection(asyncpg.Connection):
         with contextlib.suppress(  # a server that only speaks PostgreSQL's protocol has no WAL
             asyncpg.SyntaxOrAccessError, asyncpg.FeatureNotSupportedError, asyncpg.ObjectNotInPrerequisiteStateError
         ):
-            found: Any = await self.fetchrow(_ASK)
-            self.server = ServerState(*found)
+            row: Any = await self.fetchrow(_ASK)
+            self.server = ServerState(*row)
         return self.server
 
     async def end(self, seconds: float) -> None:

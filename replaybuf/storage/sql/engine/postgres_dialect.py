@@ -31,7 +31,7 @@ _PARAMETER = re.compile(r"\$(\d+)")
 
 def inlined(sql: str, values: Sequence[Any]) -> str:
     """Return a statement with its values in it: literals have no type of their own, as parameters have none."""
-    return _PARAMETER.sub(lambda found: _literal(values[int(found[1]) - 1]), sql)
+    return _PARAMETER.sub(lambda match: _literal(values[int(match[1]) - 1]), sql)
 
 
 def _literal(value: Any) -> str:

@@ -70,9 +70,9 @@ class Pool:
         """
         begun = time.monotonic()
         while not self._idle:
-            patience = next(seconds for most, seconds in _PATIENCE if self.size <= most)
-            left = begun + patience - time.monotonic()
-            if left <= 0 and not self._is_making and self.size < MOST_CONNECTIONS:
+            patience = next(seconds for connections, seconds in _PATIENCE if self.size <= connections)
+            remaining = begun + patience - time.monotonic()
+            if remaining <= 0 and not self._is_making and self.size < MOST_CONNECTIONS:
                 self._is_making = True
                 try:
                     connection = await self.servers.connect()
@@ -83,7 +83,7 @@ class Pool:
                     self._freed.set()
             self._freed.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left if left > 0 else None):
+                async with asyncio.timeout(remaining if remaining > 0 else None):
                     await self._freed.wait()
         return self._idle.pop()
 
@@ -106,8 +106,8 @@ class Pool:
         try:
             yield connection
         except BaseException as error:
-            known = isinstance(error, ReplayBufError) or isinstance(getattr(error, "sqlstate", None), str)
-            await (self._give_back(connection) if known else self.discard(connection))
+            is_known = isinstance(error, ReplayBufError) or isinstance(getattr(error, "sqlstate", None), str)
+            await (self._give_back(connection) if is_known else self.discard(connection))
             raise
         await self._give_back(connection)
 

@@ -38,15 +38,15 @@ _STANDBY = "is a standby"
 
 
 def choose(
-    found: Mapping[Host | None, ServerState | str], followed: ServerState | None, *, writes: bool
+    states: Mapping[Host | None, ServerState | str], followed: ServerState | None, *, writes: bool
 ) -> Host | None:
     """Return the host to use: the primary of the highest timeline; for readers a standby where there is none.
 
-    `found` has the state of each server in the order of the URL, or why it can't be used. Raises UnreachableError,
+    `states` has the state of each server in the order of the URL, or why it can't be used. Raises UnreachableError,
     AccessError.
     """
-    reasons = {host: answer if isinstance(answer, str) else "" for host, answer in found.items()}
-    fit = {host: state for host, state in found.items() if isinstance(state, ServerState)}
+    reasons = {host: answer if isinstance(answer, str) else "" for host, answer in states.items()}
+    fit = {host: state for host, state in states.items() if isinstance(state, ServerState)}
     if writes:
         reasons |= {host: _why_not(state, followed) for host, state in fit.items()}
         fit = {host: state for host, state in fit.items() if not reasons[host]}
@@ -103,7 +103,7 @@ class Seen:
 
         Stamps known before `began` precede it in the WAL, and are dropped.
         """
-        self._last = {row: seen for row, seen in self._last.items() if seen[1] >= began}
+        self._last = {row: commit for row, commit in self._last.items() if commit[1] >= began}
         self._last[stamp.row] = stamp.number, time.monotonic()
 
     def clear(self) -> None:
@@ -171,14 +171,14 @@ class Servers:
             while True:
                 _, waiting = await asyncio.wait(waiting, timeout=_GRACE_SECONDS)
                 try:
-                    chosen = self._choose(tasks)
+                    host = self._choose(tasks)
                     break
                 except Exception:
                     if not waiting:
                         raise
-            await self._meet(tasks[chosen].result(), chosen)
-            self.last = chosen
-            return tasks.pop(chosen).result()
+            await self._meet(tasks[host].result(), host)
+            self.last = host
+            return tasks.pop(host).result()
         finally:
             if tasks:
                 await asyncio.shield(_end(tasks.values()))
@@ -197,26 +197,26 @@ class Servers:
 
         Raises the driver's error for a single host; for several, the first one that explains why none can be used.
         """
-        found: dict[Host | None, ServerState | str] = {}
+        answers: dict[Host | None, ServerState | str] = {}
         errors = []
         for host, task in tasks.items():
             if not task.done():
-                found[host] = "does not answer"
+                answers[host] = "does not answer"
             elif (error := task.exception()) is None:
-                found[host] = task.result().server
+                answers[host] = task.result().server
             else:
-                found[host] = f"can't be used ({str(error) or type(error).__name__})"
+                answers[host] = f"can't be used ({str(error) or type(error).__name__})"
                 errors.append(error)
         try:
-            return choose(found, self.followed, writes=self._writes)
-        except ReplayBufError as none:
-            telling = (error for error in errors if len(tasks) == 1 or explains_refusal(error))
-            why = next(telling, type(none)(f"{self._where}: {none}", reason=none.reason))
-        raise why
+            return choose(answers, self.followed, writes=self._writes)
+        except ReplayBufError as refusal:
+            explanations = (error for error in errors if len(tasks) == 1 or explains_refusal(error))
+            cause = next(explanations, type(refusal)(f"{self._where}: {refusal}", reason=refusal.reason))
+        raise cause
 
     # Another server than before
 
-    async def _meet(self, connection: Connection, chosen: Host | None) -> None:
+    async def _meet(self, connection: Connection, host: Host | None) -> None:
         """Compare the remembered commit stamps with the server's, if it isn't the same server as before."""
         state = connection.server
         if not self._writes or state.timeline is None:
@@ -226,17 +226,17 @@ class Servers:
             if before is not None and state[:3] == before[:3]:
                 return
             if before is not None and state.is_superseded(before):  # another task has met a newer timeline meanwhile
-                raise ConnectionResetError(f"{_named(chosen)} is an old primary")
+                raise ConnectionResetError(f"{_named(host)} is an old primary")
             if state.timeline > 1:
                 await _enter(connection, state.timeline)
             if before is not None and state.timeline > (before.timeline or 0):
-                who = "it is another server" if chosen is None else f"this process follows {chosen}"
-                _logger.warning("%s: %s from now on (timeline %d)", self._where, who, state.timeline)
+                clause = "it is another server" if host is None else f"this process follows {host}"
+                _logger.warning("%s: %s from now on (timeline %d)", self._where, clause, state.timeline)
             if (marks := self.seen.marks) and not self.lost:
-                found = dict(map(tuple, await connection.fetch(_MARKS, list(marks))))
-                if any(found.get(row, 0) < number for row, number in marks.items()):
+                stamps = dict(map(tuple, await connection.fetch(_MARKS, list(marks))))
+                if any(stamps.get(row, 0) < number for row, number in marks.items()):
                     self.lost = (
-                        f"{self._where}: {_named(chosen)} (timeline {state.timeline}) lacks transactions that this "
+                        f"{self._where}: {_named(host)} (timeline {state.timeline}) lacks transactions that this "
                         "process saw committed. It took over before it had them, and what this process does next would "
                         "rest on them, so nothing was changed. Go back to a step whose checkpoint is there, with its "
                         "weights: restore(step), and checkpoints() lists them; or build a new buffer, which accepts "
@@ -251,7 +251,7 @@ async def _end(tasks: Iterable[asyncio.Future[Connection]]) -> None:
     for task in tasks:
         task.cancel()
     opened = await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.gather(*(one.end(_CLOSING_SECONDS) for one in opened if isinstance(one, Connection)))
+    await asyncio.gather(*(result.end(_CLOSING_SECONDS) for result in opened if isinstance(result, Connection)))
 
 
 # These writes needn't be replicated: every later commit follows them in the WAL, and on another timeline they are

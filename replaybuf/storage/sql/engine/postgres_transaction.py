@@ -161,8 +161,8 @@ def _set_columns(names: tuple[str, ...]) -> str:
         is_json = isinstance(kind, JSON)
         arrays.append(array(f"${place}", "text" if is_json else kind.compile(dialect=PostgresDialect.compiler)))
         changes.append(f"{name} = {f'CAST(new.{name} AS jsonb)' if is_json else f'new.{name}'}")
-    given = f"unnest({', '.join(arrays)}) AS new (uid, {', '.join(names)})"
-    return f"UPDATE rb_group SET {', '.join(changes)} FROM {given} WHERE rb_group.uid = new.uid"  # noqa: S608
+    source = f"unnest({', '.join(arrays)}) AS new (uid, {', '.join(names)})"
+    return f"UPDATE rb_group SET {', '.join(changes)} FROM {source} WHERE rb_group.uid = new.uid"  # noqa: S608
 
 
 async def run(function: Callable[[], T]) -> T:

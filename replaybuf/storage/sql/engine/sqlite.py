@@ -238,10 +238,10 @@ class DataVersion(CommitWatch):
     async def poll(self) -> bool:
         if self._writes is None:
             self._writes = _writes_to(self._log)
-        before, version = self._version, await self._read()
+        previous, version = self._version, await self._read()
         if version is not None:
             self._version = version
-        self._changed = version is not None and version != before
+        self._changed = version is not None and version != previous
         return version is None or self._changed
 
     async def pause(self) -> None:

@@ -138,11 +138,11 @@ class SqliteConnection:
 
 def _made_by_a_daemon(make: Callable[[], T]) -> T:
     """Call `make` in a daemon thread, so that the threads that it starts are daemons; return its result."""
-    made: list[T] = []
-    thread = threading.Thread(target=lambda: made.append(make()), daemon=True)
+    results: list[T] = []
+    thread = threading.Thread(target=lambda: results.append(make()), daemon=True)
     thread.start()
     thread.join()
-    return made[0]
+    return results[0]
 
 
 class Connections:
@@ -163,7 +163,7 @@ class Connections:
         """Return a new connection, to be closed by `close`."""
         self._files.before_opening()
         connection = SqliteConnection(self._connect_read, self._files)
-        self._running = [*(one for one in self._running if not one.has_ended), connection]
+        self._running = [*(running for running in self._running if not running.has_ended), connection]
         try:
             await connection.open()
         except BaseException:
@@ -214,7 +214,7 @@ class Connections:
         while self._idle:
             await self.close(self._idle.pop())
         deadline = time.monotonic() + _ENDING_SECONDS
-        while time.monotonic() < deadline and not all(one.has_ended for one in self._running):  # noqa: ASYNC110
+        while time.monotonic() < deadline and not all(running.has_ended for running in self._running):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
 

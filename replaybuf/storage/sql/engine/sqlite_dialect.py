@@ -73,10 +73,10 @@ _VALUES = re.compile(r"(?s)(INSERT .*\) VALUES )(\([^()]*\))(.*)")
 @lru_cache(maxsize=256)
 def of_rows(sql: str, count: int) -> str | None:
     """Return an INSERT of one row as one of so many rows; None for a statement that isn't an INSERT of parameters."""
-    found = _VALUES.fullmatch(sql)
-    if found is None:
+    match = _VALUES.fullmatch(sql)
+    if match is None:
         return None
-    begin, row, end = found.groups()
+    begin, row, end = match.groups()
     numbers = re.findall(r"\?(\d+)", row)
     if [*map(int, numbers)] != [*range(1, len(numbers) + 1)] or "?" in begin + end:
         return None
@@ -108,7 +108,7 @@ class SqliteTransaction(Transaction):
             insertion = of_rows(sql, count) if len(rows) >= at + count else None
             while insertion is not None and len(rows) >= at + count:
                 values = [*chain.from_iterable(rows[at : at + count])]
-                if sum([len(one) for one in values if type(one) in _SIZED]) > _MOST_BOUND:
+                if sum([len(value) for value in values if type(value) in _SIZED]) > _MOST_BOUND:
                     break
                 self._raw.execute(insertion, values)
                 at += count
@@ -138,8 +138,8 @@ class SqliteTransaction(Transaction):
     def _host_start(self) -> float | None:
         """Return this host's boot time as recorded in the database, or None."""
         name = this_start()
-        found = None if name is None else self.value("SELECT value FROM rb_info WHERE name = :name", name=name)
-        return None if found is None else float(found)
+        start = None if name is None else self.value("SELECT value FROM rb_info WHERE name = :name", name=name)
+        return None if start is None else float(start)
 
     def read_ranges(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
         return [self._raw.read_blob("rb_payload", "data", uid, at, size) for uid, at, size in ranges]
@@ -150,8 +150,8 @@ class SqliteTransaction(Transaction):
             self.run_many(f"UPDATE rb_group SET {columns} WHERE uid = ?1", rows)  # noqa: S608
 
     def reserve_uids(self, count: int) -> list[int]:
-        raised = "UPDATE rb_info SET number = number + :count WHERE name = 'uid' RETURNING number"
-        [(last,)] = self.tuples(raised, count=count)
+        query = "UPDATE rb_info SET number = number + :count WHERE name = 'uid' RETURNING number"
+        [(last,)] = self.tuples(query, count=count)
         return list(range(last - count + 1, last + 1))
 
 

@@ -36,9 +36,9 @@ OLDEST_VERSION = (3, 35, 0)
 def check_version(version: tuple[int, ...] = sqlite3.sqlite_version_info) -> None:
     """Raise StorageError if Python's SQLite is too old."""
     if version < OLDEST_VERSION:
-        have, need = (".".join(map(str, numbers)) for numbers in (version, OLDEST_VERSION))
+        own, floor = (".".join(map(str, numbers)) for numbers in (version, OLDEST_VERSION))
         raise StorageError(
-            f"this Python ({sys.executable}) has SQLite {have}, and replaybuf needs {need} or newer: use a Python with "
+            f"this Python ({sys.executable}) has SQLite {own}, and replaybuf needs {floor} or newer: use a Python with "
             "its own, such as one of conda, uv or python.org, or PostgreSQL"
         )
 
@@ -169,10 +169,10 @@ def is_wal(path: str | Path) -> bool:
 
 def _identity(path: str) -> _Identity:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _exists(path: str) -> bool:
@@ -238,8 +238,8 @@ def translate_sqlite(error: BaseException, where: str, path: str, lock_timeout: 
     if os.path.isdir(path):
         return AccessError(f"{where} is a folder; give a database file in it")
     permissions = "can't be opened or created: check the permissions of the file and of its folder"
-    why = permissions if os.path.isdir(folder) else f"can't be created: there is no folder {redact(str(folder))}"
-    return AccessError(f"{where} {why}")
+    sentence = permissions if os.path.isdir(folder) else f"can't be created: there is no folder {redact(str(folder))}"
+    return AccessError(f"{where} {sentence}")
 
 
 def refuse_network_filesystem(path: str | os.PathLike[str], mountinfo: str = MOUNTINFO) -> None:
@@ -274,27 +274,27 @@ def refuse_foreign_file(path: str, where: str) -> None:
     if size < 2:  # which SQLite takes for none
         raise StorageError(f"{where} is not a database: it has {size} bytes; {_LEFT}", reason="not a database")
     try:
-        names, marked = _content(path, "mode=ro" if logged else "immutable=1")
+        names, application_id = _content(path, "mode=ro" if logged else "immutable=1")
     except sqlite3.DatabaseError:
         if logged or not _size(f"{path}-journal"):
             raise
-        names, marked = _content(path, "mode=rw")
-    if set(names) >= _OURS or not (names or marked):
+        names, application_id = _content(path, "mode=rw")
+    if set(names) >= _OURS or not (names or application_id):
         return
-    more = f", {len(names) - 1} more" if len(names) > 1 else ""
-    what = f"{brief(names[0])}{more}" if names else f"the application_id {marked}"
+    suffix = f", {len(names) - 1} more" if len(names) > 1 else ""
+    contents = f"{brief(names[0])}{suffix}" if names else f"the application_id {application_id}"
     raise StorageError(
-        f"{where} is a database of another program: it has {what} and not the tables of replaybuf; {_LEFT}",
+        f"{where} is a database of another program: it has {contents} and not the tables of replaybuf; {_LEFT}",
         reason="not a database",
     )
 
 
-def _content(path: str, how: str) -> tuple[list[str], int]:
+def _content(path: str, options: str) -> tuple[list[str], int]:
     """Return the names in the schema of a database, and its application_id."""
-    with closing(sqlite3.connect(f"file:{quote_path(Path(path))}?{how}", uri=True)) as raw:
+    with closing(sqlite3.connect(f"file:{quote_path(Path(path))}?{options}", uri=True)) as raw:
         names = [name for (name,) in raw.execute("SELECT name FROM sqlite_master ORDER BY name")]
-        [(marked,)] = raw.execute("PRAGMA application_id")
-    return names, marked
+        [(application_id,)] = raw.execute("PRAGMA application_id")
+    return names, application_id
 
 
 def _size(path: str) -> int:

@@ -20,9 +20,9 @@ class Script(str):
     __slots__ = ("function",)
 
     def __new__(cls, function: Callable[[], object]) -> Script:
-        made = super().__new__(cls)
-        made.function = function
-        return made
+        script = super().__new__(cls)
+        script.function = function
+        return script
 
     function: Callable[[], object]
 
@@ -69,9 +69,9 @@ def _forget_blobs(raw: sqlite3.Connection) -> None:
 
     Python's `sqlite3` keeps one for each blob until the connection is closed (python/cpython#144424).
     """
-    for kept in gc.get_referents(raw):
-        if type(kept) is list:
-            kept[:] = [one for one in kept if not isinstance(one, weakref.ref) or one() is not None]
+    for referent in gc.get_referents(raw):
+        if type(referent) is list:
+            referent[:] = [item for item in referent if not isinstance(item, weakref.ref) or item() is not None]
 
 
 def is_busy(error: sqlite3.Error) -> bool:

@@ -262,11 +262,11 @@ class DatabaseThread:
         task.add_done_callback(self._retries.discard)
 
     async def _until_settled(self, attempt: Callable[[], Awaitable[object]]) -> None:
-        settled, left = False, _LAST_ATTEMPTS
+        settled, attempts = False, _LAST_ATTEMPTS
         while not settled:
             await asyncio.sleep(_RETRY_SECONDS)
-            left -= self._ending
-            settled = await _is_settled(attempt, is_last=left < 0)
+            attempts -= self._ending
+            settled = await _is_settled(attempt, is_last=attempts < 0)
 
     async def catch_up(self, timeout: float) -> None:
         """Wait for writes of `settle` that are tried again, at most `timeout` seconds (database's thread)."""
@@ -374,10 +374,10 @@ async def _is_settled(attempt: Callable[[], Awaitable[object]], *, is_last: bool
     except FencedError as error:  # work from before a restore is obsolete
         _logger.debug("will not be tried again: %s", error)
     except ReplayBufError as error:
-        hopeless = is_last and error.reason == "not a database"
-        again = "" if hopeless else " yet, and this is tried again"
-        _logger.warning("an operation that nobody received is not undone%s: %s", again, error)
-        return hopeless
+        is_hopeless = is_last and error.reason == "not a database"
+        clause = "" if is_hopeless else " yet, and this is tried again"
+        _logger.warning("an operation that nobody received is not undone%s: %s", clause, error)
+        return is_hopeless
     return True
 
 

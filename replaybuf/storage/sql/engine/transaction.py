@@ -50,8 +50,8 @@ class Scope:
 
         from replaybuf.storage.sql.schema.tables import lane
 
-        mine = true() if self.buffer is None else lane.c.buffer == self.buffer
-        return mine if self.with_leased else and_(mine, lane.c.leased == false())
+        of_buffer = true() if self.buffer is None else lane.c.buffer == self.buffer
+        return of_buffer if self.with_leased else and_(of_buffer, lane.c.leased == false())
 
 
 #: For transactions about the whole database, and for files that hold one buffer.
@@ -164,8 +164,8 @@ class Transaction(ABC):
 
     def value(self, statement: str, /, **values: Any) -> Any:
         """Run a statement and return the first value of its first row; None when there is no row."""
-        found = self.tuples(statement, **values)
-        return found[0][0] if found else None
+        rows = self.tuples(statement, **values)
+        return rows[0][0] if rows else None
 
     def values(self, statement: str, /, **values: Any) -> list[Any]:
         """Run a statement and return the first value of each row."""
@@ -186,10 +186,10 @@ class Transaction(ABC):
 
     def database_bytes(self) -> tuple[int, int]:
         """Return the size of the database on disk with its WAL, and that of the WAL, 0 on a server, which has one."""
-        found = self.value(_SIZE[self.dialect.name])
+        size = self.value(_SIZE[self.dialect.name])
         if self.dialect.name == "postgresql":
-            return int(found), 0
-        files = (Path(f"{found}{suffix}") for suffix in ("", "-wal"))
+            return int(size), 0
+        files = (Path(f"{size}{suffix}") for suffix in ("", "-wal"))
         database, wal = (file.stat().st_size if file.exists() else 0 for file in files)
         return database + wal, wal
 
@@ -206,7 +206,7 @@ class Transaction(ABC):
             form = form_of(statement, self.dialect)
             if form.converts:
                 converts = [form.converts.get(name) for name in form.names]
-                rows = [[one if to is None else to(one) for to, one in zip(converts, row, strict=True)] for row in rows]
+                rows = [[x if cast is None else cast(x) for cast, x in zip(converts, row, strict=True)] for row in rows]
             self.run_many(form.sql, rows)
 
     def send(self, statement: str, rows: Sequence[Row] | None = None, /, **values: Any) -> None:

@@ -46,34 +46,34 @@ _PORTS = range(1, 65536)
 
 def hosts_as_options(url: str) -> str:
     """Return a URL with several hosts as the option `host`; any other URL unchanged. Raises ConfigError."""
-    found = _PARTS.fullmatch(url)
-    if found is None:
+    match = _PARTS.fullmatch(url)
+    if match is None:
         return url
-    scheme, user, listed, rest = found.groups()
-    if listed.rpartition("]")[2].count(":") == 1 or "," in listed:
-        _read(listed.split(","))
-    if "," not in listed:
+    scheme, user, hosts, path = match.groups()
+    if hosts.rpartition("]")[2].count(":") == 1 or "," in hosts:
+        _read(hosts.split(","))
+    if "," not in hosts:
         return url
-    rest = rest if rest.startswith("/") else f"/{rest}"
-    return f"{scheme}://{user}{rest}{'&' if '?' in rest else '?'}host={quote(listed)}"
+    path = path if path.startswith("/") else f"/{path}"
+    return f"{scheme}://{user}{path}{'&' if '?' in path else '?'}host={quote(hosts)}"
 
 
 def _listed(option: str | Sequence[str]) -> list[str]:
     values = [option] if isinstance(option, str) else option
-    return [one for value in values for one in value.split(",")] if any(values) else []
+    return [part for value in values for part in value.split(",")] if any(values) else []
 
 
-def _read(listed: Sequence[str]) -> list[Host]:
+def _read(texts: Sequence[str]) -> list[Host]:
     """Return hosts. Raises ConfigError.
 
     Errors quote nothing, since what seems to be a host or a port may be a part of a password.
     """
     hosts = []
-    for position, text in enumerate(map(unquote, listed), 1):
-        found = _HOST.fullmatch(text)
-        name, port = found.groups() if found else ("", None)
-        if not (name or len(listed) == 1) or not re.fullmatch("[0-9]{0,5}", port or "") or int(port or 1) not in _PORTS:
-            where = f"in place {position} " if len(listed) > 1 else ""
+    for position, text in enumerate(map(unquote, texts), 1):
+        match = _HOST.fullmatch(text)
+        name, port = match.groups() if match else ("", None)
+        if not (name or len(texts) == 1) or not re.fullmatch("[0-9]{0,5}", port or "") or int(port or 1) not in _PORTS:
+            where = f"in place {position} " if len(texts) > 1 else ""
             raise ConfigError(
                 f"the host {where}of the url must be a name, or a name and a port from 1 to 65535; {_EXAMPLE}; {_SIGNS}"
             )
@@ -236,8 +236,8 @@ def _check_parts(url: str, parsed: URL) -> None:
 def _checked_postgres(url: URL) -> URL:
     """Return the URL with its password in one place and options that are known. Raises ConfigError."""
     query, secret = dict(url.query), "password" in url.query
-    if len(listed := _listed(query.get("host", ""))) > 1:
-        query["host"] = ",".join(map(str, _read(listed)))
+    if len(hosts := _listed(query.get("host", ""))) > 1:
+        query["host"] = ",".join(map(str, _read(hosts)))
     if "port" in query:
         [(_, port)] = _read([f":{_one(query['port'])}"])
         if url.host:
@@ -252,8 +252,8 @@ def _checked_postgres(url: URL) -> URL:
         if name not in _KNOWN:
             # A text that is no identifier, or follows a password with an &, may be a part of the password.
             unknown = f"there is no option {name!r}" if name.isidentifier() and not secret else "an option is unknown"
-            known = ", ".join(sorted({*_KNOWN, *_SPELLINGS, "user", "password"}))
-            raise ConfigError(f"the PostgreSQL url: {unknown}; known are {known}")
+            names = ", ".join(sorted({*_KNOWN, *_SPELLINGS, "user", "password"}))
+            raise ConfigError(f"the PostgreSQL url: {unknown}; known are {names}")
         if name in _NUMBERS and not _is_valid(name, str(value)):
             raise ConfigError(f"the PostgreSQL url: the option {name} must be a number larger than 0")
         if name in _FILES and value and value != _SYSTEM:
@@ -277,14 +277,14 @@ def _is_valid(name: str, value: str) -> bool:
 def driver_arguments(url: URL, settings: Mapping[str, str]) -> dict[str, Any]:
     """Return the arguments of `asyncpg.connect` for a PostgreSQL URL, with these settings of the connection."""
     query = {name: str(_one(value)) for name, value in url.query.items()}
-    found: dict[str, Any] = {"timeout": _CONNECT_SECONDS, "command_timeout": _COMMAND_SECONDS}
-    found |= {name: read(query[name]) for name, read in _NUMBERS.items() if name in query}
+    arguments: dict[str, Any] = {"timeout": _CONNECT_SECONDS, "command_timeout": _COMMAND_SECONDS}
+    arguments |= {name: convert(query[name]) for name, convert in _NUMBERS.items() if name in query}
     if query.get("sslrootcert") == _SYSTEM:
-        found["ssl"] = True  # as verify-full
+        arguments["ssl"] = True  # as verify-full
         url = url.difference_update_query(["sslrootcert"])
     hosts = _listed(query.get("host", "")) if not url.host else []
     if hosts and all(host.startswith("/") for host in hosts):  # Unix sockets have no TLS
-        found["ssl"] = False
+        arguments["ssl"] = False
     dsn = url.set(drivername="postgresql").difference_update_query([*_NUMBERS, "application_name"])
     settings = {"application_name": query.get("application_name", "replaybuf"), **settings}
-    return {**found, "dsn": dsn.render_as_string(hide_password=False), "server_settings": settings}
+    return {**arguments, "dsn": dsn.render_as_string(hide_password=False), "server_settings": settings}

@@ -33,8 +33,8 @@ def buffers_of(tx: Transaction) -> list[str]:
 
 def tasks_of(tx: Transaction, buffer: str | None) -> list[str]:
     """Return the names of the tasks of one buffer or of all."""
-    named = "SELECT DISTINCT task_name FROM rb_lane WHERE buffer = coalesce(:buffer, buffer)"
-    return sorted(tx.values(named, buffer=buffer))
+    query = "SELECT DISTINCT task_name FROM rb_lane WHERE buffer = coalesce(:buffer, buffer)"
+    return sorted(tx.values(query, buffer=buffer))
 
 
 def unknown_task(tx: Transaction, buffer: str | None, task: str | None) -> str:
@@ -51,9 +51,9 @@ def opened_buffers(tx: Transaction) -> list[str]:
 
 def check_buffer(tx: Transaction, buffer: str | None) -> None:
     """Raise InputError when only buffers of other names exist."""
-    if buffer is not None and (known := opened_buffers(tx)) and buffer not in known:
+    if buffer is not None and (names := opened_buffers(tx)) and buffer not in names:
         raise InputError(
-            f"there is no buffer {redact_path(buffer)!r:.200} in this database; there are {', '.join(known)}"
+            f"there is no buffer {redact_path(buffer)!r:.200} in this database; there are {', '.join(names)}"
         )
 
 
@@ -66,10 +66,10 @@ def chosen_buffers(tx: Transaction, buffer: str | None) -> list[str]:
 def choose(tx: Transaction, buffer: str | None) -> str:
     """Return the buffer of this name; for None the only buffer or the default one. Raises InputError."""
     check_buffer(tx, buffer)
-    known = buffers_of(tx)
-    if buffer is None and len(known) > 1 and DEFAULT not in known:
-        raise InputError(f"there are several buffers in this database: choose one with --buffer: {', '.join(known)}")
-    return buffer or (known[0] if len(known) == 1 else DEFAULT)
+    names = buffers_of(tx)
+    if buffer is None and len(names) > 1 and DEFAULT not in names:
+        raise InputError(f"there are several buffers in this database: choose one with --buffer: {', '.join(names)}")
+    return buffer or (names[0] if len(names) == 1 else DEFAULT)
 
 
 @dataclass(slots=True)
@@ -114,22 +114,22 @@ WHERE uid = :uid AND batch = {LAST_ANNOTATED} ORDER BY name"""  # noqa: S608
 
 def read_metadata(tx: Transaction, uids: Sequence[int]) -> list[dict[str, Any]]:
     """Return the metadata of these groups, of any buffer, in this order; missing groups are left out."""
-    found = {row["uid"]: row for row in tx.rows(_GROUPS, uids=[uid for uid in uids if uid in INT64])}
-    return [found[uid] for uid in uids if uid in found]
+    by_uid = {row["uid"]: row for row in tx.rows(_GROUPS, uids=[uid for uid in uids if uid in INT64])}
+    return [by_uid[uid] for uid in uids if uid in by_uid]
 
 
 def describe_group(tx: Transaction, uid: int) -> Described | None:
     """Return the metadata of a group of any buffer and of its rollouts, or None if the group doesn't exist."""
-    found = read_metadata(tx, [uid])
-    if not found:
+    rows = read_metadata(tx, [uid])
+    if not rows:
         return None
-    noted: dict[int | None, dict[str, Any]] = {}
+    by_position: dict[int | None, dict[str, Any]] = {}
     for position, name, value, text, *array in tx.tuples(_ANNOTATIONS, uid=uid):
         figures = dict(zip(("mean", "min", "max", "tokens"), (value, *array), strict=True))
-        noted.setdefault(position, {})[name] = figures if figures["tokens"] is not None else text or value
-    rollouts = [row | {"annotations": noted.get(row["position"], {})} for row in tx.rows(_ROLLOUTS, uids=[uid])]
+        by_position.setdefault(position, {})[name] = figures if figures["tokens"] is not None else text or value
+    rollouts = [row | {"annotations": by_position.get(row["position"], {})} for row in tx.rows(_ROLLOUTS, uids=[uid])]
     unrewarded = sum(row["status"] == Status.COMPLETED and row["reward"] is None for row in rollouts)
-    group = found[0] | {"annotations": noted.get(None, {}), "unrewarded": unrewarded}
+    group = rows[0] | {"annotations": by_position.get(None, {}), "unrewarded": unrewarded}
     return Described(group, rollouts, tx.now(), len(buffers_of(tx)) > 1)
 
 
@@ -141,17 +141,17 @@ def list_oldest(
     With `count` the total is counted, regardless of the limit.
     """
     check_buffer(tx, buffer)
-    wanted = {"buffer": buffer, "task_name": task, "status": status}
-    given = {name: value for name, value in wanted.items() if value is not None}
-    where = "".join(f" AND l.{name} = :{name}" for name in given)
+    filters = {"buffer": buffer, "task_name": task, "status": status}
+    parameters = {name: value for name, value in filters.items() if value is not None}
+    where = "".join(f" AND l.{name} = :{name}" for name in parameters)
     of_lanes = f"FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE 1 = 1{where}"
     at_most = "" if limit is None else f" LIMIT {int(limit)}"
-    uids = tx.values(f"SELECT g.uid {of_lanes} ORDER BY g.uid{at_most}", **given)  # names of columns only
+    uids = tx.values(f"SELECT g.uid {of_lanes} ORDER BY g.uid{at_most}", **parameters)  # names of columns only
     rows = read_metadata(tx, uids)
-    matching = len(rows)
+    total = len(rows)
     if count and len(rows) == limit:
-        matching = tx.value(f"SELECT count(*) {of_lanes}", **given)
-    return Listing(rows, matching, tx.now(), several=buffer is None and len(buffers_of(tx)) > 1)
+        total = tx.value(f"SELECT count(*) {of_lanes}", **parameters)
+    return Listing(rows, total, tx.now(), several=buffer is None and len(buffers_of(tx)) > 1)
 
 
 # Of equal rewards, those of several tasks come first, and within a task those of the group of the lowest mean reward.
@@ -190,22 +190,22 @@ def extreme_rollouts(
     the group whose mean reward is the most extreme, or the newest.
     """
     check_buffer(tx, buffer)
-    given: dict[str, Any] = {
+    parameters: dict[str, Any] = {
         name: value for name, value in {"buffer": buffer, "task_name": task}.items() if value is not None
     }
     sign, order, lowest = (1, "ASC", "min") if worst else (-1, "DESC", "max")
-    where = "".join(f" AND l.{name} = :{name}" for name in given)
+    where = "".join(f" AND l.{name} = :{name}" for name in parameters)
     extreme = _EXTREME[tx.dialect.name].format(lowest=lowest)
-    find, most = _CANDIDATES.format(extreme=extreme, where=where, order=order), 8 * count + 100
+    query, limit = _CANDIDATES.format(extreme=extreme, where=where, order=order), 8 * count + 100
     while True:
         candidates: Sequence[Sequence[Any]] = [(uid, 0.0) for uid in among or ()]
         if among is None:
-            candidates = tx.tuples(find, **given, most=most)
-        found = tx.tuples(_EXTREMES.format(order=order), uids=[uid for uid, _ in candidates], count=count)
-        is_whole = among is not None or len(candidates) < most
-        if is_whole or (len(found) == count and sign * found[-1][3] < sign * float(candidates[-1][1])):
-            return [(uid, position) for uid, position, *_ in found]
-        most *= 16
+            candidates = tx.tuples(query, **parameters, most=limit)
+        extremes = tx.tuples(_EXTREMES.format(order=order), uids=[uid for uid, _ in candidates], count=count)
+        is_whole = among is not None or len(candidates) < limit
+        if is_whole or (len(extremes) == count and sign * extremes[-1][3] < sign * float(candidates[-1][1])):
+            return [(uid, position) for uid, position, *_ in extremes]
+        limit *= 16
 
 
 # Texts about groups, for the terminal and the page
@@ -236,11 +236,11 @@ def facts_of(group: Mapping[str, Any], now: datetime, time: Callable[[datetime],
     def when(moment: datetime | None) -> str:
         return "" if moment is None else f"{time(moment)} ({units.ago(moment, now)})"
 
-    def step(name: str, of: str = "") -> str:
-        return "" if group[name] is None else f"{of}{group[name]:,}"
+    def step(name: str, prefix: str = "") -> str:
+        return "" if group[name] is None else f"{prefix}{group[name]:,}"
 
-    until, without = group["leased_until"], group["unrewarded"]
-    unusable = f"; no usable reward in {without} of {units.number_of(group['rollouts'], 'rollout')}" if without else ""
+    until, lacking = group["leased_until"], group["unrewarded"]
+    unusable = f"; no usable reward in {lacking} of {units.number_of(group['rollouts'], 'rollout')}" if lacking else ""
     return {
         "buffer": group["buffer"],
         "status": group["status"],

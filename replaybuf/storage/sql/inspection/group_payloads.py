@@ -29,12 +29,12 @@ WHERE uid = :uid AND data IS NOT NULL AND draw = {LAST_ANNOTATED} ORDER BY name"
 
 def read_arrays(tx: Transaction, uid: int) -> dict[int, dict[str, list[float]]]:
     """Return the arrays among the annotations of a group's last draw with any, by rollout and name."""
-    found: dict[int, dict[str, list[float]]] = {}
+    by_rollout: dict[int, dict[str, list[float]]] = {}
     for name, rows, data in tx.tuples(_ARRAYS, uid=uid):
         numbers = iter(np.frombuffer(data, "<f4").tolist())
         for position, *_, tokens in json.loads(rows):
-            found.setdefault(position, {})[name] = [*islice(numbers, tokens)]
-    return found
+            by_rollout.setdefault(position, {})[name] = [*islice(numbers, tokens)]
+    return by_rollout
 
 
 Stored = tuple[bytes | None, str, int | None, Places]

@@ -42,10 +42,10 @@ def list_groups(
 
     With `count` also the number of all matches, regardless of the limit.
     """
-    looking, most = read_scope(tx, buffer), None if limit is None else first + limit
-    rows = read_metadata(tx, [uid for uid, _ in find_uids(looking, query, order, most)[first:]])
-    matching = count_groups(looking, query, None) if count and len(rows) == limit else len(rows)
-    return Listing(rows, matching, tx.now(), several=buffer is None and len(buffers_of(tx)) > 1)
+    lookup, end = read_scope(tx, buffer), None if limit is None else first + limit
+    rows = read_metadata(tx, [uid for uid, _ in find_uids(lookup, query, order, end)[first:]])
+    total = count_groups(lookup, query, None) if count and len(rows) == limit else len(rows)
+    return Listing(rows, total, tx.now(), several=buffer is None and len(buffers_of(tx)) > 1)
 
 
 def extremes_matching(
@@ -74,13 +74,13 @@ def removable(tx: Transaction, name: str, query: Node) -> Removable:
     """Return what a delete of the matching groups of a buffer would remove."""
     columns = lane.c.task_name, lane.c.status, lane.c.leased
     counted = (*columns, func.count().label("groups"), func.max(group.c.uid).label("last"))
-    looking = tx.of(Scope(name, with_leased=True))
-    chosen = select_matching(looking, query, *counted)
-    found = looking.tuples(chosen.group_by(*columns).order_by(*columns))
+    lookup = tx.of(Scope(name, with_leased=True))
+    statement = select_matching(lookup, query, *counted)
+    counts = lookup.tuples(statement.group_by(*columns).order_by(*columns))
     rows = [
         {"task_name": task, "status": status, "groups": groups}
-        for task, status, leased, groups, _ in found
+        for task, status, leased, groups, _ in counts
         if not leased
     ]
-    leased = sum(groups for _, _, leased, groups, _ in found if leased)
-    return Removable(rows, leased, max((last for *_, last in found), default=0))
+    leased = sum(groups for _, _, leased, groups, _ in counts if leased)
+    return Removable(rows, leased, max((last for *_, last in counts), default=0))

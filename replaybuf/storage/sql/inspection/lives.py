@@ -74,15 +74,15 @@ def life_of(tx: Transaction, uid: int) -> Life | None:
     """Return the history of a group of any buffer, or None when nothing is recorded of it."""
     if uid not in INT64:
         return None
-    kept = tx.rows(_IN_CHECKPOINTS, uid=uid)
-    rows = tx.rows(_ROW, uid=uid) or kept[-1:]
+    saved = tx.rows(_IN_CHECKPOINTS, uid=uid)
+    rows = tx.rows(_ROW, uid=uid) or saved[-1:]
     buffers = buffers_of(tx)
     for buffer in [rows[0]["buffer"]] if rows else buffers:
         draws = batches_with(tx, buffer, uid)
         events = tx.tuples(_EVENTS[tx.dialect.name].format(uid=int(uid)), buffer=buffer)
-        recorded_events = [LifeEvent(time_of(at), *more) for at, *more in events]
-        later = tx.tuples(_LATER[tx.dialect.name].format(uid=int(uid)), buffer=buffer)
-        if rows or draws or recorded_events or later:
+        recorded_events = [LifeEvent(time_of(at), *columns) for at, *columns in events]
+        successors = tx.tuples(_LATER[tx.dialect.name].format(uid=int(uid)), buffer=buffer)
+        if rows or draws or recorded_events or successors:
             break
     else:
         return None
@@ -90,14 +90,14 @@ def life_of(tx: Transaction, uid: int) -> Life | None:
     made_from = rows[0]["made_from"] if rows else None
     earlier = sorted(json.loads(made_from) if isinstance(made_from, str) else made_from or ())
     replaces, filled_by = ([], earlier) if rows and rows[0]["is_filled"] else (earlier, [])
-    checkpoints, several = [row["checkpoint_step"] for row in kept], len(buffers) > 1
+    checkpoints, several = [row["checkpoint_step"] for row in saved], len(buffers) > 1
     origin = _origin(buffer, rows[0] if rows else None, draws)
     by_draw = annotations_of(tx, draws)
     annotated = [by_draw.get((draw.id, uid), {}) for draw in draws]
-    replaced_by = [other for other, is_filled in later if not is_filled]
-    rollout_of = [other for other, is_filled in later if is_filled]
-    others = (replaces, filled_by, replaced_by, rollout_of)
-    return Life(uid, origin, current, draws, annotated, recorded_events, *others, checkpoints, tx.now(), several)
+    replaced_by = [successor for successor, is_filled in successors if not is_filled]
+    rollout_of = [successor for successor, is_filled in successors if is_filled]
+    related = (replaces, filled_by, replaced_by, rollout_of)
+    return Life(uid, origin, current, draws, annotated, recorded_events, *related, checkpoints, tx.now(), several)
 
 
 _COPIED = "created_at, worker, put_step, oldest_step, reward, made_from, scoped_key"
@@ -137,8 +137,8 @@ def _origin(buffer: str, row: dict[str, Any] | None, draws: Sequence[Batch]) -> 
         return Origin(row["buffer"], row["task_name"], at, row["worker"], step, row["oldest_step"], row["reward"])
     if not draws:
         return Origin(buffer, "", None, None, None, None, None)
-    [mine] = draws[0].members
-    return Origin(buffer, mine.task_name, mine.created_at, mine.worker, None, mine.oldest_model_step, mine.reward)
+    [group] = draws[0].members
+    return Origin(buffer, group.task_name, group.created_at, group.worker, None, group.oldest_model_step, group.reward)
 
 
 # The timeline
@@ -155,47 +155,47 @@ def timeline(life: Life) -> list[dict[str, Any]]:
     rows = []
     if put.created_at is not None:
         rows.append(_row(put.created_at, "put", put.worker, put.train_step, None))
-    for one, annotated in zip(life.draws, life.annotations, strict=True):
-        what = "taken" if one.lease is None else "leased"
-        rows.append(_row(one.taken_at, what, one.worker, one.step, _drawn(one, annotated)) | {"batch": one.id})
-        if _came_back(life, one):
-            rows.append(_row(one.taken_at, "came back", None, None, "given back, or the lease was over"))
-        elif one.lease is not None and one.settled == one.groups:
-            rows.append(_row(one.taken_at, "consumed", one.worker, one.step, "its lease was acknowledged since"))
+    for draw, annotated in zip(life.draws, life.annotations, strict=True):
+        label = "taken" if draw.lease is None else "leased"
+        rows.append(_row(draw.taken_at, label, draw.worker, draw.step, _drawn(draw, annotated)) | {"batch": draw.id})
+        if _came_back(life, draw):
+            rows.append(_row(draw.taken_at, "came back", None, None, "given back, or the lease was over"))
+        elif draw.lease is not None and draw.settled == draw.groups:
+            rows.append(_row(draw.taken_at, "consumed", draw.worker, draw.step, "its lease was acknowledged since"))
     for event in life.events:
         rows.append(
             _row(event.at, _KINDS.get(event.kind, event.kind.replace("_", " ")), event.worker, event.step, event.detail)
         )
     if life.row is not None and life.row["status"] == Status.ARCHIVED:
-        at = max([life.row["archived_at"], *(one.taken_at for one in life.draws)])  # a draw is recorded afterwards
+        at = max([life.row["archived_at"], *(draw.taken_at for draw in life.draws)])  # a draw is recorded afterwards
         rows = [row for row in rows if row["what"] != "consumed"]
         rows.append(_row(at, "consumed", None, life.row["trained_step"], "archived"))
     rows.sort(key=lambda row: row["at"].timestamp() if row["at"] else 0.0)
     return rows
 
 
-def _row(at: datetime | None, what: str, worker: str | None, step: int | None, detail: str | None) -> dict[str, Any]:
-    return {"at": at, "what": what, "worker": worker, "step": step, "detail": detail, "batch": None}
+def _row(at: datetime | None, label: str, worker: str | None, step: int | None, detail: str | None) -> dict[str, Any]:
+    return {"at": at, "what": label, "worker": worker, "step": step, "detail": detail, "batch": None}
 
 
-def _drawn(one: Batch, annotations: Mapping[str, float]) -> str:
-    mine = one.members[0]
-    facts = [f"batch {one.id} of {units.number_of(one.groups, 'group')}"]
-    if mine.staleness is not None:
-        facts.append(stale_text(mine.staleness))
-    if one.lease is not None and one.settled < one.groups:
-        facts.append(f"{one.settled} of them consumed")
+def _drawn(draw: Batch, annotations: Mapping[str, float]) -> str:
+    member = draw.members[0]
+    facts = [f"batch {draw.id} of {units.number_of(draw.groups, 'group')}"]
+    if member.staleness is not None:
+        facts.append(stale_text(member.staleness))
+    if draw.lease is not None and draw.settled < draw.groups:
+        facts.append(f"{draw.settled} of them consumed")
     return ", ".join([*facts, units.annotated(annotations)] if annotations else facts)
 
 
-def _came_back(life: Life, one: Batch) -> bool:
+def _came_back(life: Life, draw: Batch) -> bool:
     """Return whether the group came back from a draw without a recorded event."""
-    later = [other.taken_at for other in life.draws if other.id > one.id]
-    returns = (event for event in life.events if event.kind in _RETURNS and event.at >= one.taken_at)
-    if not one.back or any(not later or event.at <= later[0] for event in returns):
+    later_at = [other.taken_at for other in life.draws if other.id > draw.id]
+    returns = (event for event in life.events if event.kind in _RETURNS and event.at >= draw.taken_at)
+    if not draw.back or any(not later_at or event.at <= later_at[0] for event in returns):
         return False
-    if one.came_back or later:
-        return one.came_back and not life.replaced_by
+    if draw.came_back or later_at:
+        return draw.came_back and not life.replaced_by
     return life.row is not None and life.row["leased_until"] is None and life.row["trained_step"] is None
 
 
@@ -203,9 +203,9 @@ def stale_text(staleness: int) -> str:
     return f"{staleness} step{'' if staleness == 1 else 's'} stale"
 
 
-def is_settled(one: Batch) -> bool:
+def is_settled(draw: Batch) -> bool:
     """Return whether all groups of the draw were consumed."""
-    return one.lease is None or one.settled == one.groups
+    return draw.lease is None or draw.settled == draw.groups
 
 
 def uids_text(uids: Sequence[int]) -> str:
@@ -225,10 +225,10 @@ def place_of(life: Life) -> str:
         return f"gone: now a rollout of {uids_text(life.rollout_of)}"
     if life.replaced_by:
         return f"gone: replaced by {uids_text(life.replaced_by)}"
-    for one in reversed(life.draws):
-        if is_settled(one):
-            step = "" if one.step is None else f" at step {one.step}"
-            return f"gone: trained on{step} by {one.worker or 'somebody'}"
+    for draw in reversed(life.draws):
+        if is_settled(draw):
+            step = "" if draw.step is None else f" at step {draw.step}"
+            return f"gone: trained on{step} by {draw.worker or 'somebody'}"
     return f"gone: {life.events[-1].kind}" if life.events else "gone"
 
 

@@ -45,13 +45,13 @@ class BufferMeasures(NamedTuple):
 
 def measure(tx: Transaction, buffer: str | None, scanned: int | None = None) -> dict[str, BufferMeasures]:
     """Return the measures of one buffer or of all, by name; contents of buffers up to `scanned` groups (None: any)."""
-    found = {}
+    measures = {}
     for name in chosen_buffers(tx, buffer):
         tallies = read_tallies(tx, name)
         groups = sum(n for (_, _, tally), n in tallies.items() if tally in (Tally.SIZE, Tally.LEASED))
         contents = read_contents(tx, name) if scanned is None or groups <= scanned else None
-        found[name] = BufferMeasures(tallies, read_cursors(tx, name), list_checkpoints(tx, name), contents)
-    return found
+        measures[name] = BufferMeasures(tallies, read_cursors(tx, name), list_checkpoints(tx, name), contents)
+    return measures
 
 
 def tallies_of(tx: Transaction, buffer: str | None) -> dict[str, Tallied]:
@@ -85,7 +85,7 @@ FROM groups WHERE buffer = coalesce(:buffer, buffer) GROUP BY buffer, task_name,
 def rows_of_lanes(tx: Transaction, buffer: str | None) -> list[dict[str, Any]]:
     """Return a row for each buffer, task and status, of one buffer or of all; INIT and EXPIRED have no staleness."""
     leased = list_leased(tx, buffer, tx.clock())
-    overdue = {(one.buffer, one.task_name, str(one.status)): one.overdue for one in leased}
+    overdue = {(count.buffer, count.task_name, str(count.status)): count.overdue for count in leased}
     rows = tx.rows(_GROUPS, buffer=buffer)
     for row in rows:
         lane = (row["buffer"], row["task_name"], str(row["status"]))
@@ -108,21 +108,21 @@ FROM workers WHERE buffer = :buffer"""
 _EVENTS = "SELECT kind, count(*) FROM rb_event WHERE buffer = :buffer AND happened_at > :since GROUP BY kind"
 
 
-def read_records(tx: Transaction, name: str, made: Sequence[StoredCheckpoint]) -> dict[str, Any]:
+def read_records(tx: Transaction, name: str, checkpoints: Sequence[StoredCheckpoint]) -> dict[str, Any]:
     """Return the recorded figures of a buffer: restores, checkpoints, last draw, waits, workers, the last hour."""
     now = tx.clock()
     hour = tx.rows(_LAST_HOUR, buffer=name)[0]
-    drawn = last_batches(tx, name, 1)
+    batches = last_batches(tx, name, 1)
     waiters: dict[str, dict[str, Any]] = {}
-    for one in current_waits(tx, name):  # longest waits first
-        longest = max(0.0, now - (now if one.since is None else one.since))
-        waiters.setdefault(one.kind, {"count": 0, "longest_seconds": longest})["count"] += 1
-    states = Counter(one.state(now) for one in read_workers(tx, name))
-    last = {"step": made[-1].step, "created_at": made[-1].created_at} if made else {}
+    for wait in current_waits(tx, name):  # longest waits first
+        longest = max(0.0, now - (now if wait.since is None else wait.since))
+        waiters.setdefault(wait.kind, {"count": 0, "longest_seconds": longest})["count"] += 1
+    states = Counter(worker.state(now) for worker in read_workers(tx, name))
+    last_checkpoint = {"step": checkpoints[-1].step, "created_at": checkpoints[-1].created_at} if checkpoints else {}
     return {
         "restores": tx.value("SELECT epoch FROM rb_buffer WHERE name = :buffer", buffer=name) or 0,
-        "checkpoints": {"count": len(made), **last},
-        "last_batch": drawn[0] if drawn else {},
+        "checkpoints": {"count": len(checkpoints), **last_checkpoint},
+        "last_batch": batches[0] if batches else {},
         "waiters": waiters,
         "workers": {"working": states["alive"], "silent": states["silent"], "ended": states["ended"]},
         "last_hour": {column: n or 0 for column, n in hour.items()},
@@ -137,26 +137,26 @@ def _counts(tx: Transaction, statement: str, **values: Any) -> dict[str, int]:
 def count_overdue(tx: Transaction, name: str) -> dict[str, int]:
     """Return the number of groups with an expired lease, by task of a buffer."""
     overdue = Counter[str]()
-    for one in list_leased(tx, name, tx.clock()):
-        overdue[one.task_name] += one.overdue
+    for count in list_leased(tx, name, tx.clock()):
+        overdue[count.task_name] += count.overdue
     return overdue
 
 
 def held_by_tasks(contents: Contents) -> dict[str, dict[str, Any]]:
     """Return figures by task: bytes, and the oldest completed group that can be drawn, with rewards of such groups."""
-    found: dict[str, dict[str, Any]] = {}
+    figures: dict[str, dict[str, Any]] = {}
     drawable: dict[str, list[Any]] = {}
     for row in contents:
-        of_task = found.setdefault(row["task_name"], {"bytes": 0})
+        of_task = figures.setdefault(row["task_name"], {"bytes": 0})
         of_task["bytes"] += int(row["bytes"])
         if row["status"] == Status.COMPLETED and not row["is_leased"]:
             drawable.setdefault(row["task_name"], []).append(row)
     for task, rows in drawable.items():
-        found[task]["oldest_at"] = min(row["oldest_at"] for row in rows)
+        figures[task]["oldest_at"] = min(row["oldest_at"] for row in rows)
         if rewarded := [row for row in rows if row["rewards"]]:
-            found[task]["reward"] = {
+            figures[task]["reward"] = {
                 "mean": sum(row["reward"] for row in rewarded) / sum(row["rewards"] for row in rewarded),
                 "min": min(row["lowest"] for row in rewarded),
                 "max": max(row["highest"] for row in rewarded),
             }
-    return found
+    return figures

@@ -62,8 +62,8 @@ WHERE since >= :since AND buffer = coalesce(:buffer, buffer) ORDER BY since"""
 
 def history_of(tx: Transaction, buffer: str | None, since: float) -> list[tuple[str, datetime, Mapping[str, Any]]]:
     """Return the figures of each minute since a time (seconds since the epoch): buffer, time and `tasks`, in order."""
-    found = tx.rows(_HISTORY, buffer=buffer, since=since)
-    return [(row["buffer"], datetime.fromtimestamp(row["since"], UTC), row["data"].get("tasks", {})) for row in found]
+    rows = tx.rows(_HISTORY, buffer=buffer, since=since)
+    return [(row["buffer"], datetime.fromtimestamp(row["since"], UTC), row["data"].get("tasks", {})) for row in rows]
 
 
 # Checkpoints
@@ -83,20 +83,20 @@ class RestoreEffects:
 
 def read_checkpoints(tx: Transaction, buffer: str | None) -> list[dict[str, Any]]:
     """Return the checkpoints of one buffer or of all, in the order of their creation."""
-    made = newest(tx, "checkpoints", buffer, _ALL)
-    return sorted(made, key=lambda one: (in_order(one["buffer"]), one["created_at"]))
+    rows = newest(tx, "checkpoints", buffer, _ALL)
+    return sorted(rows, key=lambda row: (in_order(row["buffer"]), row["created_at"]))
 
 
 def find_stored(tx: Transaction, name: str, step: int) -> StoredCheckpoint:
     """Return the checkpoint of a step of a buffer. Raises CheckpointError."""
     check_buffer(tx, name)
-    made = list_checkpoints(tx, name)
-    for one in made:
-        if one.step == step:
-            return one
+    checkpoints = list_checkpoints(tx, name)
+    for checkpoint in checkpoints:
+        if checkpoint.step == step:
+            return checkpoint
     from replaybuf.storage.values import missing_checkpoint
 
-    raise missing_checkpoint(step, [one.step for one in made])
+    raise missing_checkpoint(step, [checkpoint.step for checkpoint in checkpoints])
 
 
 _PUT_SINCE = """SELECT count(*) FROM rb_group g JOIN rb_lane l ON l.id = g.lane
@@ -107,12 +107,12 @@ AND p.lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer) AND NOT EXISTS (
     SELECT 1 FROM rb_group g WHERE g.uid = p.uid)"""
 
 
-def effects_of_restore(tx: Transaction, made: StoredCheckpoint) -> RestoreEffects:
+def effects_of_restore(tx: Transaction, checkpoint: StoredCheckpoint) -> RestoreEffects:
     """Return the effects that restoring a checkpoint would have now."""
     return RestoreEffects(
-        tx.value(_PUT_SINCE, buffer=made.buffer, id=made.id),
-        tx.value(_LEFT_SINCE, buffer=made.buffer, id=made.id),
-        sorted({one.name for one in read_workers(tx, made.buffer) if one.is_alive(tx.clock())}),
+        tx.value(_PUT_SINCE, buffer=checkpoint.buffer, id=checkpoint.id),
+        tx.value(_LEFT_SINCE, buffer=checkpoint.buffer, id=checkpoint.id),
+        sorted({worker.name for worker in read_workers(tx, checkpoint.buffer) if worker.is_alive(tx.clock())}),
     )
 
 
@@ -225,20 +225,20 @@ def recorded(tx: Transaction, buffer: str) -> Recorded:
 
 def list_steps(tx: Transaction, buffer: str, *, before: int | None = None, limit: int | None = None) -> list[int]:
     """Return the train steps with draws of a buffer, newest first, up to `limit`, lower than `before`."""
-    below, most = (_ENDLESS if value is None else max(-_ENDLESS, min(value, _ENDLESS)) for value in (before, limit))
-    return tx.values(_STEPS, buffer=buffer, before=below, most=most)
+    below, at_most = (_ENDLESS if value is None else max(-_ENDLESS, min(value, _ENDLESS)) for value in (before, limit))
+    return tx.values(_STEPS, buffer=buffer, before=below, most=at_most)
 
 
 def last_step(tx: Transaction, buffer: str) -> int | None:
     """Return the train step of the last draw for one."""
-    found: int | None = tx.value(_LAST_STEP, buffer=buffer)
-    return found
+    step: int | None = tx.value(_LAST_STEP, buffer=buffer)
+    return step
 
 
 def next_step(tx: Transaction, buffer: str, after: int) -> int | None:
     """Return the first train step with draws after a step."""
-    found: int | None = tx.value(_NEXT, buffer=buffer, after=max(-_ENDLESS, min(after, _ENDLESS)))
-    return found
+    step: int | None = tx.value(_NEXT, buffer=buffer, after=max(-_ENDLESS, min(after, _ENDLESS)))
+    return step
 
 
 def batches_of_steps(
@@ -248,28 +248,28 @@ def batches_of_steps(
 
     Draws whose groups all came back are left out, unless the step has no other.
     """
-    found: dict[StepKey, list[Batch]] = {}
+    by_step: dict[StepKey, list[Batch]] = {}
     if not steps:
-        return found
-    runs, wanted = _runs(tx, buffer), set(steps)
-    between = "step BETWEEN :first AND :last ORDER BY step DESC, epoch DESC, id"
+        return by_step
+    runs, requested = _runs(tx, buffer), set(steps)
+    condition = "step BETWEEN :first AND :last ORDER BY step DESC, epoch DESC, id"
     values = {"buffer": buffer, "first": min(steps), "last": max(steps)}
-    for one in _read(tx, between, values, members=members):
-        if one.step in wanted:
-            undone_from = runs.get(one.restores)
-            undone = undone_from is not None and one.step >= undone_from
-            key = StepKey(one.step, one.restores, one.restores > min(runs, default=one.restores), undone)
-            found.setdefault(key, []).append(one)
-    return {key: [one for one in drawn if not one.came_back] or drawn for key, drawn in found.items()}
+    for draw in _read(tx, condition, values, members=members):
+        if draw.step in requested:
+            undone_from = runs.get(draw.restores)
+            undone = undone_from is not None and draw.step >= undone_from
+            key = StepKey(draw.step, draw.restores, draw.restores > min(runs, default=draw.restores), undone)
+            by_step.setdefault(key, []).append(draw)
+    return {key: [draw for draw in draws if not draw.came_back] or draws for key, draws in by_step.items()}
 
 
 def batches_with(tx: Transaction, buffer: str, uid: int) -> list[Batch]:
     """Return the draws that had a group, in order, with that group as their only member."""
-    inside = "id IN (SELECT draw FROM rb_past WHERE uid = :uid AND draw > 0) ORDER BY id"
+    condition = "id IN (SELECT draw FROM rb_past WHERE uid = :uid AND draw > 0) ORDER BY id"
     return [
-        replace(one, members=mine)
-        for one in _read(tx, inside, {"buffer": buffer, "uid": uid}, members=True)
-        if (mine := [member for member in one.members if member.uid == uid])
+        replace(draw, members=own)
+        for draw in _read(tx, condition, {"buffer": buffer, "uid": uid}, members=True)
+        if (own := [member for member in draw.members if member.uid == uid])
     ]
 
 
@@ -279,10 +279,10 @@ WHERE batch {in:batches} AND value IS NOT NULL GROUP BY batch, uid, name ORDER B
 
 def annotations_of(tx: Transaction, batches: Sequence[Batch]) -> dict[tuple[int, int], dict[str, float]]:
     """Return the means of the numeric annotations of each group of these draws, by draw and uid."""
-    found: dict[tuple[int, int], dict[str, float]] = {}
-    for row in tx.rows(_ANNOTATIONS, batches=[one.id for one in batches]):
-        found.setdefault((row["batch"], row["uid"]), {})[row["name"]] = row["value"]
-    return found
+    means: dict[tuple[int, int], dict[str, float]] = {}
+    for row in tx.rows(_ANNOTATIONS, batches=[batch.id for batch in batches]):
+        means.setdefault((row["batch"], row["uid"]), {})[row["name"]] = row["value"]
+    return means
 
 
 def whereabouts(tx: Transaction, batches: Iterable[Batch]) -> dict[int, str]:
@@ -291,9 +291,9 @@ def whereabouts(tx: Transaction, batches: Iterable[Batch]) -> dict[int, str]:
     "gone", "leased", "kept" (it may be drawn again), "back" (released, or its lease expired), or its status, such as
     "archived".
     """
-    drawn = {member.uid: one for one in batches for member in one.members}
-    present = tx.rows(_PRESENT, uids=list(drawn))
-    return dict.fromkeys(drawn, GONE) | {row["uid"]: _place(row, drawn[row["uid"]]) for row in present}
+    batch_of = {member.uid: batch for batch in batches for member in batch.members}
+    present = tx.rows(_PRESENT, uids=list(batch_of))
+    return dict.fromkeys(batch_of, GONE) | {row["uid"]: _place(row, batch_of[row["uid"]]) for row in present}
 
 
 _PRESENT = """
@@ -301,10 +301,10 @@ SELECT g.uid AS uid, g.trained_step AS trained_step, l.status AS status, l.lease
 FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE g.uid {in:uids}"""
 
 
-def _place(row: dict[str, Any], drawn: Batch) -> str:
+def _place(row: dict[str, Any], batch: Batch) -> str:
     if row["leased"]:
         return "leased"
-    if row["status"] != drawn.status or row["status"] == Status.ARCHIVED:
+    if row["status"] != batch.status or row["status"] == Status.ARCHIVED:
         return str(row["status"])
     return "back" if row["trained_step"] is None else "kept"
 
@@ -317,25 +317,25 @@ def _runs(tx: Transaction, buffer: str) -> dict[int, int | None]:
     restored: dict[int, int] = dict(map(tuple, tx.tuples(_RESTORED, buffer=buffer)))
     if not restored:
         return {}
-    drew = {epoch: step for epoch, step in tx.tuples(_FIRST_OF_EPOCH, buffer=buffer) if step is not None}
-    begins = drew | {epoch: step + 1 for epoch, step in restored.items()}
-    return {epoch: min((step for later, step in begins.items() if later > epoch), default=None) for epoch in drew}
+    draws = {epoch: step for epoch, step in tx.tuples(_FIRST_OF_EPOCH, buffer=buffer) if step is not None}
+    starts = draws | {epoch: step + 1 for epoch, step in restored.items()}
+    return {epoch: min((step for other, step in starts.items() if other > epoch), default=None) for epoch in draws}
 
 
 def _read(tx: Transaction, where: str, values: dict[str, Any], *, members: bool) -> list[Batch]:
     rows = list(tx.rows(_SELECT + where, **values))
     held: dict[int, int] = dict(map(tuple, tx.tuples(_HELD)))
     drawn: dict[int, list[Member]] = {}
-    for one in tx.rows(_MEMBERS, draws=[row["id"] for row in rows]) if members else ():
-        number, uid, task, worker, reward, staleness, oldest, created_at = one.values()
-        mine = Member(uid, task or "", worker, _finite(reward), staleness, oldest, time_of(created_at))
-        drawn.setdefault(number, []).append(mine)
-    found = []
+    for record in tx.rows(_MEMBERS, draws=[row["id"] for row in rows]) if members else ():
+        number, uid, task, worker, reward, staleness, oldest, created_at = record.values()
+        member = Member(uid, task or "", worker, _finite(reward), staleness, oldest, time_of(created_at))
+        drawn.setdefault(number, []).append(member)
+    batches = []
     for row in rows:
         back = 0 if row["lease"] is None else row["groups"] - row["settled"] - held.get(row["lease"], 0)
-        known = {**row, "taken_at": time_of(row["taken_at"]), "members": drawn.get(row["id"], ()), "back": max(0, back)}
-        found.append(Batch(**known))
-    return found
+        facts = {**row, "taken_at": time_of(row["taken_at"]), "members": drawn.get(row["id"], ()), "back": max(0, back)}
+        batches.append(Batch(**facts))
+    return batches
 
 
 def _finite(number: float | None) -> float | None:

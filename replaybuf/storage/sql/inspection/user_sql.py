@@ -100,8 +100,8 @@ def _explain(error: StorageError, statement: str, timeout: float) -> NoReturn:
         raise QueryError(f"the statement has parameters, which can't be given here: {message}") from error
     if type(error) is StorageError:
         # The statement is at fault: the message needs no URL.
-        near = _nearest(message)
-        hint = f"; did you mean {near}?" if near else "; `replaybuf sql URL` lists the views and their columns"
+        nearest = _nearest(message)
+        hint = f"; did you mean {nearest}?" if nearest else "; `replaybuf sql URL` lists the views and their columns"
         raise QueryError(f"{message}{hint}") from error
     raise error
 
@@ -112,11 +112,11 @@ _UNKNOWN = re.compile(r'no such (column|table): (?:\w+\.)?(\w+)|(column|relation
 
 def _nearest(message: str) -> str | None:
     """Return the view or the column that was probably meant by one that a database's error calls unknown."""
-    if (found := _UNKNOWN.search(message)) is None:
+    if (match := _UNKNOWN.search(message)) is None:
         return None
     names = {column.name for view in VIEW_COLUMNS.values() for column in view.columns}
-    known = names if "column" in found.group(1, 3) else VIEW_COLUMNS
-    return next(iter(difflib.get_close_matches((found[2] or found[4])[:100], known, n=1)), None)
+    candidates = names if "column" in match.group(1, 3) else VIEW_COLUMNS
+    return next(iter(difflib.get_close_matches((match[2] or match[4])[:100], candidates, n=1)), None)
 
 
 def _unique(names: Sequence[str]) -> list[str]:
@@ -133,12 +133,12 @@ def _unique(names: Sequence[str]) -> list[str]:
 
 def _views(text: str) -> dict[str, View]:
     """Parse the views of a text: a line for each view, then one for each column; indented lines continue a column."""
-    found = {}
+    views = {}
     for block in text.strip().split("\n\n"):
         head, *columns = block.replace("\n    ", " ").splitlines()
         name, _, row = head.partition(": a row for each ")
-        found[name] = View(row, [ViewColumn(*column.split(" | ")) for column in columns])
-    return found
+        views[name] = View(row, [ViewColumn(*column.split(" | ")) for column in columns])
+    return views
 
 
 VIEW_COLUMNS = _views("""

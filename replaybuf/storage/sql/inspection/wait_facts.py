@@ -43,15 +43,15 @@ ORDER BY seen_at DESC, name, pid LIMIT 1000"""
 
 def current_waits(tx: Transaction, buffer: str) -> list[Wait]:
     """Return the current waits in a buffer, longest first; none of processes that were killed on this machine."""
-    found = []
+    waits = []
     for row in tx.rows(_WORKERS, buffer=buffer, after=tx.clock() - LIVE_SECONDS):
         if _is_killed(row):
             continue
-        for one in row["waits"]:
-            status, limits = Status(one["status"] or Status.COMPLETED), Limits.recorded(one["limits"])
-            about = one["query"], row["name"], one["since"], one["deadline"]
-            found.append(Wait(one["wants"], one["kind"], status, *about, limits))
-    return sorted(found, key=lambda one: one.since or 0.0)
+        for wait in row["waits"]:
+            status, limits = Status(wait["status"] or Status.COMPLETED), Limits.recorded(wait["limits"])
+            facts = wait["query"], row["name"], wait["since"], wait["deadline"]
+            waits.append(Wait(wait["wants"], wait["kind"], status, *facts, limits))
+    return sorted(waits, key=lambda wait: wait.since or 0.0)
 
 
 def read_workers(tx: Transaction, buffer: str | None) -> list[Worker]:
@@ -80,16 +80,16 @@ def _is_killed(row: Mapping[str, Any]) -> bool:
 def last_worker(tx: Transaction, buffer: str | None) -> Worker | None:
     """Return the worker that left one buffer, or all, last; None while one is alive, or if none is known."""
     workers, now = read_workers(tx, buffer), tx.clock()
-    if any(one.is_alive(now) for one in workers):
+    if any(worker.is_alive(now) for worker in workers):
         return None
-    return max(workers, key=lambda one: one.left_at, default=None)
+    return max(workers, key=lambda worker: worker.left_at, default=None)
 
 
 def read_limits(tx: Transaction, buffer: str) -> Limits | None:
     """Return the limits of the worker that was seen last, if possible of one that draws; None if they can't be read."""
     activities = [row["activity"] for row in tx.rows(_WORKERS, buffer=buffer, after=0.0)]
-    latest = [one for one in activities if one["draws"]] or activities
-    return Limits.recorded(latest[0]["limits"]) if latest else None
+    preferred = [activity for activity in activities if activity["draws"]] or activities
+    return Limits.recorded(preferred[0]["limits"]) if preferred else None
 
 
 def read_circumstances(tx: Transaction, buffer: str) -> Circumstances:
@@ -102,7 +102,7 @@ def read_circumstances(tx: Transaction, buffer: str) -> Circumstances:
     return Circumstances(
         tx.clock(),
         tallies,
-        held=[Held(task, Status(status), *more) for task, status, *more in tx.tuples(_HELD, buffer=buffer)],
+        held=[Held(task, Status(status), *numbers) for task, status, *numbers in tx.tuples(_HELD, buffer=buffer)],
         workers=read_workers(tx, buffer),
         waits=current_waits(tx, buffer),
         trainer=read_trainer(tx, buffer),
@@ -119,19 +119,19 @@ def read_circumstances(tx: Transaction, buffer: str) -> Circumstances:
     )
 
 
-def with_matches(tx: Transaction, buffer: str, wait: Wait, about: Circumstances) -> Circumstances:
+def with_matches(tx: Transaction, buffer: str, wait: Wait, circumstances: Circumstances) -> Circumstances:
     """Return the circumstances with the counts of groups that match the wait's query, up to the wanted number."""
     if wait.query is None:
-        return replace(about, matches=None)
+        return replace(circumstances, matches=None)
     from replaybuf.rules.query import LogicNode, ScalarNode, parse
     from replaybuf.storage.sql.engine.transaction import Scope
     from replaybuf.storage.sql.statements.matching import count_groups
 
     node, matches = parse(json.loads(wait.query)), {}
-    for task, least in wait.wants.items():
+    for task, count in wait.wants.items():
         lane = ScalarNode("task_name", "$eq", task), ScalarNode("status", "$eq", wait.status.value)
-        matches[task] = count_groups(tx.of(Scope(buffer)), LogicNode("$and", (*lane, node)), least)
-    return replace(about, matches=matches)
+        matches[task] = count_groups(tx.of(Scope(buffer)), LogicNode("$and", (*lane, node)), count)
+    return replace(circumstances, matches=matches)
 
 
 # Leases and workers
@@ -174,11 +174,11 @@ def _read_last_puts(tx: Transaction, buffer: str, drawn: Mapping[str, Any] | Non
     rows = tx.tuples(_LAST_PUTS, buffer=buffer)
     names = {lane: (task, Status(status)) for lane, task, status, _ in rows}
     members = () if drawn is None else tx.tuples(_MEMBERS, draw=drawn["id"])
-    last: dict[LaneName, float] = {}
+    put_at: dict[LaneName, float] = {}
     for lane, created_at in [*((row[0], row[-1]) for row in rows), *members]:
         if lane in names and created_at is not None:
-            last[names[lane]] = max(last.get(names[lane], created_at), created_at)
-    return last
+            put_at[names[lane]] = max(put_at.get(names[lane], created_at), created_at)
+    return put_at
 
 
 def read_trainer(tx: Transaction, buffer: str) -> TrainState | None:

@@ -110,9 +110,9 @@ def upgrade_database(reader: Reader) -> tuple[str | None, str]:
 def _check_owner(tx: Transaction, where: str) -> None:
     revision = tx.revision()
     if revision is None and (tables := tx.values("{tables}")):
-        some = ", ".join(sorted(tables)[:3])
+        names = ", ".join(sorted(tables)[:3])
         raise StorageError(
-            f"{where} belongs to something else (it has tables {some}); nothing was changed", reason="not a database"
+            f"{where} belongs to something else (it has tables {names}); nothing was changed", reason="not a database"
         )
     if state_of(revision) is State.NEWER:
         check_revision(revision, where)
@@ -122,10 +122,10 @@ def save_snapshot(reader: Reader, name: str, folder: Path, tell: OnProgress) -> 
     """Write a snapshot of a buffer, for buffers of any policy, with all payloads kept apart. Return its file."""
     file = snapshot_file(folder, make=True)
     # A copy of payloads kept apart registers itself in the database, so that they aren't overwritten meanwhile.
-    notes = reader.path is None and bool(reader.read(lambda tx: tx.places()[0]))
+    registers = reader.path is None and bool(reader.read(lambda tx: tx.places()[0]))
 
     async def save() -> None:
-        read_only = opens_read_only(reader) and not notes
+        read_only = opens_read_only(reader) and not registers
         engine = open_database(Access(reader.url, lock_timeout=LOCK_TIMEOUT, read_only=read_only))
         try:
             scope = await engine.read(joined, Scope(name))
@@ -234,11 +234,11 @@ async def over_sqlalchemy(access: Access, work: Callable[[Connection], T]) -> T:
             poolclass=NullPool,
         )
         async with remote.connect() as other:
-            bound = f"SET LOCAL lock_timeout = {round(access.lock_timeout * 1000)}"
+            timeout = f"SET LOCAL lock_timeout = {round(access.lock_timeout * 1000)}"
             # A missing synchronous standby would block the commit for ever. If it takes over without the upgrade, its
             # older schema is detected by every process.
-            here = "SET LOCAL synchronous_commit = local"
-            return await other.run_sync(_transact, work, bound, here, locks.first(alone=True))
+            local_commit = "SET LOCAL synchronous_commit = local"
+            return await other.run_sync(_transact, work, timeout, local_commit, locks.first(alone=True))
 
 
 def _transact(connection: Connection, work: Callable[[Connection], T], *begin: str) -> T:

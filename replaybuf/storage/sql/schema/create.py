@@ -74,10 +74,10 @@ def create_index(tx: Transaction, index: Index) -> None:
 def _definitions(dialect: Dialect) -> list[str]:
     """Return the statements that create all tables and indexes. (To compile them takes longer than to run them.)"""
     tables = metadata.sorted_tables
-    made: list[ExecutableDDLElement] = [CreateSequence(uid_sequence)] if dialect.is_remote else []
-    made += map(CreateTable, tables)
-    made += [CreateIndex(index) for table in tables for index in table.indexes]
-    return [_sql(one, dialect) for one in made]
+    statements: list[ExecutableDDLElement] = [CreateSequence(uid_sequence)] if dialect.is_remote else []
+    statements += map(CreateTable, tables)
+    statements += [CreateIndex(index) for table in tables for index in table.indexes]
+    return [_sql(statement, dialect) for statement in statements]
 
 
 def _sql(definition: ExecutableDDLElement, dialect: Dialect) -> str:

@@ -20,8 +20,8 @@ IMPOSSIBLE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeErro
 
 def impossible(where: str, cells: Sequence[str], error: Exception) -> StorageError:
     """Return the error for a database with these `wrong_cells`, or others that a read has shown by this error."""
-    why = some(cells) or text_of(error)
-    return StorageError(f"{where}: {why}; replaybuf doctor says what else is damaged", reason="not a database")
+    sentence = some(cells) or text_of(error)
+    return StorageError(f"{where}: {sentence}; replaybuf doctor says what else is damaged", reason="not a database")
 
 
 def text_of(error: Exception) -> str:
@@ -36,16 +36,16 @@ def wrong_cells(tx: Transaction) -> list[str]:
     """
     from replaybuf.storage.sql.schema.tables import metadata  # it imports SQLAlchemy
 
-    found: list[str] = []
+    sentences: list[str] = []
     for table in metadata.tables.values() if tx.dialect.name == "sqlite" else ():
         counts = ", ".join(f"total(NOT {_fits(column)})" for column in table.columns)
         [row] = tx.run(f"SELECT {counts} FROM {table.name}")  # noqa: S608
-        found += [
+        sentences += [
             f"{table.name}.{column.name} has {number_of(int(count), 'value')} that can't be there"
             for column, count in zip(table.columns, row, strict=True)
             if count
         ]
-    return found
+    return sentences
 
 
 _TYPES = {int: ("integer",), bool: ("integer",), float: ("real", "integer"), bytes: ("blob",)}

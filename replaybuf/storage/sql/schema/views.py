@@ -39,12 +39,12 @@ class _Sql:
         sqlite = f"CAST(strftime('%Y-%m-%d %H:%M:%f', {seconds}, 'unixepoch') AS TEXT)"
         return self.either(sqlite, f"to_timestamp({seconds})")
 
-    def text(self, of: str, name: str) -> str:
+    def text(self, column: str, name: str) -> str:
         """Return a text value of a JSON column."""
-        return self.either(f"json_extract({of}, '$.{name}')", f"{of} ->> '{name}'")
+        return self.either(f"json_extract({column}, '$.{name}')", f"{column} ->> '{name}'")
 
-    def number(self, of: str, name: str) -> str:
-        return self.either(self.text(of, name), f"({self.text(of, name)})::bigint")
+    def number(self, column: str, name: str) -> str:
+        return self.either(self.text(column, name), f"({self.text(column, name)})::bigint")
 
     def mark(self, name: str, at: str, kind: str) -> str:
         """Return metadata (`rollouts.marks`) of the rollout at an index in its group (g)."""
@@ -68,15 +68,15 @@ class _Sql:
 
     def full_text(self, preview: str, sqlite: tuple[str, str], postgresql: str) -> str:
         """Return a whole text: its preview if not truncated, else the range at this place in the payload (p)."""
-        of, path = sqlite
+        column, path = sqlite
         start, size = (
-            self.either(f"json_extract({of}, '{path}[{n}]')", f"({postgresql} ->> {n})::int") for n in (0, 1)
+            self.either(f"json_extract({column}, '{path}[{n}]')", f"({postgresql} ->> {n})::int") for n in (0, 1)
         )
-        cut = f"substr(p.data, {start} + 1, {size})"
+        piece = f"substr(p.data, {start} + 1, {size})"
         return self.typed(f"""CASE
       WHEN length({preview}) <= {PREVIEW_CHARS} THEN {preview}
       WHEN {_IS_WHOLE}
-      THEN {self.either(cut, f"convert_from({cut}, 'UTF8')")}
+      THEN {self.either(piece, f"convert_from({piece}, 'UTF8')")}
       END""")
 
 
@@ -102,17 +102,17 @@ def _group_views(sql: _Sql) -> dict[str, str]:
         ("o.value", "$.response_at"),
         "(o.value -> 'response_at')",
     )
-    first = sql.either("json_extract(p.outline, '$[0].response')", "p.outline -> 0 ->> 'response'")
+    first_response = sql.either("json_extract(p.outline, '$[0].response')", "p.outline -> 0 ->> 'response'")
     order, at = sql.either("r.key", "r.place"), sql.either("o.key", "(o.place - 1)::int")
 
-    each = sql.either(
+    rollout_join = sql.either(
         ", json_each(p.outline) o",
         "\n    CROSS JOIN LATERAL jsonb_array_elements(p.outline) WITH ORDINALITY o(value, place)",
     )
     error = f"""CASE WHEN g.error IS NULL AND l.status = 'failed' THEN
       (SELECT {error} FROM {rollouts} WHERE {error} IS NOT NULL ORDER BY {order} LIMIT 1)
       ELSE g.error END"""
-    counted = sql.either(
+    rollout_count = sql.either(
         "(SELECT max(s.value) + 1 FROM json_each(g.marks, '$.rollouts') s), json_array_length(g.marks, '$.oldest')",
         "(SELECT max(s::int) + 1 FROM jsonb_array_elements_text(g.marks -> 'rollouts') s), "
         "jsonb_array_length(g.marks -> 'oldest')",
@@ -126,8 +126,8 @@ def _group_views(sql: _Sql) -> dict[str, str]:
             f"CAST(json_extract(g.scoped_key, '$[{place}]') AS INTEGER)", f"(g.scoped_key::jsonb ->> {place})::bigint"
         )
 
-    def unless_expired(value: str, then: str = "NULL") -> str:
-        return sql.typed(f"CASE WHEN r.expired THEN {then} ELSE {value} END")
+    def unless_expired(value: str, otherwise: str = "NULL") -> str:
+        return sql.typed(f"CASE WHEN r.expired THEN {otherwise} ELSE {value} END")
 
     return {
         "groups": f"""
@@ -138,13 +138,13 @@ SELECT
     {sql.time("g.leased_until")} AS leased_until,
     {sql.time("g.archived_at")} AS archived_at,
     g.deliveries AS deliveries, g.reward AS reward,
-    {sql.typed(f"coalesce({counted})", "INTEGER")} AS rollouts,
+    {sql.typed(f"coalesce({rollout_count})", "INTEGER")} AS rollouts,
     {sql.whole(f"(SELECT sum({sql.number('r.value', 'prompt_tokens')}) FROM {rollouts})")} AS prompt_tokens,
     {sql.whole(f"(SELECT coalesce(sum({sql.number('r.value', 'response_tokens')}), 0) FROM {rollouts} {not_expired})")}
       AS response_tokens,
     {finish_reasons} AS finish_reasons,
     p.prompt AS prompt,
-    {sql.typed(f"CASE WHEN {sql.expired('0')} THEN '' ELSE {first} END")} AS response,
+    {sql.typed(f"CASE WHEN {sql.expired('0')} THEN '' ELSE {first_response} END")} AS response,
     g.tags AS tags,
     {sql.either("CAST(json_extract(g.scoped_key, '$[1]') AS TEXT)", "g.scoped_key::jsonb ->> 1")} AS key,
     {of_part(3)} AS group_size, {of_part(5)} AS group_index,
@@ -183,7 +183,7 @@ FROM (
         {sql.mark("rollouts", at, "int")} AS rollout, {sql.mark("parents", at, "int")} AS parent,
         {sql.expired(at)} AS expired,
         {full_response} AS full_response
-    FROM rb_group g JOIN rb_lane l ON l.id = g.lane JOIN rb_payload p ON p.uid = g.uid{each}
+    FROM rb_group g JOIN rb_lane l ON l.id = g.lane JOIN rb_payload p ON p.uid = g.uid{rollout_join}
 ) r
 """,
     }
@@ -218,9 +218,9 @@ def _record_views(sql: _Sql) -> dict[str, str]:
     def time_of_wait(name: str) -> str:
         return time(sql.either(of_wait(name), f"({of_wait(name)})::double precision"))
 
-    noted = ", ".join(
+    annotation_columns = ", ".join(
         f"""{sql.typed(sql.either(f"json_extract(r.value, '$[{n}]')", f"(r.value ->> {n})::{kind}"), kind)} AS {name}"""
-        for n, (name, kind) in enumerate(one.split() for one in _ANNOTATED.split(", "))
+        for n, (name, kind) in enumerate(definition.split() for definition in _ANNOTATED.split(", "))
     )
     wants, limits = (sql.either(of_wait(name), f"a.value -> '{name}'") for name in ("wants", "limits"))
     return {
@@ -244,7 +244,7 @@ FROM rb_batch b JOIN rb_past p ON p.draw = b.id AND p.draw > 0 LEFT JOIN rb_lane
         "annotations": f"""
 SELECT
     b.id AS batch, b.buffer AS buffer, b.step AS step, b.epoch AS restores, p.uid AS uid, l.task_name AS task_name,
-    p.worker AS worker, a.name AS name, {noted}
+    p.worker AS worker, a.name AS name, {annotation_columns}
 FROM rb_annotation a JOIN rb_batch b ON b.id = a.draw JOIN rb_past p ON p.uid = a.uid AND p.draw = a.draw AND p.draw > 0
     LEFT JOIN rb_lane l ON l.id = p.lane
     CROSS JOIN {sql.either("json_each(a.rows) r", "jsonb_array_elements(a.rows) r(value)")}

@@ -31,90 +31,90 @@ def check_annotations(given: Any) -> dict[int, list[Annotation]]:
     if not isinstance(given, Mapping):
         raise InputError(f"expected a dict of uids and annotations, got {type(given).__name__}")
     uids = check_uids(given, "uids")
-    found = {uid: _of_group(f"group {uid}", one) for uid, one in zip(uids, given.values(), strict=True)}
-    if (size := sum(len(one.data or b"") for several in found.values() for one in several)) > _MOST_BYTES:
-        most = f"a call takes {units.size(_MOST_BYTES)} at most: annotate fewer groups at a time"
-        raise InputError(f"the arrays have {units.size(size)}, and {most}")
-    return found
+    by_uid = {uid: _of_group(f"group {uid}", values) for uid, values in zip(uids, given.values(), strict=True)}
+    if (size := sum(len(annotation.data or b"") for listed in by_uid.values() for annotation in listed)) > _MOST_BYTES:
+        limit = f"a call takes {units.size(_MOST_BYTES)} at most: annotate fewer groups at a time"
+        raise InputError(f"the arrays have {units.size(size)}, and {limit}")
+    return by_uid
 
 
 def annotate(tx: Transaction, annotations: Annotations, step: int | None) -> int:
     """Write annotations for the last draw of each group (for this train step), all or none, and return the number of
     groups. Raises InputError as `ReplayBuffer.annotate` says."""
-    drawn = _last_draws(tx, annotations, step)
-    if len(drawn) < len(annotations):  # an acknowledgement of a part of a lease may just have moved groups
-        drawn = _last_draws(tx, annotations, step)
-    if unknown := sorted(annotations.keys() - drawn.keys()):
-        draw = f"draw of group {unknown[0]}" if step is None else f"draw of group {unknown[0]} for train step {step}"
-        others = f" (nor of {len(unknown) - 1} others)" if len(unknown) > 1 else ""
-        raise InputError(f"no {draw} is recorded{others}, by which it could be annotated")
-    for uid, (_, rollouts) in drawn.items():
-        if given := {one.rollouts for one in annotations[uid]} - {None, rollouts}:
-            wanted = "one for each, in order, or one dict for the group"
-            raise InputError(f"group {uid} has {rollouts} rollouts or segments, and {given.pop()} dicts: give {wanted}")
+    draws = _last_draws(tx, annotations, step)
+    if len(draws) < len(annotations):  # an acknowledgement of a part of a lease may just have moved groups
+        draws = _last_draws(tx, annotations, step)
+    if undrawn := sorted(annotations.keys() - draws.keys()):
+        draw = f"draw of group {undrawn[0]}" if step is None else f"draw of group {undrawn[0]} for train step {step}"
+        suffix = f" (nor of {len(undrawn) - 1} others)" if len(undrawn) > 1 else ""
+        raise InputError(f"no {draw} is recorded{suffix}, by which it could be annotated")
+    for uid, (_, rollouts) in draws.items():
+        if counts := {annotation.rollouts for annotation in annotations[uid]} - {None, rollouts}:
+            hint = "one for each, in order, or one dict for the group"
+            raise InputError(f"group {uid} has {rollouts} rollouts or segments, and {counts.pop()} dicts: give {hint}")
     _check_tokens(tx, annotations)
-    rows = [(drawn[uid][0], uid, one.name, one.rows, one.data) for uid in sorted(drawn) for one in annotations[uid]]
+    rows = [(draws[uid][0], uid, note.name, note.rows, note.data) for uid in sorted(draws) for note in annotations[uid]]
     tx.each(_WRITE, rows)
-    return len(drawn)
+    return len(draws)
 
 
 # What is given
 
 
-def _of_group(group: str, given: Any) -> list[Annotation]:
+def _of_group(group: str, annotations: Any) -> list[Annotation]:
     """Return the annotations of a group, or of its rollouts."""
-    whole = isinstance(given, Mapping)
-    listed = [given] if whole else check_list(given, f"the annotations of {group}, unless they are a dict,")
-    checked = [_values(group if whole else f"{group}, rollout {place}", one) for place, one in enumerate(listed)]
-    names = dict.fromkeys(name for one in checked for name in one)
+    whole = isinstance(annotations, Mapping)
+    dicts = [annotations] if whole else check_list(annotations, f"the annotations of {group}, unless they are a dict,")
+    checked = [_values(group if whole else f"{group}, rollout {place}", values) for place, values in enumerate(dicts)]
+    names = dict.fromkeys(name for values in checked for name in values)
     if not 1 <= len(names) <= MOST_NAMES:
         raise InputError(f"{group} is given {len(names)} annotations; it must be from 1 to {MOST_NAMES}")
-    return [_annotation(group, name, [one.get(name) for one in checked], whole=whole) for name in names]
+    return [_annotation(group, name, [values.get(name) for values in checked], whole=whole) for name in names]
 
 
-def _values(where: str, given: Any) -> dict[str, Any]:
+def _values(where: str, mapping: Any) -> dict[str, Any]:
     """Return the checked values of a group or a rollout by name, without Nones."""
-    if not isinstance(given, Mapping):
-        raise InputError(f"the annotations of {where} must be a dict, got {type(given).__name__}")
-    found = {}
-    for name, value in given.items():
+    if not isinstance(mapping, Mapping):
+        raise InputError(f"the annotations of {where} must be a dict, got {type(mapping).__name__}")
+    values = {}
+    for name, value in mapping.items():
         if not isinstance(name, str) or not name.isidentifier() or len(name) > _MOST_CHARACTERS:
             raise InputError(f"{where}: the name {shown(name)} must be an identifier, as a variable of Python has one")
-        usual = type(value) is float and math.isfinite(value)
-        if (checked := value if usual else _value(f"{name} of {where}", value)) is not None:
-            found[name] = checked
-    return found
+        is_finite = type(value) is float and math.isfinite(value)
+        if (checked := value if is_finite else _value(f"{name} of {where}", value)) is not None:
+            values[name] = checked
+    return values
 
 
-def _value(what: str, value: Any) -> Any:
+def _value(label: str, value: Any) -> Any:
     """Return a plain value or, of an array, a tensor or a list, a float32 array with a number for each token."""
-    if isinstance(value, list | tuple) and all(isinstance(one, int | float | np.number) for one in value):
+    if isinstance(value, list | tuple) and all(isinstance(item, int | float | np.number) for item in value):
         value = np.asarray(value)
     if not getattr(value, "ndim", 0):
-        plain = check_plain(what, value.item() if hasattr(value, "item") else value, "an annotation")
+        plain = check_plain(label, value.item() if hasattr(value, "item") else value, "an annotation")
         if isinstance(plain, str) and len(plain) > _MOST_CHARACTERS:
-            raise InputError(f"{what} has {len(plain)} characters; the limit is {_MOST_CHARACTERS}")
+            raise InputError(f"{label} has {len(plain)} characters; the limit is {_MOST_CHARACTERS}")
         return plain
-    given = np.asarray(value.detach().cpu().double() if hasattr(value, "detach") else value)
-    if given.ndim != 1 or given.dtype.kind not in "biuf":
-        kind = f"{given.ndim} dimensions of {given.dtype}"
-        raise InputError(f"{what} has {kind}; an array has one dimension, with a number for each response token")
+    array = np.asarray(value.detach().cpu().double() if hasattr(value, "detach") else value)
+    if array.ndim != 1 or array.dtype.kind not in "biuf":
+        shape = f"{array.ndim} dimensions of {array.dtype}"
+        raise InputError(f"{label} has {shape}; an array has one dimension, with a number for each response token")
     with np.errstate(over="ignore"):
-        numbers = given.astype("<f4")
+        numbers = array.astype("<f4")
     if not (finite := np.isfinite(numbers)).all():
         place = int(np.argmin(finite))
-        raise InputError(f"{what} has {given[place]} at token {place}, which isn't a finite float32")
+        raise InputError(f"{label} has {array[place]} at token {place}, which isn't a finite float32")
     return numbers
 
 
 def _annotation(group: str, name: str, values: Sequence[Any], *, whole: bool) -> Annotation:
     """Return an annotation of a whole group, or of each of its rollouts, None for those without."""
-    arrays: list[Any] = [one for one in values if isinstance(one, np.ndarray)]
-    if arrays and (whole or len(arrays) < sum(one is not None for one in values)):
+    arrays: list[Any] = [value for value in values if isinstance(value, np.ndarray)]
+    if arrays and (whole or len(arrays) < sum(value is not None for value in values)):
         raise InputError(
             f"{name} of {group} is an array: arrays are of rollouts (a list of dicts), each of which has one or None"
         )
-    rows = [[None if whole else place, *_columns(one)] for place, one in enumerate(values) if one is not None]
+    rows = [[None if whole else place, *_columns(value)] for place, value in enumerate(values) if value is not None]
     return Annotation(name, None if whole else len(values), rows, b"".join(arrays) if arrays else None)
 
 
@@ -126,8 +126,8 @@ def _columns(value: Any) -> list[Any]:
         return [float(value)]
     if not value.size:
         return [None, None, None, None, 0]
-    mean, least, most = (float(f"{one:.6g}") for one in (value.mean(dtype=float), value.min(), value.max()))
-    return [mean, None, least, most, value.size]
+    mean, minimum, maximum = (float(f"{number:.6g}") for number in (value.mean(dtype=float), value.min(), value.max()))
+    return [mean, None, minimum, maximum, value.size]
 
 
 # What is written
@@ -138,16 +138,16 @@ ON CONFLICT (draw, uid, name) DO UPDATE SET rows = excluded.rows, data = exclude
 
 def _last_draws(tx: Transaction, uids: Collection[int], step: int | None) -> dict[int, tuple[int, int]]:
     """Return the last recorded draw of each group (for a train step), locked, and the group's number of rollouts."""
-    drawn = tx.tuples(_LAST, uids=sorted(uids), buffer=tx.scope.buffer, step=step)
-    last, found = {uid: draw for uid, draw in drawn if draw is not None}, {}
-    for uid, draw, marks in tx.tuples(_LOCKED, uids=list(last), draws=list({*last.values()})):
+    rows = tx.tuples(_LAST, uids=sorted(uids), buffer=tx.scope.buffer, step=step)
+    last_draws, draws = {uid: draw for uid, draw in rows if draw is not None}, {}
+    for uid, draw, marks in tx.tuples(_LOCKED, uids=list(last_draws), draws=list({*last_draws.values()})):
         try:
             rollouts = len(from_json(marks)["oldest"])
         except DAMAGE as error:
             raise damaged(uid, error) from error
-        if draw == last[uid]:
-            found[uid] = (draw, rollouts)
-    return found
+        if draw == last_draws[uid]:
+            draws[uid] = (draw, rollouts)
+    return draws
 
 
 # A row of each uid, from the index: PostgreSQL would sort for a GROUP BY.
@@ -163,13 +163,13 @@ WHERE p.uid {in:uids} AND p.draw {in:draws} AND p.draw > 0 {lock}"""
 def _check_tokens(tx: Transaction, annotations: Annotations) -> None:
     """Check that arrays have a number for each response token, of groups whose payload is there to count them."""
     arrays = {
-        uid: several
-        for uid, every in annotations.items()
-        if (several := [one for one in every if one.data is not None])
+        uid: with_arrays
+        for uid, listed in annotations.items()
+        if (with_arrays := [annotation for annotation in listed if annotation.data is not None])
     }
     for uid, outline in tx.tuples(_OUTLINES, uids=list(arrays)):
-        tokens = [one["response_tokens"] for one in from_json(outline)]
-        for name, place, length in ((one.name, row[0], row[-1]) for one in arrays[uid] for row in one.rows):
+        tokens = [record["response_tokens"] for record in from_json(outline)]
+        for name, place, length in ((entry.name, row[0], row[-1]) for entry in arrays[uid] for row in entry.rows):
             if tokens[place] not in (0, length):
                 numbers = f"{length} numbers for {tokens[place]} response tokens"
                 raise InputError(f"{name} of group {uid}, rollout {place}, has {numbers}")

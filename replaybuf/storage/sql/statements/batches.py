@@ -115,9 +115,9 @@ def settle(tx: Transaction, lease: Leased, uids: Sequence[int], step: int | None
         _settle_some(tx, lease.token, set(uids), step)
         return
     # An unchanged step isn't written, which saves a write to its index.
-    moved = ", step = :step" if step != lease.train_step else ""
-    settled = f"UPDATE rb_batch SET settled = :settled{moved} WHERE lease = :lease"  # noqa: S608
-    tx.send(settled, settled=len(uids), step=step, lease=lease.token)
+    step_change = ", step = :step" if step != lease.train_step else ""
+    query = f"UPDATE rb_batch SET settled = :settled{step_change} WHERE lease = :lease"  # noqa: S608
+    tx.send(query, settled=len(uids), step=step, lease=lease.token)
 
 
 def _settle_some(tx: Transaction, lease: int, uids: set[int], step: int | None) -> None:
@@ -125,21 +125,21 @@ def _settle_some(tx: Transaction, lease: int, uids: set[int], step: int | None) 
     rows = tx.rows("SELECT * FROM rb_batch WHERE lease = :lease AND settled < groups {lock}", lease=lease)
     if not rows:  # not recorded, or pruned
         return
-    found = rows[0]
-    if not found["settled"] or found["step"] == step:
-        _change(tx, found["id"], step=step, settled=found["settled"] + len(uids))
+    recorded = rows[0]
+    if not recorded["settled"] or recorded["step"] == step:
+        _change(tx, recorded["id"], step=step, settled=recorded["settled"] + len(uids))
         return
     members = tx.tuples(
-        "SELECT uid, reward, staleness, oldest_step FROM rb_past WHERE draw = :id AND draw > 0", id=found["id"]
+        "SELECT uid, reward, staleness, oldest_step FROM rb_past WHERE draw = :id AND draw > 0", id=recorded["id"]
     )
-    mine = [member for member in members if member[0] in uids]
-    rest = [member for member in members if member[0] not in uids]
-    if mine and rest:
-        tx.send(_INSERT, **found | {"step": step, "settled": len(mine)} | _about(mine))
+    settled = [member for member in members if member[0] in uids]
+    unsettled = [member for member in members if member[0] not in uids]
+    if settled and unsettled:
+        tx.send(_INSERT, **recorded | {"step": step, "settled": len(settled)} | _about(settled))
         for table in ("rb_past", "rb_annotation"):
-            passed_on = f"UPDATE {table} SET draw = {{draw}} WHERE draw = :old AND draw > 0 AND uid {{in:uids}}"  # noqa: S608
-            tx.send(passed_on, old=found["id"], uids=list(uids))
-        _change(tx, found["id"], **_about(rest))
+            query = f"UPDATE {table} SET draw = {{draw}} WHERE draw = :old AND draw > 0 AND uid {{in:uids}}"  # noqa: S608
+            tx.send(query, old=recorded["id"], uids=list(uids))
+        _change(tx, recorded["id"], **_about(unsettled))
 
 
 def _change(tx: Transaction, number: int, **values: Any) -> None:
@@ -154,8 +154,8 @@ def newest_batch(tx: Transaction) -> int:
 
 def last_beyond(tx: Transaction, keep: int) -> int | None:
     """Return the id of the newest batch of the buffer beyond its last `keep`, or None; it reads as many rows."""
-    found = tx.value(_BEYOND, buffer=tx.scope.buffer, keep=keep)
-    return None if found is None else int(found)
+    number = tx.value(_BEYOND, buffer=tx.scope.buffer, keep=keep)
+    return None if number is None else int(number)
 
 
 _BEYOND = "SELECT id FROM rb_batch WHERE buffer = :buffer ORDER BY id DESC LIMIT 1 OFFSET :keep"
@@ -168,10 +168,10 @@ def prune_batches(tx: Transaction, until: int, limit: int) -> int:
     """
     if not may_sweep(tx):
         return 0
-    pruned = tx.values(_PRUNE, buffer=tx.scope.buffer, until=until, limit=limit)
-    tx.change("DELETE FROM rb_past WHERE draw {in:draws} AND draw > 0 AND removed_at IS NULL", draws=pruned)
-    tx.change("DELETE FROM rb_annotation WHERE draw {in:draws}", draws=pruned)
-    return len(pruned)
+    draws = tx.values(_PRUNE, buffer=tx.scope.buffer, until=until, limit=limit)
+    tx.change("DELETE FROM rb_past WHERE draw {in:draws} AND draw > 0 AND removed_at IS NULL", draws=draws)
+    tx.change("DELETE FROM rb_annotation WHERE draw {in:draws}", draws=draws)
+    return len(draws)
 
 
 _PRUNE = """DELETE FROM rb_batch WHERE id IN (

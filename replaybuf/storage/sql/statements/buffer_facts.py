@@ -104,7 +104,7 @@ def list_leased(tx: Transaction, buffer: str | None, now: float) -> list[LeasedC
     Overdue groups are returned at a process's next poll: if all processes are gone, they stay overdue.
     """
     rows = tx.tuples(_LEASED, buffer=buffer, now=now)
-    return [LeasedCount(name, task, Status(status), *rest) for name, task, status, *rest in rows]
+    return [LeasedCount(name, task, Status(status), *numbers) for name, task, status, *numbers in rows]
 
 
 _CONTENTS = f"""SELECT l.task_name AS task_name, l.status AS status, l.leased AS is_leased,
@@ -131,12 +131,12 @@ def read_histograms(tx: Transaction, buffer: str, fields: Iterable[str]) -> dict
 
 def histogram_of(contents: Contents, field: str) -> dict[LaneName, dict[int, int]]:
     """Return the number of groups by `staleness` or `times_sampled`, without leased ones, for each task and status."""
-    found: dict[LaneName, dict[int, int]] = {}
+    histograms: dict[LaneName, dict[int, int]] = {}
     for row in contents:
         if not row["is_leased"]:
-            counts = found.setdefault((row["task_name"], Status(row["status"])), {})
+            counts = histograms.setdefault((row["task_name"], Status(row["status"])), {})
             counts[int(row[field])] = counts.get(int(row[field]), 0) + int(row["groups"])
-    return found
+    return histograms
 
 
 _LAST_UID = {
@@ -147,8 +147,8 @@ _LAST_UID = {
 
 def find_last_uid(tx: Transaction) -> int | None:
     """Return the last uid of the database, 0 before the first; None when the counter is missing."""
-    last: int | None = tx.value(_LAST_UID[tx.dialect.name])
-    return last
+    uid: int | None = tx.value(_LAST_UID[tx.dialect.name])
+    return uid
 
 
 def last_uid(tx: Transaction) -> int:

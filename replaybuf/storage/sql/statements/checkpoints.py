@@ -63,22 +63,22 @@ def make_checkpoint(tx: Transaction, step: int, keep: int | None, now: float) ->
 
 def read_checkpoints(tx: Transaction) -> list[Checkpoint]:
     """Return the checkpoints of the buffer, in the order in which they were made."""
-    made = list_checkpoints(tx, tx.scope.buffer or "")
-    return [Checkpoint(one.step, one.created_at, one.groups, one.bytes) for one in made]
+    stored = list_checkpoints(tx, tx.scope.buffer or "")
+    return [Checkpoint(row.step, row.created_at, row.groups, row.bytes) for row in stored]
 
 
 def find_checkpoint(tx: Transaction, step: int) -> dict[str, Any]:
     """Return the row of the checkpoint of a step. Raises CheckpointError."""
-    found = "SELECT * FROM rb_checkpoint WHERE buffer = :buffer AND step = :step"
-    for row in tx.rows(found, buffer=tx.scope.buffer, step=step):
+    query = "SELECT * FROM rb_checkpoint WHERE buffer = :buffer AND step = :step"
+    for row in tx.rows(query, buffer=tx.scope.buffer, step=step):
         return row
-    raise missing_checkpoint(step, [made.step for made in read_checkpoints(tx)])
+    raise missing_checkpoint(step, [checkpoint.step for checkpoint in read_checkpoints(tx)])
 
 
 def drop_checkpoint(tx: Transaction, step: int) -> None:
     """Drop the checkpoint of a step. Raises CheckpointError."""
-    kept = find_checkpoint(tx, step)
-    _drop(tx, [one for one in list_checkpoints(tx, tx.scope.buffer) if one.id == kept["id"]])
+    row = find_checkpoint(tx, step)
+    _drop(tx, [stored for stored in list_checkpoints(tx, tx.scope.buffer) if stored.id == row["id"]])
 
 
 def _drop(tx: Transaction, dropped: Sequence[StoredCheckpoint]) -> None:
@@ -130,7 +130,7 @@ def check_empty(count: int, steps: Sequence[int]) -> None:
 def make_room(tx: Transaction) -> None:
     """Remove the remaining rows of an empty buffer. Raises SnapshotError if it isn't empty."""
     groups = tx.value(f"SELECT count(*) FROM rb_group WHERE {OURS}", buffer=tx.scope.buffer)  # noqa: S608
-    check_empty(groups, [made.step for made in read_checkpoints(tx)])
+    check_empty(groups, [checkpoint.step for checkpoint in read_checkpoints(tx)])
     for statement in (
         f"UPDATE rb_past SET until = NULL WHERE until IS NOT NULL AND {OURS}",  # noqa: S608
         "DELETE FROM rb_cursor WHERE buffer = :buffer",
@@ -150,8 +150,8 @@ def make_room(tx: Transaction) -> None:
 
 def free_shift(tx: Transaction, last: int) -> int:
     """Return the shift of a snapshot's uids, up to `last`: 0 unless other buffers of the database use them."""
-    taken = "SELECT 1 FROM rb_payload WHERE uid <= :last UNION ALL SELECT 1 FROM rb_past WHERE uid <= :last LIMIT 1"
-    return last_uid(tx) if tx.tuples(taken, last=last) else 0
+    query = "SELECT 1 FROM rb_payload WHERE uid <= :last UNION ALL SELECT 1 FROM rb_past WHERE uid <= :last LIMIT 1"
+    return last_uid(tx) if tx.tuples(query, last=last) else 0
 
 
 def raise_uid(tx: Transaction, last: int) -> None:
@@ -162,22 +162,22 @@ def raise_uid(tx: Transaction, last: int) -> None:
 def restore(tx: Transaction, step: int, now: float, *, keep_new: bool) -> Checkpoint:
     """Restore the buffer to its checkpoint of a step, in a new epoch, which the transaction joins."""
     join(tx)
-    kept = find_checkpoint(tx, step)
-    number, groups, last = kept["id"], kept["groups"], kept["last_uid"]
-    shift = tx.scope.ticket_shift if keep_new else shift_to(tx, kept["next_ticket"])
+    saved = find_checkpoint(tx, step)
+    number, groups, last = saved["id"], saved["groups"], saved["last_uid"]
+    shift = tx.scope.ticket_shift if keep_new else shift_to(tx, saved["next_ticket"])
     put = changed_since(tx, number, last, IS_NEW) if keep_new else []
     new = _set_new_apart(tx, put) if put else []
-    stay = set(put)
-    leave(tx, [uid for uid in changed_since(tx, number, last) if uid not in stay])
+    staying = set(put)
+    leave(tx, [uid for uid in changed_since(tx, number, last) if uid not in staying])
     bring_back(tx, number)
     if not keep_new:
         forget_names(tx, number)
     # Later checkpoints may lack what has come back now.
-    later = "UPDATE rb_checkpoint SET last_uid = 0 WHERE buffer = :buffer AND id > :id"
-    tx.change(later, buffer=tx.scope.buffer, id=number)
+    query = "UPDATE rb_checkpoint SET last_uid = 0 WHERE buffer = :buffer AND id > :id"
+    tx.change(query, buffer=tx.scope.buffer, id=number)
     lanes = all_lanes(tx)
-    _set_lanes(tx, lanes, kept["lanes"])
-    _set_tallies(tx, lanes, kept["tallies"])
+    _set_lanes(tx, lanes, saved["lanes"])
+    _set_tallies(tx, lanes, saved["tallies"])
     if not keep_new:
         _set_cursors(tx, number)
     begin_epoch(tx, step, now, shift)
@@ -186,22 +186,22 @@ def restore(tx: Transaction, step: int, now: float, *, keep_new: bool) -> Checkp
         _let_in(tx, new)
     detail = "groups put since stayed" if keep_new else None
     note(tx, EventKind.RESTORED, worker=tx.scope.worker, step=step, groups=groups, detail=detail)
-    return Checkpoint(step, float(kept["created_at"]), groups, kept["bytes"])
+    return Checkpoint(step, float(saved["created_at"]), groups, saved["bytes"])
 
 
-def _set_lanes(tx: Transaction, lanes: Sequence[Mapping[str, Any]], kept: Sequence[Mapping[str, Any]]) -> None:
+def _set_lanes(tx: Transaction, lanes: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]]) -> None:
     """Restore train steps and races; newer lanes become like new ones."""
-    then, race = {row["id"]: row for row in kept}, race_of(tx)
+    by_lane, race = {row["id"]: row for row in saved}, race_of(tx)
     for row in lanes:
         fresh = {"step": None, **race_columns(None if row["leased"] else race)}
-        values = {name: then.get(row["id"], fresh)[name] for name in fresh}
+        values = {name: by_lane.get(row["id"], fresh)[name] for name in fresh}
         changes = ", ".join(f"{name} = :{name}" for name in values)
         tx.change(f"UPDATE rb_lane SET {changes} WHERE id = :id", id=row["id"], **values)  # noqa: S608
 
 
-def _set_tallies(tx: Transaction, lanes: Sequence[Mapping[str, Any]], kept: Sequence[Mapping[str, Any]]) -> None:
+def _set_tallies(tx: Transaction, lanes: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]]) -> None:
     tx.change("DELETE FROM rb_tally WHERE lane {in:lanes}", lanes=[row["id"] for row in lanes])
-    add_counts(tx, {(row["lane"], Tally(row["name"])): row["amount"] for row in kept})
+    add_counts(tx, {(row["lane"], Tally(row["name"])): row["amount"] for row in saved})
 
 
 def _set_cursors(tx: Transaction, checkpoint_id: int) -> None:
@@ -217,12 +217,12 @@ def _set_new_apart(tx: Transaction, uids: Sequence[int]) -> list[GroupRow]:
     """Pin the staleness of these newer groups, and reset their draws; return their rows before that."""
     return_all(tx)
     keep(tx, uids)
-    found = read_rows(tx, "g.uid {in:uids} {lock:g}", uids=uids)
+    rows = read_rows(tx, "g.uid {in:uids} {lock:g}", uids=uids)
     fresh = {"times_sampled": 0, "deliveries": 0, "trained_step": None, "scoped_key": None}
     for home in lanes_where(tx, "true"):  # before `_set_lanes` changes the train step that the groups follow
-        change(tx, [one.uid for one in found if one.lane == home.id], {}, pinned_at=home.step or 0)
+        change(tx, [row.uid for row in rows if row.lane == home.id], {}, pinned_at=home.step or 0)
     change(tx, uids, fresh)
-    return found
+    return rows
 
 
 def _let_in(tx: Transaction, new: Sequence[GroupRow]) -> None:
@@ -235,7 +235,7 @@ def _let_in(tx: Transaction, new: Sequence[GroupRow]) -> None:
     names = [(row.task_name, transitions.undrawn(row)) for row in new]
     homes = need_lanes(tx, names)
     for name, home in homes.items():
-        uids = [row.uid for row, its in zip(new, names, strict=True) if its == name]
+        uids = [row.uid for row, lane_name in zip(new, names, strict=True) if lane_name == name]
         values: dict[str, Any] = {"lane": home.id}
         if home.status not in ASIDE:
             values["archived_at"] = None

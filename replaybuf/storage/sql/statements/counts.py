@@ -50,10 +50,10 @@ ON CONFLICT (lane, name, shard) DO UPDATE SET amount = own.amount + excluded.amo
 
 def read_levels(tx: Transaction, tasks: Iterable[str]) -> dict[str, Level]:
     """Return the levels of these tasks."""
-    listed = sorted(tasks)
-    rows = tx.tuples(f"{SUMS} AND l.task_name {{in_texts:tasks}} {BY_NAME}", buffer=tx.scope.buffer, tasks=listed)
+    task_names = sorted(tasks)
+    rows = tx.tuples(f"{SUMS} AND l.task_name {{in_texts:tasks}} {BY_NAME}", buffer=tx.scope.buffer, tasks=task_names)
     tallies = tallied(rows)
-    return {task: level_of(tallies, task) for task in listed}
+    return {task: level_of(tallies, task) for task in task_names}
 
 
 def read_fenced_tallies(tx: Transaction) -> Tallied:
@@ -61,8 +61,8 @@ def read_fenced_tallies(tx: Transaction) -> Tallied:
     rows = tx.tuples(_ALL_FENCED, buffer=tx.scope.buffer)
     width = len(Row._fields)
     compare(tx, Row(*rows[0][:width]))
-    found = (row[width:] for row in rows)  # without any tally, one row of NULLs
-    return tallied(row for row in found if row[0] is not None)
+    tally_rows = (row[width:] for row in rows)  # without any tally, one row of NULLs
+    return tallied(row for row in tally_rows if row[0] is not None)
 
 
 _ALL_FENCED = f"SELECT * FROM ({FENCE}) AS fence LEFT JOIN ({SUMS} {BY_NAME}) AS sums ON true"  # noqa: S608
@@ -87,15 +87,15 @@ def totals(tallies: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
 
 def add_to_checkpoints(tx: Transaction, counts: Mapping[tuple[int, Tally], int], made_before: int) -> None:
     """Add to the tallies of the buffer's checkpoints after this one."""
-    later = "SELECT id, tallies FROM rb_checkpoint WHERE buffer = :buffer AND id > :checkpoint {lock}"
-    for number, tallies in tx.tuples(later, buffer=tx.scope.buffer, checkpoint=made_before):
-        amounts = Counter({(one["lane"], one["name"]): one["amount"] for one in from_json(tallies)})
+    query = "SELECT id, tallies FROM rb_checkpoint WHERE buffer = :buffer AND id > :checkpoint {lock}"
+    for number, tallies in tx.tuples(query, buffer=tx.scope.buffer, checkpoint=made_before):
+        amounts = Counter({(record["lane"], record["name"]): record["amount"] for record in from_json(tallies)})
         amounts.update({(lane_id, name.value): n for (lane_id, name), n in counts.items()})
-        changed = [{"lane": lane_id, "name": name, "amount": n} for (lane_id, name), n in amounts.items()]
-        groups, size = totals(changed)
+        merged = [{"lane": lane_id, "name": name, "amount": n} for (lane_id, name), n in amounts.items()]
+        groups, size = totals(merged)
         tx.change(
             "UPDATE rb_checkpoint SET tallies = {json:tallies}, groups = :groups, bytes = :bytes WHERE id = :id",
-            tallies=changed,
+            tallies=merged,
             groups=groups,
             bytes=size,
             id=number,
@@ -106,7 +106,7 @@ def read_sizes(tx: Transaction, lanes: Iterable[Lane]) -> dict[int, int]:
     """Return the number of groups in each lane."""
     rows = tx.tuples(
         "SELECT lane, sum(amount) FROM rb_tally WHERE lane {in:lanes} AND name = 'size' GROUP BY lane",
-        lanes=[one.id for one in lanes],
+        lanes=[home.id for home in lanes],
     )
     return {lane_id: int(n) for lane_id, n in rows}
 
@@ -155,21 +155,21 @@ def move(
 
     `lanes` are lanes already read; groups that leave as `drawn` are of the transaction's last batch.
     """
-    known: dict[LaneName, Lane] = {one.name: one for one in lanes}
+    homes: dict[LaneName, Lane] = {home.name: home for home in lanes}
     states: dict[tuple[int, int, int], list[GroupRow]] = {}
     for row in rows:
         states.setdefault(STATE(row.values), []).append(row)
     steps: list[Step] = []
     staying: list[GroupRow] = []
     for first, *others in states.values():
-        same, step = [first, *others], step_of(first)
-        steps.append((first.task_name, step, [row.uid for row in same]))
-        staying += same if step.after is not None else ()
+        members, step = [first, *others], step_of(first)
+        steps.append((first.task_name, step, [row.uid for row in members]))
+        staying += members if step.after is not None else ()
         if first.found_in is not None:
-            known[first.found_in.name] = first.found_in
+            homes[first.found_in.name] = first.found_in
     at = newest(tx)
     keep(tx, [row.uid for row in staying if row.column("since") < at])
-    apply(tx, steps, known.values(), are_kept=True, drawn=drawn, **values)
+    apply(tx, steps, homes.values(), are_kept=True, drawn=drawn, **values)
     return [row.uid for row in staying]
 
 
@@ -195,16 +195,16 @@ def apply(
     homes |= need_lanes(tx, {(task, status) for task, step, _ in steps for status, _ in step.counts} - homes.keys())
     leased = {(task, step.after.status) for task, step, _ in steps if step.after is not None and step.after.leased}
     lanes = {False: homes, True: need_lanes(tx, leased, leased=True)}
-    alike: dict[tuple[str, Transition], list[int]] = {}
+    by_step: dict[tuple[str, Transition], list[int]] = {}
     counts: Counts = Counter()
     for task, step, uids in steps:
-        alike.setdefault((task, step), []).extend(uids)
+        by_step.setdefault((task, step), []).extend(uids)
         add_step(counts, homes, task, step, len(uids))
-    gone: list[int] = []
+    removed: list[int] = []
     entering: dict[LaneName, list[int]] = {}
-    for (task, step), uids in alike.items():
+    for (task, step), uids in by_step.items():
         if step.after is None:
-            gone += uids
+            removed += uids
             continue
         added = {"times_sampled": step.draws, "deliveries": step.deliveries}
         pinned_at = None  # the train step at which groups that leave their lane pin their staleness
@@ -215,7 +215,7 @@ def apply(
         change(tx, uids, _changed(task, step, lanes) | values, added, pinned_at)
         if step.enters_races:
             entering.setdefault((task, step.after.status), []).extend(uids)
-    counts.update(leave(tx, gone, drawn=drawn))
+    counts.update(leave(tx, removed, drawn=drawn))
     for name, uids in entering.items():
         enter_race(tx, homes[name], uids)
     add_counts(tx, counts)
@@ -247,10 +247,10 @@ def change(
     pinned_at: int | None = None,
 ) -> None:
     """Set columns of groups (JSON as text), and add to others; pin the staleness at a train step, if given."""
-    given = {**values, **{f"more_{name}": n for name, n in (added or {}).items() if n and name not in values}}
+    parameters = {**values, **{f"more_{name}": n for name, n in (added or {}).items() if n and name not in values}}
     if pinned_at is not None:
-        given["pinned_at"] = pinned_at
-    tx.change(_changing(tuple(given)), **given, uids=list(uids))
+        parameters["pinned_at"] = pinned_at
+    tx.change(_changing(tuple(parameters)), **parameters, uids=list(uids))
 
 
 @lru_cache(maxsize=256)
@@ -275,9 +275,9 @@ pinned_staleness = coalesce(pinned_staleness, CAST(:pinned_at AS bigint) - oldes
 
 def set_aside(tx: Transaction, home: Lane, reasons: Mapping[int, str], worker: str | None = None) -> None:
     """Make groups of a lane FAILED, each with its own reason; `worker` drew them."""
-    steps = [(home.task_name, transitions.set_aside(home.status, why), [uid]) for uid, why in reasons.items()]
+    steps = [(home.task_name, transitions.set_aside(home.status, reason), [uid]) for uid, reason in reasons.items()]
     apply(tx, steps, [home])
     if home.status == Status.FILLING:  # it is no rollout of a group that fills any more
         change(tx, reasons, {"scoped_key": None})
-    uids, groups, why = list(reasons), len(reasons), next(iter(reasons.values()), None)
-    note(tx, EventKind.SET_ASIDE, task_name=home.task_name, worker=worker, groups=groups, uids=uids, detail=why)
+    uids, groups, reason = list(reasons), len(reasons), next(iter(reasons.values()), None)
+    note(tx, EventKind.SET_ASIDE, task_name=home.task_name, worker=worker, groups=groups, uids=uids, detail=reason)

@@ -39,9 +39,9 @@ def keep_leaving(tx: Transaction, leaving: Leaving) -> None:
 
 def read_removed(tx: Transaction, rows: Sequence[GroupRow]) -> None:
     """Read the payloads of removed groups, as long as they are kept."""
-    found = dict(map(tuple, tx.tuples(_PAYLOADS, uids=[row.uid for row in rows])))
+    payloads = dict(map(tuple, tx.tuples(_PAYLOADS, uids=[row.uid for row in rows])))
     for row in rows:
-        row.payload = found.get(row.uid)
+        row.payload = payloads.get(row.uid)
 
 
 _PAYLOADS = "SELECT uid, data FROM rb_payload WHERE uid {in:uids}"
@@ -67,37 +67,37 @@ def replaced_by_place(
     tx: Transaction, groups: Sequence[NewGroup]
 ) -> tuple[dict[int, list[GroupRow]], dict[int, ReplayBufError]]:
     """Return the groups replaced by each of these groups, or the error, by index. A stored group is replaced once."""
-    wanted = sorted({uid for new in groups for uid in (*new.replaces, *new.parts)})
-    there = {row.uid: row for row in lock_replaced(tx, WITH_UIDS, uids=wanted)} if wanted else {}
+    uids = sorted({uid for new in groups for uid in (*new.replaces, *new.parts)})
+    stored = {row.uid: row for row in lock_replaced(tx, WITH_UIDS, uids=uids)} if uids else {}
     replaced: dict[int, list[GroupRow]] = {}
-    refused: dict[int, ReplayBufError] = {}
+    errors: dict[int, ReplayBufError] = {}
     for place, new in enumerate(groups):
         if new.replaces or new.parts or new.lease is not None:
             try:
-                replaced[place] = _check_replaced(tx.scope, new, there)
+                replaced[place] = _check_replaced(tx.scope, new, stored)
             except ReplayBufError as error:
-                refused[place] = error
+                errors[place] = error
             else:
                 for uid in (*new.replaces, *new.parts):
-                    there.pop(uid, None)
-    return replaced, refused
+                    stored.pop(uid, None)
+    return replaced, errors
 
 
-def _check_replaced(scope: Scope, new: NewGroup, there: Mapping[int, GroupRow]) -> list[GroupRow]:
+def _check_replaced(scope: Scope, new: NewGroup, stored: Mapping[int, GroupRow]) -> list[GroupRow]:
     """Return the existing groups to be replaced by a put. Raises ConflictError, LeaseLostError and FencedError."""
     token = None
     if new.lease is not None:
         check_lease(new.lease, scope.epoch, scope.database)
         token = new.lease.token
-    found = {uid: there[uid] for uid in new.replaces if uid in there and there[uid].column("lease") == token}
-    missing = [uid for uid in new.replaces if uid not in found]
+    replaced = {uid: stored[uid] for uid in new.replaces if uid in stored and stored[uid].column("lease") == token}
+    missing = [uid for uid in new.replaces if uid not in replaced]
     if missing and new.lease is not None:
         raise lost_to_others(new.lease, missing)
-    found |= {uid: there[uid] for uid in new.parts if uid in there and not there[uid].is_leased}
-    missing += [uid for uid in new.parts if uid not in found]
+    replaced |= {uid: stored[uid] for uid in new.parts if uid in stored and not stored[uid].is_leased}
+    missing += [uid for uid in new.parts if uid not in replaced]
     if missing:
         raise ConflictError(f"group {missing[0]}, which was to be replaced, is not in the buffer; nothing was stored")
-    return list(found.values())
+    return list(replaced.values())
 
 
 def lock_replaced(tx: Transaction, condition: str, **values: Any) -> list[GroupRow]:
@@ -120,10 +120,10 @@ def origins(tx: Transaction, replaced: Mapping[int, Collection[GroupRow]]) -> di
     `replaced` has the rows of the groups that have just left, by the uid of the new group.
     """
     direct = {uid: {row.uid for row in rows} for uid, rows in replaced.items()}
-    others = {uid: {one for row in rows for one in predecessors(row)} for uid, rows in replaced.items()}
-    known = set[int]().union(*others.values())
-    kept = in_checkpoints(tx, known) if known else known
-    return {uid: sorted(direct[uid] | (others[uid] & kept)) for uid in direct}
+    indirect = {uid: {old_uid for row in rows for old_uid in predecessors(row)} for uid, rows in replaced.items()}
+    candidates = set[int]().union(*indirect.values())
+    kept = in_checkpoints(tx, candidates) if candidates else candidates
+    return {uid: sorted(direct[uid] | (indirect[uid] & kept)) for uid in direct}
 
 
 def predecessors(row: GroupRow) -> list[int]:
@@ -144,18 +144,18 @@ def evict(tx: Transaction, tasks: Iterable[str], counts: Counts, leaving: Leavin
         return
     rows = tx.tuples(_SIZES, buffer=tx.scope.buffer, tasks=sorted(tasks), aside=sorted(map(str, ASIDE)))
     lanes, sizes = [Lane.read(*row[:-1]) for row in rows], {row[0]: int(row[-1]) for row in rows}
-    gone: list[int] = []
-    for task in sorted({one.task_name for one in lanes}):
-        size = {one.id: sizes[one.id] + counts[(one.id, Tally.SIZE)] for one in lanes if one.task_name == task}
-        here = [one for one in lanes if size.get(one.id, 0) > 0]
+    evicted: list[int] = []
+    for task in sorted({home.task_name for home in lanes}):
+        size = {home.id: sizes[home.id] + counts[(home.id, Tally.SIZE)] for home in lanes if home.task_name == task}
+        filled = [home for home in lanes if size.get(home.id, 0) > 0]
         excess = sum(size.values()) - limits.capacity
-        chosen = _first(tx, here, excess) if excess > 0 else []
-        gone += [row.uid for _, row in chosen]
-        homes = {one.name: one for one in here}
-        for status, n in Counter(home.status for home, _ in chosen).items():
+        candidates = _first(tx, filled, excess) if excess > 0 else []
+        evicted += [row.uid for _, row in candidates]
+        homes = {home.name: home for home in filled}
+        for status, n in Counter(home.status for home, _ in candidates).items():
             add_step(counts, homes, task, removed(Place(status), Tally.EVICTED), n)
-    note(tx, gone, leaving)
-    counts.update(leave(tx, gone))
+    note(tx, evicted, leaving)
+    counts.update(leave(tx, evicted))
 
 
 #: The lanes of tasks that count towards the capacity, and the number of groups in each.
@@ -176,14 +176,14 @@ def _first(tx: Transaction, lanes: Sequence[Lane], count: int) -> list[_Candidat
         return _comparable(home, field, row.values[places[field]])
 
     candidates = [(home, row) for home in lanes for row in Source(home).first(tx, count, remover.order)]
-    chosen = in_order(candidates, remover.order, value)[:count] if len(lanes) > 1 else candidates
+    firsts = in_order(candidates, remover.order, value)[:count] if len(lanes) > 1 else candidates
     if remover.is_race:
-        waits = [value(one, remover.order[0].field) for one in chosen]
+        waits = [value(candidate, remover.order[0].field) for candidate in firsts]
         for home in sorted(lanes, key=lambda home: home.id):
             assert home.race is not None
             home.race.pass_time(waits)
-            go_on(tx, home, [row.priority for _, row in chosen])
-    return chosen
+            go_on(tx, home, [row.priority for _, row in firsts])
+    return firsts
 
 
 def _comparable(home: Lane, field: str, value: Any) -> Any:

@@ -53,12 +53,12 @@ def compare(tx: Transaction, row: Row) -> None:
 
 
 def _fenced_off(tx: Transaction, row: Row) -> FencedError:
-    restored = "restored"
+    phrase = "restored"
     if row.restored_step is not None:
         at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(row.restored_at))
-        restored = f"restored to the checkpoint of step {row.restored_step} at {at}{_by(tx, row)}"
+        phrase = f"restored to the checkpoint of step {row.restored_step} at {at}{_by(tx, row)}"
     return FencedError(
-        f"the buffer {tx.scope.buffer!r} was {restored}, after this process had opened it: what it does belongs to the "
+        f"the buffer {tx.scope.buffer!r} was {phrase}, after this process had opened it: what it does belongs to the "
         "run before that, and nothing was changed. End this process if another one goes on from there, as a trainer "
         "does that was started anew; one that should join the restored run, such as a worker, builds a new buffer"
     )
@@ -66,8 +66,8 @@ def _fenced_off(tx: Transaction, row: Row) -> FencedError:
 
 def _by(tx: Transaction, row: Row) -> str:
     """Return the worker of the restore, if known."""
-    found = tx.tuples(_LAST_RESTORE, buffer=tx.scope.buffer, kind=EventKind.RESTORED.value)
-    worker, step = found[0] if found else (None, None)
+    rows = tx.tuples(_LAST_RESTORE, buffer=tx.scope.buffer, kind=EventKind.RESTORED.value)
+    worker, step = rows[0] if rows else (None, None)
     return f" by {worker}" if worker and step == row.restored_step else ""
 
 

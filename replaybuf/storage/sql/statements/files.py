@@ -41,15 +41,15 @@ def add_place(tx: Transaction, url: str) -> int | None:
 
     None for a place with files of this database: it isn't new, but has lost its marker.
     """
-    known = tx.values("SELECT id FROM rb_place WHERE url = :url ORDER BY id DESC", url=url)
-    if known:
-        if tx.values("SELECT 1 FROM rb_file WHERE place {in:places} AND groups > 0 LIMIT 1", places=known):
+    places = tx.values("SELECT id FROM rb_place WHERE url = :url ORDER BY id DESC", url=url)
+    if places:
+        if tx.values("SELECT 1 FROM rb_file WHERE place {in:places} AND groups > 0 LIMIT 1", places=places):
             return None
-        if not tx.values("SELECT 1 FROM rb_file WHERE place {in:places} LIMIT 1", places=known):
-            return int(known[0])  # added by a faster process, which hasn't marked it yet
+        if not tx.values("SELECT 1 FROM rb_file WHERE place {in:places} LIMIT 1", places=places):
+            return int(places[0])  # added by a faster process, which hasn't marked it yet
         # The place with this id may reappear elsewhere, with its marker.
-        tx.change("DELETE FROM rb_file WHERE place {in:places}", places=known)
-        tx.change("DELETE FROM rb_place WHERE id {in:places}", places=known)
+        tx.change("DELETE FROM rb_file WHERE place {in:places}", places=places)
+        tx.change("DELETE FROM rb_place WHERE id {in:places}", places=places)
     # A random id: a database restored from a backup would reuse the next number, which a marker may have.
     number = _FIRST_PLACE + secrets.randbelow(_LAST_PLACE - _FIRST_PLACE)
     tx.change(_ADD_PLACE, id=number, url=url)
@@ -87,9 +87,9 @@ def name_files(tx: Transaction, extents: Iterable[Extent]) -> None:
     """Record the files of new payloads. Raises PayloadStoreError when one was found without a row, and is deleted."""
     numbers: Counter[int] = Counter()
     ends: dict[int, tuple[int, int]] = {}
-    for one in extents:
-        numbers[one.file] += 1
-        ends[one.file] = one.place, max(one.end, ends[one.file][1] if one.file in ends else 0)
+    for extent in extents:
+        numbers[extent.file] += 1
+        ends[extent.file] = extent.place, max(extent.end, ends[extent.file][1] if extent.file in ends else 0)
     for number, count in sorted(numbers.items()):
         place, end = ends[number]
         if not tx.tuples(_NAME, id=number, place=place, bytes=end, groups=count):
@@ -105,12 +105,12 @@ ON CONFLICT (id) DO UPDATE SET groups = old.groups + excluded.groups, bytes = ex
 RETURNING id"""
 
 
-def count_gone(tx: Transaction, gone: Iterable[int | None]) -> None:
+def count_gone(tx: Transaction, files: Iterable[int | None]) -> None:
     """Count payloads whose rows were deleted, given the file of each."""
-    numbers = Counter(number for number in gone if number is not None)
+    numbers = Counter(number for number in files if number is not None)
     if numbers:
-        less = "UPDATE rb_file SET groups = groups - :less WHERE id = :id"
-        tx.each(less, [(count, number) for number, count in sorted(numbers.items())])
+        query = "UPDATE rb_file SET groups = groups - :less WHERE id = :id"
+        tx.each(query, [(count, number) for number, count in sorted(numbers.items())])
 
 
 def count_back(tx: Transaction, number: int) -> bool:
@@ -124,12 +124,12 @@ def count_back(tx: Transaction, number: int) -> bool:
 def empty_files(tx: Transaction, limit: int, but: Sequence[int] = ()) -> dict[int, list[int]]:
     """Return files that no group has any more, by the id of their place, which is none of `but`."""
     now = tx.clock()
-    empty = """SELECT place, id FROM rb_file WHERE groups = 0 AND NOT place {in:but}
+    query = """SELECT place, id FROM rb_file WHERE groups = 0 AND NOT place {in:but}
 AND NOT EXISTS (SELECT 1 FROM rb_place WHERE kept_until BETWEEN :now AND :until) LIMIT :limit"""
-    found: dict[int, list[int]] = {}
-    for number, one in tx.tuples(empty, but=but, now=now, until=now + SILENT_SECONDS, limit=limit):
-        found.setdefault(number, []).append(one)
-    return found
+    by_place: dict[int, list[int]] = {}
+    for number, file in tx.tuples(query, but=but, now=now, until=now + SILENT_SECONDS, limit=limit):
+        by_place.setdefault(number, []).append(file)
+    return by_place
 
 
 def forget(tx: Transaction, numbers: Sequence[int]) -> None:
@@ -140,14 +140,14 @@ def forget(tx: Transaction, numbers: Sequence[int]) -> None:
 def unknown(tx: Transaction, files: Sequence[int]) -> list[int]:
     """Return those of these files that no row names, or that are nobody's."""
     sql = "SELECT id FROM rb_file WHERE id {in:ids} AND groups <> :orphans"
-    known = set(tx.values(sql, ids=files, orphans=_ORPHAN))
-    return [one for one in files if one not in known]
+    recorded = set(tx.values(sql, ids=files, orphans=_ORPHAN))
+    return [file for file in files if file not in recorded]
 
 
 def record_orphans(tx: Transaction, number: int, files: Sequence[int]) -> list[int]:
     """Record those of these files in a place that no row names as nobody's; return all that are, and can be deleted."""
     orphans = "INSERT INTO rb_file (id, place, bytes, groups) VALUES (:id, :place, 0, :groups) ON CONFLICT DO NOTHING"
-    tx.each(orphans, [(one, number, _ORPHAN) for one in files])
+    tx.each(orphans, [(file, number, _ORPHAN) for file in files])
     return tx.values("SELECT id FROM rb_file WHERE id {in:ids} AND groups = :orphans", ids=files, orphans=_ORPHAN)
 
 
@@ -166,8 +166,8 @@ _KEEP = "UPDATE rb_past SET removed_at = {clock:now} + :seconds WHERE uid {in:ui
 
 def wrong_counts(tx: Transaction) -> Mapping[int, int]:
     """Return the numbers of groups of files with a wrong one."""
-    wrong = tx.tuples(_WRONG, orphans=_ORPHAN)
-    return {number: int(there) for number, there in wrong}
+    rows = tx.tuples(_WRONG, orphans=_ORPHAN)
+    return {number: int(count) for number, count in rows}
 
 
 _WRONG = """SELECT f.id, coalesce(c.there, 0) FROM rb_file f LEFT JOIN (

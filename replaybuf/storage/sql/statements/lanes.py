@@ -63,10 +63,10 @@ _WHERE = f"SELECT {COLUMNS} FROM rb_lane WHERE buffer = :buffer"  # noqa: S608
 
 def find_lanes(tx: Transaction, names: Iterable[LaneName], *, leased: bool = False) -> dict[LaneName, Lane]:
     """Return the lanes of these (task, status) pairs that exist."""
-    wanted = set(names)
-    tasks = sorted({task_name for task_name, _ in wanted})
-    found = (Lane.read(*row) for row in tx.tuples(_OF_TASKS, buffer=tx.scope.buffer, leased=leased, tasks=tasks))
-    return {one.name: one for one in found if one.name in wanted}
+    requested = set(names)
+    tasks = sorted({task_name for task_name, _ in requested})
+    lanes = (Lane.read(*row) for row in tx.tuples(_OF_TASKS, buffer=tx.scope.buffer, leased=leased, tasks=tasks))
+    return {home.name: home for home in lanes if home.name in requested}
 
 
 _OF_TASKS = f"{_WHERE} AND leased = :leased AND task_name {{in_texts:tasks}}"
@@ -77,10 +77,10 @@ def need_lanes(tx: Transaction, names: Iterable[LaneName], *, leased: bool = Fal
     names = set(names)
     if not names:
         return {}
-    found = find_lanes(tx, names, leased=leased)
-    missing = sorted(names - found.keys())
+    existing = find_lanes(tx, names, leased=leased)
+    missing = sorted(names - existing.keys())
     if not missing:
-        return found
+        return existing
     race = race_of(tx)
     for task, status in missing:
         values = race_columns(None if leased else race)
@@ -97,7 +97,7 @@ def start_steps(tx: Transaction, steps: Mapping[int, int]) -> None:
 
     No staleness changes: groups in a lane without a step have their own.
     """
-    tx.each("UPDATE rb_lane SET step = :step WHERE id = :id AND step IS NULL", [(n, one) for one, n in steps.items()])
+    tx.each("UPDATE rb_lane SET step = :step WHERE id = :id AND step IS NULL", [(n, lane) for lane, n in steps.items()])
 
 
 # Races

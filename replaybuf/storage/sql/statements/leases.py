@@ -58,12 +58,12 @@ def rows_of(tx: Transaction, uids: Sequence[int]) -> list[GroupRow]:
 def acknowledge(tx: Transaction, lease: Leased, uids: Sequence[int]) -> None:
     """Consume groups of a lease."""
     check_lease(lease, tx.scope.epoch, tx.scope.database)
-    limits, mine = tx.scope.rules.limits, _held(tx, lease, uids)
-    if len(mine) < len(uids):
-        _check_not_passed_on(tx, lease, set(uids).difference(row.uid for row in mine))
-    step, lanes = _trained_at(tx, lease, mine)
-    move(tx, mine, lambda row: transitions.acknowledged(row, limits), lanes, **trained_at(step))
-    settle(tx, lease, [row.uid for row in mine], step)
+    limits, rows = tx.scope.rules.limits, _held(tx, lease, uids)
+    if len(rows) < len(uids):
+        _check_not_passed_on(tx, lease, set(uids).difference(row.uid for row in rows))
+    step, lanes = _trained_at(tx, lease, rows)
+    move(tx, rows, lambda row: transitions.acknowledged(row, limits), lanes, **trained_at(step))
+    settle(tx, lease, [row.uid for row in rows], step)
 
 
 def _trained_at(tx: Transaction, lease: Leased, rows: Sequence[GroupRow]) -> tuple[int | None, Iterable[Lane]]:
@@ -76,7 +76,7 @@ def _trained_at(tx: Transaction, lease: Leased, rows: Sequence[GroupRow]) -> tup
     homes = {(row.task_name, row.status) for row in rows}
     lanes = find_lanes(tx, homes | {(task, Status.ARCHIVED) for task, _ in homes})  # all possible target lanes
     trained = (lanes[name] for name in homes if name[1] == Status.COMPLETED and name in lanes)
-    return max((one.step for one in trained if one.step is not None), default=lease.train_step), lanes.values()
+    return max((lane.step for lane in trained if lane.step is not None), default=lease.train_step), lanes.values()
 
 
 def extend(tx: Transaction, lease: Leased, uids: Sequence[int], seconds: float) -> float:
@@ -93,11 +93,11 @@ def extend(tx: Transaction, lease: Leased, uids: Sequence[int], seconds: float) 
 def give_back(tx: Transaction, lease: Leased, uids: Sequence[int], reason: str | None) -> Counter[str | None]:
     """End the lease of those of these groups that it still holds; return their number by holder."""
     check_database(lease, tx.scope.database)
-    limits, mine = tx.scope.rules.limits, _of(tx, lease, uids)
-    move(tx, mine, lambda row: transitions.given_back(row, limits, reason))
+    limits, rows = tx.scope.rules.limits, _of(tx, lease, uids)
+    move(tx, rows, lambda row: transitions.given_back(row, limits, reason))
     if reason is not None:
-        _note_returned(tx, EventKind.GIVEN_BACK, mine, reason)
-    return Counter(row.column("holder") for row in mine)
+        _note_returned(tx, EventKind.GIVEN_BACK, rows, reason)
+    return Counter(row.column("holder") for row in rows)
 
 
 def unhold(tx: Transaction, lease: Leased, uids: Sequence[int]) -> None:
@@ -153,17 +153,17 @@ def _held(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[GroupRow]
     Raises LeaseLostError if the lease's time is over and it no longer holds all of them. While it holds any, another
     process may have renewed it, and settled the others.
     """
-    mine = _of(tx, lease, uids)
-    until = max([lease.until, *(row.column("leased_until") for row in mine)])
-    if len(mine) < len(uids) and tx.clock() >= until:
-        raise lost_to_others(lease, set(uids).difference(row.uid for row in mine))
-    return mine
+    rows = _of(tx, lease, uids)
+    until = max([lease.until, *(row.column("leased_until") for row in rows)])
+    if len(rows) < len(uids) and tx.clock() >= until:
+        raise lost_to_others(lease, set(uids).difference(row.uid for row in rows))
+    return rows
 
 
 def _check_not_passed_on(tx: Transaction, lease: Leased, uids: Iterable[int]) -> None:
     """Raise LeaseLostError if the lease has lost any of these groups without having acknowledged it."""
-    there = tx.tuples("SELECT uid, times_sampled, lease IS NOT NULL FROM rb_group WHERE uid {in:uids}", uids=list(uids))
-    if lost := passed_on(lease, ((uid, sampled, bool(leased)) for uid, sampled, leased in there)):
+    rows = tx.tuples("SELECT uid, times_sampled, lease IS NOT NULL FROM rb_group WHERE uid {in:uids}", uids=list(uids))
+    if lost := passed_on(lease, ((uid, sampled, bool(leased)) for uid, sampled, leased in rows)):
         raise lost_to_others(lease, lost)
 
 
@@ -212,8 +212,8 @@ def _unsample(tx: Transaction, row: GroupRow, made_before: int) -> bool:
     key = row.column("random_key")
     values = {"uid": row.uid, "times": row.times_sampled, "trained": row.column("trained_step"), "key": key}
 
-    def undo(table: str, condition: str = "", **more: Any) -> bool:
-        return tx.change(_UNSAMPLE.format(table=table) + condition, **values, **more) > 0
+    def undo(table: str, condition: str = "", **parameters: Any) -> bool:
+        return tx.change(_UNSAMPLE.format(table=table) + condition, **values, **parameters) > 0
 
     undo("rb_past", " AND since >= :since", since=max(made_before, row.column("since")))
     return undo("rb_group")

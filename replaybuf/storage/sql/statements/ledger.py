@@ -32,8 +32,8 @@ def read_cursor(tx: Transaction, name: str) -> Cursor:
     """Return the cursor of this name; version 0 if there is none."""
     [(*fence, version, position, value)] = tx.tuples(_CURSOR, buffer=tx.scope.buffer, cursor=name)
     join(tx, Row(*fence))
-    found = Cursor(name) if version is None else Cursor(name, version, position, value)
-    return replace(found, epoch=tx.scope.epoch)
+    cursor = Cursor(name) if version is None else Cursor(name, version, position, value)
+    return replace(cursor, epoch=tx.scope.epoch)
 
 
 _CURSOR = f"""SELECT fence.*, c.version, c.position, c.value FROM ({FENCE}) AS fence
@@ -47,7 +47,7 @@ WHERE buffer = :buffer AND name = :name AND checkpoint = 0 AND version = :known"
 def write_cursors(tx: Transaction, cursors: Sequence[Cursor]) -> None:
     """Write cursors into a buffer that has none."""
     if cursors:
-        tx.each(_INSERT, [(tx.scope.buffer, one.name, one.version, one.position, one.value) for one in cursors])
+        tx.each(_INSERT, [(tx.scope.buffer, row.name, row.version, row.position, row.value) for row in cursors])
 
 
 def move_cursor(tx: Transaction, moved: Cursor) -> bool:
@@ -84,8 +84,8 @@ def note_drawn(tx: Transaction, name: str, version: int, epochs: Mapping[int, in
 
 def note_judged(tx: Transaction, groups: Iterable[NewGroup]) -> None:
     """Add the rewards of finished groups to what is known of their prompts."""
-    found = [one.judged for one in groups if one.judged is not None]
-    _change(tx, [(name, item, _PENDING, None, 1, n, sums, *more, sums / n) for name, item, n, sums, *more in found])
+    judged = [new.judged for new in groups if new.judged is not None]
+    _change(tx, [(name, item, _PENDING, None, 1, n, sums, *more, sums / n) for name, item, n, sums, *more in judged])
 
 
 def _change(tx: Transaction, changes: list[tuple[Any, ...]]) -> None:

@@ -50,12 +50,12 @@ def find_page(
     The search ends with that one, by default the last uid at its first page.
     """
     last = last_uid(tx) if last is None else last
-    chosen = select_matching(tx, query, group.c.uid, group.c.bytes).where(group.c.uid.between(after + 1, last))
-    return _sized(tx.tuples(chosen.order_by(group.c.uid).limit(size))), last
+    statement = select_matching(tx, query, group.c.uid, group.c.bytes).where(group.c.uid.between(after + 1, last))
+    return _sized(tx.tuples(statement.order_by(group.c.uid).limit(size))), last
 
 
-def _sized(found: Iterable[Sequence[Any]]) -> list[tuple[int, int]]:
-    return [(uid, size if type(size) is int else 0) for uid, size in found]
+def _sized(rows: Iterable[Sequence[Any]]) -> list[tuple[int, int]]:
+    return [(uid, size if type(size) is int else 0) for uid, size in rows]
 
 
 def finding(tx: Transaction, query: Node, order: Order, limit: int | None) -> Select[Any]:
@@ -82,21 +82,21 @@ def read_groups(
 
 def read_matching(tx: Transaction, uids: Sequence[int], query: Node, payloads: bool) -> list[GroupRow]:
     """Return the same groups as `read_groups`, perhaps without payloads."""
-    named = tx.dialect.one_of(group.c.uid, "uids")
-    chosen = named, tx.scope.lanes, compile_sql(query, FIELDS, tx.dialect.name)
-    found = tx.tuples(select_rows(payloads=payloads).where(*chosen), uids=tx.dialect.listed(uids))
-    rows = {row.uid: row for row in map(GroupRow.of, found)}
+    of_uids = tx.dialect.one_of(group.c.uid, "uids")
+    conditions = of_uids, tx.scope.lanes, compile_sql(query, FIELDS, tx.dialect.name)
+    selected = tx.tuples(select_rows(payloads=payloads).where(*conditions), uids=tx.dialect.listed(uids))
+    rows = {row.uid: row for row in map(GroupRow.of, selected)}
     return [rows[uid] for uid in uids if uid in rows]
 
 
 def count_groups(tx: Transaction, query: Node, at_most: int | None) -> int:
     """Return the number of groups that match, at most `at_most`."""
-    matching = select_matching(tx, query, group.c.uid)
+    matches = select_matching(tx, query, group.c.uid)
     if at_most is None:
-        found = matching.with_only_columns(func.count())
+        statement = matches.with_only_columns(func.count())
     else:
-        found = select(func.count()).select_from(matching.limit(at_most).subquery())
-    return int(tx.tuples(found)[0][0])
+        statement = select(func.count()).select_from(matches.limit(at_most).subquery())
+    return int(tx.tuples(statement)[0][0])
 
 
 def delete_groups(tx: Transaction, query: Node) -> int:
@@ -125,7 +125,7 @@ def update_groups(tx: Transaction, query: Node, changes: Changes) -> int:
         values["priority"] = changes.priority
     if not isinstance(changes.tags, Unset):
         values["tags"] = to_json_text(changes.tags or None)
-    changed = 0
+    number = 0
     for by_lane in _locked(tx, query):
         for home, uids in by_lane:
             if values:
@@ -133,24 +133,24 @@ def update_groups(tx: Transaction, query: Node, changes: Changes) -> int:
                 change(tx, uids, values)
             if "priority" in values:
                 enter_race(tx, home, uids)
-            changed += len(uids)
+            number += len(uids)
         if not isinstance(changes.status, Unset):
             _settle(tx, [uid for home, uids in by_lane if home.status != Status.COMPLETED for uid in uids])
             steps = [(home.task_name, updated(home.status, changes.status), uids) for home, uids in by_lane]
             apply(tx, steps, (home for home, _ in by_lane))
-    return changed
+    return number
 
 
 def _settle(tx: Transaction, uids: Sequence[int]) -> None:
     """Let no rollout be due to expire any more: who sets a group's status has decided what becomes of it."""
-    due = f"SELECT uid, CAST(marks AS text) FROM rb_group WHERE uid {{in:uids}} AND {DUE} ORDER BY uid"  # noqa: S608
-    settled = []
-    for uid, text in tx.tuples(due, uids=uids) if uids else ():
+    query = f"SELECT uid, CAST(marks AS text) FROM rb_group WHERE uid {{in:uids}} AND {DUE} ORDER BY uid"  # noqa: S608
+    rows = []
+    for uid, text in tx.tuples(query, uids=uids) if uids else ():
         marks = from_json(text)
         del marks["due"]
-        settled.append((uid, dump_json(marks)))
-    keep(tx, [uid for uid, _ in settled])
-    tx.set_columns(("marks",), settled)
+        rows.append((uid, dump_json(marks)))
+    keep(tx, [uid for uid, _ in rows])
+    tx.set_columns(("marks",), rows)
 
 
 #: Statuses of groups that can be requeued.
@@ -164,22 +164,22 @@ def requeue_groups(tx: Transaction, query: Node) -> dict[Status, int]:
     and delivery attempts are reset. Returns the numbers by new status.
     """
     numbers: dict[Status, int] = {}
-    back: dict[str, list[int]] = {}
-    chosen = LogicNode("$and", (query, SetNode("status", "$in", tuple(map(str, REQUEUED)))))
-    for by_lane in _locked(tx, chosen):
+    requeued: dict[str, list[int]] = {}
+    condition = LogicNode("$and", (query, SetNode("status", "$in", tuple(map(str, REQUEUED)))))
+    for by_lane in _locked(tx, condition):
         steps: list[Step] = []
         for home, uids in by_lane:
             unfinished = set(tx.values(_UNFINISHED, uids=uids))
-            for status, some in (
+            for status, members in (
                 (Status.ABORTED, [uid for uid in uids if uid in unfinished]),
                 (Status.COMPLETED, [uid for uid in uids if uid not in unfinished]),
             ):
-                if some:
-                    steps.append((home.task_name, updated(home.status, status), some))
-                    numbers[status] = numbers.get(status, 0) + len(some)
-            back.setdefault(home.task_name, []).extend(uids)
+                if members:
+                    steps.append((home.task_name, updated(home.status, status), members))
+                    numbers[status] = numbers.get(status, 0) + len(members)
+            requeued.setdefault(home.task_name, []).extend(uids)
         apply(tx, steps, (home for home, _ in by_lane))
-    _note_each(tx, EventKind.REQUEUED, back, query)
+    _note_each(tx, EventKind.REQUEUED, requeued, query)
     return numbers
 
 
@@ -217,10 +217,10 @@ def lock_groups(tx: Transaction, condition: str, **values: Any) -> list[tuple[in
     return [(uid, lane_id) for uid, lane_id in rows]
 
 
-def _by_lane(tx: Transaction, found: Sequence[tuple[int, int]]) -> list[tuple[Lane, list[int]]]:
+def _by_lane(tx: Transaction, rows: Sequence[tuple[int, int]]) -> list[tuple[Lane, list[int]]]:
     """Return the groups of the buffer by lane, from their uids and lane ids."""
     members: dict[int, list[int]] = {}
-    for uid, lane_id in found:
+    for uid, lane_id in rows:
         members.setdefault(lane_id, []).append(uid)
     return [(home, members[home.id]) for home in lanes_where(tx, "id {in:ids}", ids=sorted(members))]
 
@@ -233,10 +233,10 @@ def _locked(tx: Transaction, query: Node) -> Iterator[list[tuple[Lane, list[int]
     matching = select_matching(tx, query, group.c.uid, group.c.lane)
     rows = [(uid, lane_id) for uid, lane_id in tx.tuples(matching.order_by(group.c.uid))]
     for start in range(0, len(rows), _CHUNK):
-        some = rows[start : start + _CHUNK]
+        chunk = rows[start : start + _CHUNK]
         if tx.dialect.is_remote:
-            uids = [uid for uid, _ in some]
+            uids = [uid for uid, _ in chunk]
             lock_groups(tx, WITH_UIDS, uids=uids)
-            again = matching.where(tx.dialect.one_of(group.c.uid, "uids"))
-            some = [(uid, lane_id) for uid, lane_id in tx.tuples(again, uids=tx.dialect.listed(uids))]
-        yield _by_lane(tx, some)
+            still_matching = matching.where(tx.dialect.one_of(group.c.uid, "uids"))
+            chunk = [(uid, lane_id) for uid, lane_id in tx.tuples(still_matching, uids=tx.dialect.listed(uids))]
+        yield _by_lane(tx, chunk)

@@ -95,16 +95,16 @@ def encode_group(codec: Codec, group: NewGroup, apart: FileBatch | None = None) 
     if group.rest is not None:
         encoded = encode_group(codec, replace(group, rest=None), apart)
         return replace(encoded, group=group, rest=encode_group(codec, group.rest))
-    least = math.inf if apart is None else max(1, apart.threshold)
+    threshold = math.inf if apart is None else max(1, apart.threshold)
     if group.payload is not None:
         split = codec.split(group.payload)
     else:
         numeric = codec.rollout_type.by_token if group.status in EXPIRING_STATUSES else frozenset()
         parents = None if group.segments is None else group.segments.parents
         split = codec.encode_split(
-            group.rollouts, group.fetched or {}, sealed_from=least, numeric=numeric, parents=parents
+            group.rollouts, group.fetched or {}, sealed_from=threshold, numeric=numeric, parents=parents
         )
-    if apart is None or split.size < least:
+    if apart is None or split.size < threshold:
         return describe(group, group.rollouts, split.joined(), codec.rollout_type)
     extent = apart.add(split)
     return describe(group, group.rollouts, split.head + extent.packed(), codec.rollout_type, extent=extent)
@@ -122,7 +122,7 @@ def describe(
     marks = Marks.of(rollouts, kind, group.status if group.train_step is None else None, fields, group.segments)
     records, prompt = outline(rollouts, kind, Texts(payload).find, fields)
     if None in marks.reward:
-        _warn_of_unreadable(group.task_name, [one.reward for one in fields], marks.reward, kind)
+        _warn_of_unreadable(group.task_name, [rollout.reward for rollout in fields], marks.reward, kind)
     encoded = EncodedGroup(
         group=group,
         payload=payload,
@@ -143,8 +143,8 @@ def describe(
 def _warn_of_unreadable(task: str, rewards: Sequence[Any], numbers: Sequence[float | None], kind: RolloutType) -> None:
     """Warn once per buffer of a reward that isn't a number, which means and orders silently treat as None."""
     key = kind.reward_key
-    given = [reward.get(key, reward) if isinstance(reward, dict) else reward for reward in rewards]
-    place = next((at for at, one in enumerate(given) if one is not None and numbers[at] is None), None)
+    values = [reward.get(key, reward) if isinstance(reward, dict) else reward for reward in rewards]
+    place = next((at for at, value in enumerate(values) if value is not None and numbers[at] is None), None)
     if place is None or kind.warned_of_reward:
         return
     kind.warned_of_reward = True
@@ -224,10 +224,10 @@ def payload_row(uid: int, encoded: EncodedGroup) -> Row:
 def first_steps(groups: Iterable[EncodedGroup], lanes: Mapping[LaneName, Lane]) -> dict[int, int]:
     """Return the train steps of lanes that get their first one by these puts, by lane id."""
     steps: dict[int, int] = {}
-    for one in (encoded.group for encoded in groups):
-        home = lanes[(one.task_name, one.status)]
-        if one.train_step is not None and home.step is None:
-            steps.setdefault(home.id, one.train_step)
+    for new in (encoded.group for encoded in groups):
+        home = lanes[(new.task_name, new.status)]
+        if new.train_step is not None and home.step is None:
+            steps.setdefault(home.id, new.train_step)
     return steps
 
 
@@ -235,10 +235,10 @@ def counts_of(groups: Iterable[EncodedGroup], lanes: Mapping[LaneName, Lane]) ->
     """Return the counts of these groups as put, and of their bytes."""
     counts: Counts = Counter()
     numbers: Counter[LaneName] = Counter()
-    for one in groups:
-        name = one.group.task_name, one.group.status
+    for encoded in groups:
+        name = encoded.group.task_name, encoded.group.status
         numbers[name] += 1
-        counts[(lanes[name].id, Tally.BYTES)] += one.nbytes
+        counts[(lanes[name].id, Tally.BYTES)] += encoded.nbytes
     for (task, status), n in numbers.items():
         add_step(counts, lanes, task, transitions.put(status), n)
     return counts
@@ -274,8 +274,8 @@ def insert_rows(tx: Transaction, table: Table, rows: Sequence[Row], *, moment: s
         tx.change(_insertion(table, tuple(rows[0]), moment), **rows[0])
     elif rows:
         names = tuple(dict.fromkeys(chain.from_iterable(rows)))
-        alike = {*map(len, rows)} == {len(names)}
-        values = map(itemgetter(*names), rows) if alike else ([row.get(name) for name in names] for row in rows)
+        uniform = {*map(len, rows)} == {len(names)}
+        values = map(itemgetter(*names), rows) if uniform else ([row.get(name) for name in names] for row in rows)
         tx.each(_insertion(table, names, moment), [*values])
 
 
@@ -291,29 +291,29 @@ def _insertion(table: Table, names: Sequence[str], moment: str | None) -> str:
 
 def arrays(table: Table, rows: Sequence[Row]) -> dict[str, Any]:
     """Return the parameters of `insertion`: the columns of rows, None for one without a value."""
-    found: dict[str, Any] = {}
-    for column in (one.name for one in table.columns):
+    parameters: dict[str, Any] = {}
+    for column in (definition.name for definition in table.columns):
         values: list[Any] = [row.get(column) for row in rows]
         if column in _SHARED and values.count(values[0]) == len(values):
             values = values[:1]
         name = f"{table.name}_{column}"
         if column == payload.c.data.name:
             sizes = list(map(len, values))
-            found[f"{name}_ends"], found[f"{name}_sizes"] = texts(accumulate(sizes)), texts(sizes)
-            found[name] = b"".join(values)
+            parameters[f"{name}_ends"], parameters[f"{name}_sizes"] = texts(accumulate(sizes)), texts(sizes)
+            parameters[name] = b"".join(values)
         else:
-            found[name] = None if values.count(None) == len(values) else texts(values)
-    return found
+            parameters[name] = None if values.count(None) == len(values) else texts(values)
+    return parameters
 
 
-def insertion(table: Table, made: Mapping[str, str], source: str) -> str:
-    """Return the INSERT of `arrays` into a table; `made` has SQL for columns computed from the `source`.
+def insertion(table: Table, computed: Mapping[str, str], source: str) -> str:
+    """Return the INSERT of `arrays` into a table; `computed` has SQL for columns computed from the `source`.
 
     `:count` is the number of rows.
     """
-    values = ", ".join(made.get(column.name) or _value(column) for column in table.columns)
-    into = ", ".join(column.name for column in table.columns)
-    return f"INSERT INTO {table.name} ({into}) SELECT {values} {source}"
+    values = ", ".join(computed.get(column.name) or _value(column) for column in table.columns)
+    columns = ", ".join(column.name for column in table.columns)
+    return f"INSERT INTO {table.name} ({columns}) SELECT {values} {source}"
 
 
 def _value(column: Column[Any]) -> str:
@@ -324,8 +324,8 @@ def _value(column: Column[Any]) -> str:
     kind, _, _ = column.type.compile(dialect=_DIALECT).partition(" COLLATE")
     values = array(name, kind)
     if column.name in _SHARED:
-        same = f"array_fill(({values})[1], ARRAY[CAST(:count AS int)])"
-        values = f"CASE cardinality({values}) WHEN 1 THEN {same} ELSE {values} END"
+        repeated = f"array_fill(({values})[1], ARRAY[CAST(:count AS int)])"
+        values = f"CASE cardinality({values}) WHEN 1 THEN {repeated} ELSE {values} END"
     # The server's moment; a NULL stays one.
     return f"unnest({values}) * 0 + CAST({NOW} AS float8)" if column is group.c.archived_at else f"unnest({values})"
 

@@ -41,14 +41,14 @@ def check_races(tx: Transaction, lanes: Iterable[Lane], order: Order) -> None:
     if tx.scope.rules.random is None or all(term.field not in KEYS for term in order):
         return
     key, seed = tx.scope.rules.random
-    for race in [one.race for one in lanes]:
+    for race in [home.race for home in lanes]:
         if race is None:
             raise RaceNotRunError
         if race.key != key or seed not in (None, race.seed):
-            ours = f"{key} with {'any seed' if seed is None else f'the seed {seed}'}"
+            own = f"{key} with {'any seed' if seed is None else f'the seed {seed}'}"
             raise ConfigError(
                 f"the buffer {tx.scope.buffer!r} has a random order by {race.key} with the seed {race.seed}, from its "
-                f"first process with a random policy; this process has one by {ours}: give all processes that draw or "
+                f"first process with a random policy; this process has one by {own}: give all processes that draw or "
                 "evict at random the same policy and seed, or use another buffer"
             )
 
@@ -167,10 +167,10 @@ class Source:
         groups = tx.value("SELECT sum(amount) FROM rb_tally WHERE lane = :lane AND name = 'size'", lane=self.lane.id)
         if self._where is None or (groups or 0) <= _SAMPLE:
             return False
-        last = "SELECT uid FROM rb_group WHERE lane = :lane ORDER BY uid LIMIT 1 OFFSET :before"
-        [[last_uid]] = tx.tuples(last, lane=self.lane.id, before=_SAMPLE - 1) or [[0]]
-        counted = _matching(tx.dialect, self._where, counted=True)
-        [[matching]] = tx.tuples(counted, **self._values(tx, size), last=last_uid)
+        query = "SELECT uid FROM rb_group WHERE lane = :lane ORDER BY uid LIMIT 1 OFFSET :before"
+        [[last_uid]] = tx.tuples(query, lane=self.lane.id, before=_SAMPLE - 1) or [[0]]
+        statement = _matching(tx.dialect, self._where, counted=True)
+        [[matching]] = tx.tuples(statement, **self._values(tx, size), last=last_uid)
         passed_over = size * (_SAMPLE - matching) / max(matching, 0.5)
         return bool(passed_over * _KEY_COST > groups)
 
@@ -184,13 +184,13 @@ class Source:
         keys = race.draw_keys((ticket, priority) for _, ticket, priority in members)
         race.tick()  # the drawn ones may come back, with other keys
         go_on(tx, home, ())
-        left = [uid for _, uid in sorted((key, row[0]) for key, row in zip(keys, members, strict=True))]
+        remaining = [uid for _, uid in sorted((key, row[0]) for key, row in zip(keys, members, strict=True))]
         rows: list[GroupRow] = []
-        while left and len(rows) < size:  # others may have locked some
-            chosen, left = left[: size - len(rows)], left[size - len(rows) :]
-            uids = tx.dialect.listed(chosen)
-            found = {row[0]: row for row in tx.tuples(_by_uid(tx.dialect, payloads), lane=home.id, uids=uids)}
-            rows += GroupRow.drawn([found[uid] for uid in chosen if uid in found], home)
+        while remaining and len(rows) < size:  # others may have locked some
+            chunk, remaining = remaining[: size - len(rows)], remaining[size - len(rows) :]
+            uids = tx.dialect.listed(chunk)
+            locked = {row[0]: row for row in tx.tuples(_by_uid(tx.dialect, payloads), lane=home.id, uids=uids)}
+            rows += GroupRow.drawn([locked[uid] for uid in chunk if uid in locked], home)
         for row in rows:
             row.is_afresh = True
         return rows
@@ -297,21 +297,21 @@ def _whole(payloads: bool) -> Select[Any]:
 @lru_cache
 def _by_uid(dialect: Dialect, payloads: bool) -> Form:
     """Return the SELECT of all columns of those groups by uid that are in a lane, FOR UPDATE SKIP LOCKED."""
-    found = _whole(payloads).where(dialect.one_of(group.c.uid, "uids"), group.c.lane == _LANE)
+    statement = _whole(payloads).where(dialect.one_of(group.c.uid, "uids"), group.c.lane == _LANE)
     # (SQLAlchemy leaves FOR UPDATE out for SQLite.)
-    return of_core(found.with_for_update(of=group, skip_locked=True), dialect)
+    return of_core(statement.with_for_update(of=group, skip_locked=True), dialect)
 
 
 @lru_cache(maxsize=128)
 def _matching(dialect: Dialect, where: Node | None, *, counted: bool = False) -> Form:
     """Return the statement for the members of a lane that match, or for their number up to a uid."""
     columns = (group.c.uid, func.coalesce(group.c.ticket, group.c.uid), group.c.priority)
-    found = select(*((func.count(),) if counted else columns)).select_from(group).where(group.c.lane == _LANE)
+    statement = select(*((func.count(),) if counted else columns)).select_from(group).where(group.c.lane == _LANE)
     if where is not None:
-        found = found.where(compile_sql(where, _FIELDS, dialect.name))
+        statement = statement.where(compile_sql(where, _FIELDS, dialect.name))
     if counted:
-        found = found.where(group.c.uid <= bindparam("last", type_=group.c.uid.type))
-    return of_core(found, dialect)
+        statement = statement.where(group.c.uid <= bindparam("last", type_=group.c.uid.type))
+    return of_core(statement, dialect)
 
 
 #: The columns of the query language's fields; those of the lane are parameters.

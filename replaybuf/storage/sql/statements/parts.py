@@ -36,10 +36,10 @@ class LastRolloutError(ReplayBufError):
 
 def read_parts(tx: Transaction, name: str | int) -> dict[int, Part]:
     """Return the stored rollouts of a group that fills, by uid. Raises ConflictError if it is whole, or has left."""
-    whole = name_key(tx.scope.buffer, name)
-    rows = tx.tuples(_PARTS, whole=whole, **_range(tx, name))
+    whole_key = name_key(tx.scope.buffer, name)
+    rows = tx.tuples(_PARTS, whole=whole_key, **_range(tx, name))
     parts = _parts(row for row in rows if row[0])
-    if len(parts) < len(rows) and (not parts or any(scoped == whole for _, scoped in rows)):
+    if len(parts) < len(rows) and (not parts or any(key == whole_key for _, key in rows)):
         raise _is_whole(name)
     return parts
 
@@ -90,7 +90,7 @@ WHERE buffer = :buffer AND status = :status AND NOT leased"""
 
 
 def _parts(rows: Iterable[Sequence[Any]]) -> dict[int, Part]:
-    return {uid: part for uid, scoped, *_ in rows if scoped and (part := part_of(scoped)) is not None}
+    return {uid: part for uid, key, *_ in rows if key and (part := part_of(key)) is not None}
 
 
 def overdue(
@@ -124,8 +124,8 @@ def find_orphans(tx: Transaction) -> list[tuple[str, int]]:
     for uid, part in _parts(tx.tuples(OF_PROMPTS, **values, low=_FIRST_UID, high=_BEHIND_UIDS)).items():
         assert isinstance(part.name, int)
         by_prompt.setdefault(part.name, []).append((part.task_name, uid))
-    there = set(tx.values("SELECT uid FROM rb_group WHERE uid {in:uids}", uids=list(by_prompt)) if by_prompt else ())
-    return [one for name, parts in by_prompt.items() if name not in there for one in parts]
+    existing = set(tx.values("SELECT uid FROM rb_group WHERE uid {in:uids}", uids=list(by_prompt)) if by_prompt else ())
+    return [orphan for name, parts in by_prompt.items() if name not in existing for orphan in parts]
 
 
 #: The rollouts of prompts, found by their keys, in which a number is the name; the plus keeps SQLite from reading all
@@ -146,13 +146,13 @@ def settle_names(tx: Transaction, new: Iterable[GroupRow], keys: Iterable[str]) 
 
     A whole group stays, else rollouts like the `new` ones.
     """
-    mine = {row.uid for row in new}
-    for name in {named for key in keys if isinstance(named := _name_in(key), str)}:
+    new_uids = {row.uid for row in new}
+    for name in {key_name for key in keys if isinstance(key_name := _name_in(key), str)}:
         whole = tx.values(_WHOLE, whole=name_key(tx.scope.buffer, name))
         parts = _parts(tx.tuples(_PARTS_ALONE, **_range(tx, name)))
-        chosen = {(one.task_name, one.size, one.least) for uid, one in parts.items() if uid in mine}
-        gone = [uid for uid, one in parts.items() if whole or (one.task_name, one.size, one.least) not in chosen]
-        replace_groups(tx, WITH_UIDS, uids=gone)
+        agreed = {(part.task_name, part.size, part.least) for uid, part in parts.items() if uid in new_uids}
+        uids = [uid for uid, part in parts.items() if whole or (part.task_name, part.size, part.least) not in agreed]
+        replace_groups(tx, WITH_UIDS, uids=uids)
 
 
 def place_part(tx: Transaction, new: NewGroup) -> None:
@@ -168,23 +168,23 @@ def place_part(tx: Transaction, new: NewGroup) -> None:
     _lock_name(tx, name)
     before, behind = part_key_around(tx.scope.buffer, part)
     values = {"whole": name_key(tx.scope.buffer, name), "before": before, "behind": behind, "wanted": part.wanted}
-    [(there, one, is_taken, is_whole, has_left)] = tx.tuples(_PLACE, **values, **_range(tx, name))
-    if is_whole or (has_left and not there):
+    [(stored, other_key, is_taken, is_whole, has_left)] = tx.tuples(_PLACE, **values, **_range(tx, name))
+    if is_whole or (has_left and not stored):
         raise _is_whole(name)
-    other = None if one is None else part_of(one)
+    other = None if other_key is None else part_of(other_key)
     if other is not None and (other.task_name, other.size, other.least) != (new.task_name, part.size, part.least):
         raise ConflictError(
             f"group {name!r:.200} was begun with task_name={other.task_name!r}, size={other.size} and "
             f"min_size={other.least}, and this rollout comes with {new.task_name!r}, {part.size} and {part.least}"
         )
-    part.index = there if part.wanted is None else part.wanted
+    part.index = stored if part.wanted is None else part.wanted
     if is_taken:
-        taken = {one.index for one in read_parts(tx, name).values()}
+        taken = {sibling.index for sibling in read_parts(tx, name).values()}
         if part.wanted is not None:
             missing = "" if isinstance(name, int) else f"; missing are {_some_free(part.size, taken)}"
             raise ConflictError(f"group {name!r:.200} has its rollout {part.wanted} already{missing}")
         part.index = next(index for index in count() if index not in taken)
-    if there + 1 == part.size and isinstance(name, str):
+    if stored + 1 == part.size and isinstance(name, str):
         raise LastRolloutError(read_parts(tx, name))
 
 

@@ -52,15 +52,15 @@ def leave(tx: Transaction, uids: Sequence[int], *, drawn: bool = False) -> Count
 
     Returns the changes of the tallies of bytes that aren't written yet.
     """
-    gone: Counter[tuple[int, Tally]] = Counter()
+    changes: Counter[tuple[int, Tally]] = Counter()
     values = {"uids": uids, "newest": newest(tx), "now": time.time()}
     if uids and tx.dialect.is_remote:
         (tx.send if len(uids) <= _SENT else tx.change)(_MOVE[drawn], **values)
     elif uids:
         tx.change(f"{_GONE[drawn]} FROM rb_group WHERE uid {{in:uids}}", **values)
         for lane, size in tx.tuples("DELETE FROM rb_group WHERE uid {in:uids} RETURNING lane, bytes", uids=uids):
-            gone[(lane, Tally.BYTES)] -= size if type(size) is int else 0
-    return gone
+            changes[(lane, Tally.BYTES)] -= size if type(size) is int else 0
+    return changes
 
 
 def record(tx: Transaction, uids: Sequence[int]) -> None:
@@ -73,15 +73,15 @@ def record(tx: Transaction, uids: Sequence[int]) -> None:
 _DRAWN = {False: "0, NULL", True: f"{{draw}}, {STALENESS_NOW}"}
 _GONE = {
     drawn: f"""{{insert}} INTO rb_past ({COLUMNS}, until, removed_at, draw, staleness)
-SELECT {COLUMNS}, CASE WHEN since < CAST(:newest AS bigint) THEN CAST(:newest AS bigint) END, {{moment:now}}, {by}"""
-    for drawn, by in _DRAWN.items()
+SELECT {COLUMNS}, CASE WHEN since < CAST(:newest AS bigint) THEN CAST(:newest AS bigint) END, {{moment:now}}, {draw}"""
+    for drawn, draw in _DRAWN.items()
 }
 _MOVE = {
-    drawn: f"""WITH gone AS (DELETE FROM rb_group WHERE uid {{in:uids}} RETURNING *), past AS ({moved} FROM gone)
+    drawn: f"""WITH gone AS (DELETE FROM rb_group WHERE uid {{in:uids}} RETURNING *), past AS ({insert} FROM gone)
 INSERT INTO rb_tally AS own (lane, name, amount, shard)
 SELECT lane, 'bytes', -sum(bytes), {{shard}} FROM gone GROUP BY lane
 ON CONFLICT (lane, name, shard) DO UPDATE SET amount = own.amount + excluded.amount"""  # noqa: S608
-    for drawn, moved in _GONE.items()
+    for drawn, insert in _GONE.items()
 }
 _RECORD = f"""{{insert}} INTO rb_past ({COLUMNS}, draw, staleness)
 SELECT {COLUMNS}, {_DRAWN[True]} FROM rb_group WHERE uid {{in:uids}}"""  # noqa: S608
@@ -128,13 +128,13 @@ IS_NEW = f"AND uid NOT IN (SELECT uid FROM rb_past WHERE {_VALID})"  # noqa: S60
 def changed_since(tx: Transaction, checkpoint: int, last_uid: int, condition: str = "") -> list[int]:
     """Return the groups that were put or changed since a checkpoint, or restored from an earlier one."""
     values = {"buffer": tx.scope.buffer, "checkpoint": checkpoint}
-    begun = f"SELECT uid FROM rb_group WHERE +{OURS} AND since >= :checkpoint {condition}"  # noqa: S608
+    query = f"SELECT uid FROM rb_group WHERE +{OURS} AND since >= :checkpoint {condition}"  # noqa: S608
     if not last_uid:
-        return sorted(tx.values(begun, **values))
+        return sorted(tx.values(query, **values))
     # Such a group is newer than the checkpoint, or this has a version of it: others aren't read.
     newer = f"SELECT uid FROM rb_group WHERE uid > :last_uid UNION SELECT uid FROM rb_past WHERE {_VALID}"  # noqa: S608
-    found = tx.values(newer, **values, last_uid=last_uid)
-    return sorted(tx.values(f"{begun} AND uid {{in:uids}}", **values, uids=found))
+    candidates = tx.values(newer, **values, last_uid=last_uid)
+    return sorted(tx.values(f"{query} AND uid {{in:uids}}", **values, uids=candidates))
 
 
 def bring_back(tx: Transaction, checkpoint: int) -> None:
@@ -145,9 +145,9 @@ def bring_back(tx: Transaction, checkpoint: int) -> None:
     """
     values = {"newest": newest(tx), "buffer": tx.scope.buffer, "checkpoint": checkpoint}
     tx.change(f"INSERT INTO rb_group ({COLUMNS}) SELECT {_BACK} FROM rb_past WHERE {_VALID} ORDER BY +uid", **values)  # noqa: S608
-    for over in _OVER:
-        tx.change(f"UPDATE rb_past SET until = NULL, removed_at = NULL WHERE {over} AND {_RECORDED}", **values)  # noqa: S608
-        tx.change(f"DELETE FROM rb_past WHERE {over} AND removed_at IS NOT NULL", **values)  # noqa: S608
+    for condition in _OVER:
+        tx.change(f"UPDATE rb_past SET until = NULL, removed_at = NULL WHERE {condition} AND {_RECORDED}", **values)  # noqa: S608
+        tx.change(f"DELETE FROM rb_past WHERE {condition} AND removed_at IS NOT NULL", **values)  # noqa: S608
 
 
 _BACK = ", ".join(
@@ -186,9 +186,9 @@ def sweep(tx: Transaction, removed_before: float, limit: int) -> int:
     if due:
         recorded = set(tx.values("SELECT id FROM rb_batch WHERE id {in:ids}", ids=list({draw for *_, draw in due})))
         version = "uid = :uid AND since = :since AND draw = :draw"
-        stay, swept = f"UPDATE rb_past SET removed_at = NULL WHERE {version}", f"DELETE FROM rb_past WHERE {version}"  # noqa: S608
+        stay, delete = f"UPDATE rb_past SET removed_at = NULL WHERE {version}", f"DELETE FROM rb_past WHERE {version}"  # noqa: S608
         tx.each(stay, [key for key in due if key[2] in recorded])
-        tx.each(swept, [key for key in due if key[2] not in recorded])
+        tx.each(delete, [key for key in due if key[2] not in recorded])
         # The payloads of groups of which no version is left but those of draws.
         count_gone(tx, tx.values(_DELETE_PAYLOADS, uids=list({uid for uid, *_ in due})))
     return len(due)

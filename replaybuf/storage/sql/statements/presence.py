@@ -95,17 +95,17 @@ AND (NOT :adds OR coalesce(detail, '') = coalesce(:detail, '')) RETURNING groups
 
 def note_rows(tx: Transaction, kind: EventKind, rows: Iterable[GroupRow], detail: str | None = None) -> None:
     """Write an event of leased groups, one for each task and holder."""
-    alike: dict[tuple[str, Any], list[int]] = {}
+    by_holder: dict[tuple[str, Any], list[int]] = {}
     for row in rows:
-        alike.setdefault((row.task_name, row.column("holder")), []).append(row.uid)
-    for (task_name, holder), uids in alike.items():
+        by_holder.setdefault((row.task_name, row.column("holder")), []).append(row.uid)
+    for (task_name, holder), uids in by_holder.items():
         note(tx, kind, task_name=task_name, worker=holder, groups=len(uids), uids=uids, detail=detail)
 
 
 def prune_events(tx: Transaction) -> None:
     """Remove the buffer's events beyond MOST_EVENTS, oldest first."""
-    last = """SELECT happened_at FROM rb_event WHERE buffer = :buffer ORDER BY happened_at DESC LIMIT 1 OFFSET :most"""
-    for at in tx.values(last, buffer=tx.scope.buffer, most=MOST_EVENTS):
+    query = """SELECT happened_at FROM rb_event WHERE buffer = :buffer ORDER BY happened_at DESC LIMIT 1 OFFSET :most"""
+    for at in tx.values(query, buffer=tx.scope.buffer, most=MOST_EVENTS):
         tx.change("DELETE FROM rb_event WHERE buffer = :buffer AND happened_at <= :at", buffer=tx.scope.buffer, at=at)
 
 
@@ -163,12 +163,12 @@ def write_beat(
     ahead = now - time.time()
     rules = tx.scope.rules
     policies = {"policy": rules.sampler.name, "remover": rules.remover.name}
-    seen = {"limits": rules.limits.in_force, "policies": policies, "epoch": tx.scope.epoch}
-    for name, did in sorted(workers.items()):
+    settings = {"limits": rules.limits.in_force, "policies": policies, "epoch": tx.scope.epoch}
+    for name, activity in sorted(workers.items()):
         tx.change(
             _SEEN,
             buffer=tx.scope.buffer,
-            id=did.id,
+            id=activity.id,
             name=name,
             host=host_name(),
             pid=os.getpid(),
@@ -176,13 +176,13 @@ def write_beat(
             began=since + ahead,
             now=now,
             ended=now if ended else None,
-            activity=did.noted(now) | seen,
-            waits=[_noted_wait(one, now, ahead) for one in waits if one.worker == name],
+            activity=activity.noted(now) | settings,
+            waits=[_noted_wait(waiting, now, ahead) for waiting in waits if waiting.worker == name],
         )
     for event in events:
         write = partial(note_again, adds=False) if event.kind == EventKind.GAVE_UP else note
-        about: dict[str, Any] = {"task_name": event.task_name, "worker": event.worker, "detail": event.detail}
-        write(tx, event.kind, time=event.time + ahead, groups=event.groups, **about)
+        details: dict[str, Any] = {"task_name": event.task_name, "worker": event.worker, "detail": event.detail}
+        write(tx, event.kind, time=event.time + ahead, groups=event.groups, **details)
 
 
 _SEEN = """INSERT INTO rb_worker
@@ -230,17 +230,17 @@ def record_minute(tx: Transaction) -> bool:
     for (task, status, name), n in tallies.items():
         if name == Tally.PUT and n:
             tasks[task]["put_of"][str(status)] = n
-    new = "INSERT INTO rb_history (buffer, since, data) VALUES (:buffer, :since, {json:data}) ON CONFLICT DO NOTHING"
+    insert = "INSERT INTO rb_history (buffer, since, data) VALUES (:buffer, :since, {json:data}) ON CONFLICT DO NOTHING"
     data = {"at": now, "tasks": tasks}
-    if tx.change(new, buffer=tx.scope.buffer, since=_period(now, HISTORY_SECONDS), data=data):
+    if tx.change(insert, buffer=tx.scope.buffer, since=_period(now, HISTORY_SECONDS), data=data):
         _prune(tx, now)
     return True
 
 
 def _prune(tx: Transaction, now: float) -> None:
     tx.change(_PRUNE_HISTORY, buffer=tx.scope.buffer, before=now - KEEP_HISTORY)
-    last = "SELECT seen_at FROM rb_worker WHERE buffer = :buffer ORDER BY seen_at DESC LIMIT 1 OFFSET :most"
-    before = max(now - KEEP_WORKERS, tx.value(last, buffer=tx.scope.buffer, most=MOST_WORKERS) or 0.0)
+    query = "SELECT seen_at FROM rb_worker WHERE buffer = :buffer ORDER BY seen_at DESC LIMIT 1 OFFSET :most"
+    before = max(now - KEEP_WORKERS, tx.value(query, buffer=tx.scope.buffer, most=MOST_WORKERS) or 0.0)
     tx.change(
         "DELETE FROM rb_worker WHERE buffer = :buffer AND seen_at < :before", buffer=tx.scope.buffer, before=before
     )

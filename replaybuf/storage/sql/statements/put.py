@@ -62,7 +62,7 @@ def put_behind_fence(
     check_fence(tx)
     outcomes = put_groups(tx, groups)
     if at_once:
-        names = {(one.group.task_name, one.group.status) for one in groups}
+        names = {(encoded.group.task_name, encoded.group.status) for encoded in groups}
         # Lanes with a race always need more than one statement.
         if changed := [name for name in names if name not in known or known[name].race is None]:
             known |= find_lanes(tx, changed)
@@ -88,8 +88,8 @@ def put_groups(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]
 
 def _lock_keys(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[str]:
     """Lock the keys of groups, in order, and return them. Rollouts of groups that fill have free places instead."""
-    found = {_key_of(tx, one.group) for one in groups if one.group.status != Status.FILLING}
-    keys = sorted(key for key in found if key is not None)
+    scoped_keys = {_key_of(tx, encoded.group) for encoded in groups if encoded.group.status != Status.FILLING}
+    keys = sorted(key for key in scoped_keys if key is not None)
     tx.lock_names(NamedLock.KEY, keys)
     return keys
 
@@ -134,17 +134,17 @@ def put_with_cursor(
 
 def _independent(groups: Sequence[EncodedGroup], limits: Limits) -> list[list[EncodedGroup]]:
     """Return the groups in runs, within which none depends on another."""
-    news = [one.group for one in groups]
-    single = any(new.key for new in news) and (limits.slows_puts or any(new.replaces for new in news))
-    runs, names, ended = [list[EncodedGroup]()], set[str | int | tuple[str, str]](), False
-    for one, new in zip(groups, news, strict=True):
-        alone = single or new.stays_leased or new.dropped is not None or new.rest is not None
+    new_groups = [encoded.group for encoded in groups]
+    all_alone = any(new.key for new in new_groups) and (limits.slows_puts or any(new.replaces for new in new_groups))
+    runs, names, closed = [list[EncodedGroup]()], set[str | int | tuple[str, str]](), False
+    for encoded, new in zip(groups, new_groups, strict=True):
+        is_alone = all_alone or new.stays_leased or new.dropped is not None or new.rest is not None
         name = new.part.name if new.part is not None else (new.task_name, new.key) if new.key is not None else None
-        if runs[-1] and (alone or ended or name in names):
+        if runs[-1] and (is_alone or closed or name in names):
             runs.append([])
             names.clear()
-        ended = alone
-        runs[-1].append(one)
+        closed = is_alone
+        runs[-1].append(encoded)
         if name is not None:
             names.add(name)
     return runs
@@ -156,35 +156,35 @@ def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outco
     One that stays leased, or with a `dropped` list, comes alone.
     """
     first, stays_leased = groups[0].group, groups[0].group.stays_leased
-    replaced, refused = replaced_by_place(tx, [one.group for one in groups])
-    refused |= _misplaced(tx, groups)
+    replaced, errors = replaced_by_place(tx, [encoded.group for encoded in groups])
+    errors |= _misplaced(tx, groups)
     if tx.scope.rules.limits.slows_puts and not stays_leased:
-        refused |= _refused(tx, groups, replaced, refused)
-    kept = [place for place in range(len(groups)) if place not in refused]
+        errors |= _refused(tx, groups, replaced, errors)
+    places = [place for place in range(len(groups)) if place not in errors]
     groups[0].leaving = leaving = None if first.dropped is None else list[GroupRow]()
-    gone = [replaced.get(place, ()) for place in kept]
+    removed_rows = [replaced.get(place, ()) for place in places]
     if replaced:
-        remove_replaced(tx, [row for rows in gone for row in rows], leaving)
-    uids = store(tx, [groups[place] for place in kept], not stays_leased, gone, leaving)
+        remove_replaced(tx, [row for rows in removed_rows for row in rows], leaving)
+    uids = store(tx, [groups[place] for place in places], not stays_leased, removed_rows, leaving)
     keep_leaving(tx, leaving)
     if uids and (rest := groups[0].rest) is not None:
-        both = [*uids, *store(tx, [rest])]
-        left = f"{len(rest.group.rollouts)} {rest.group.status} of group {both[0]}, now group {both[-1]}"
-        note(tx, EventKind.LEFT_OUT, worker=first.worker, task_name=first.task_name, uids=both, detail=left)
-    note_judged(tx, (groups[place].group for place in kept))
+        put_uids = [*uids, *store(tx, [rest])]
+        detail = f"{len(rest.group.rollouts)} {rest.group.status} of group {put_uids[0]}, now group {put_uids[-1]}"
+        note(tx, EventKind.LEFT_OUT, worker=first.worker, task_name=first.task_name, uids=put_uids, detail=detail)
+    note_judged(tx, (groups[place].group for place in places))
     if stays_leased and uids:
-        held = replaced[0]
-        delivered = max(row.deliveries for row in held)
-        lease, until = held[0].column("lease"), held[0].column("leased_until")
+        leased_rows = replaced[0]
+        delivered = max(row.deliveries for row in leased_rows)
+        lease, until = leased_rows[0].column("lease"), leased_rows[0].column("leased_until")
         hold(tx, rows_of(tx, uids), lease, until, first.worker, deliveries=delivered)
-    outcomes: dict[int, Outcome] = {**refused, **dict(zip(kept, uids, strict=True))}
+    outcomes: dict[int, Outcome] = {**errors, **dict(zip(places, uids, strict=True))}
     return [outcomes[place] for place in range(len(groups))]
 
 
 def _misplaced(tx: Transaction, groups: Sequence[EncodedGroup]) -> dict[int, ReplayBufError]:
     """Give rollouts their places in groups that fill. Return the errors of those without, by index."""
     errors: dict[int, ReplayBufError] = {}
-    for place, new in enumerate(one.group for one in groups):
+    for place, new in enumerate(encoded.group for encoded in groups):
         try:
             if new.part is not None:
                 place_part(tx, new) if new.status == Status.FILLING else lock_parts(tx, new.part.name)
@@ -204,54 +204,54 @@ def _refused(
     `replaced` has the groups that each names.
     """
     limits = tx.scope.rules.limits
-    levels = read_levels(tx, {one.group.task_name for one in groups})
-    refused = {}
-    for place, new in enumerate(one.group for one in groups):
+    levels = read_levels(tx, {encoded.group.task_name for encoded in groups})
+    errors = {}
+    for place, new in enumerate(encoded.group for encoded in groups):
         if place in passed_over:
             continue
-        gone = {row.uid: row for row in replaced.get(place, ())}
+        removed_rows = {row.uid: row for row in replaced.get(place, ())}
         if (key := _key_of(tx, new)) is not None:
-            gone |= {row.uid: row for row in lock_replaced(tx, WITH_KEYS, keys=[key])}
+            removed_rows |= {row.uid: row for row in lock_replaced(tx, WITH_KEYS, keys=[key])}
         # Leased groups take no room.
-        room = [row.status for row in gone.values() if row.task_name == new.task_name and not row.is_leased]
-        level = levels[new.task_name].without(room)
+        freed = [row.status for row in removed_rows.values() if row.task_name == new.task_name and not row.is_leased]
+        level = levels[new.task_name].without(freed)
         if limits.insertable(level, new.status) == 0:
-            refused[place] = FullError(f"task {new.task_name}: {limits.why_full(level, new.status)}")
+            errors[place] = FullError(f"task {new.task_name}: {limits.why_full(level, new.status)}")
         else:
             levels[new.task_name] = level.joined_by(new.status)
-    return refused
+    return errors
 
 
 def store(
     tx: Transaction,
     groups: Sequence[EncodedGroup],
     evicting: bool = True,
-    gone: Sequence[Sequence[GroupRow]] = (),
+    removed_rows: Sequence[Sequence[GroupRow]] = (),
     leaving: Leaving = None,
 ) -> list[int]:
     """Insert groups for which there is room, and evict beyond the capacity; return their uids.
 
-    `gone` has the groups that each of them names, and has replaced. Groups that are replaced by key, or evicted, are
-    appended to `leaving`.
+    `removed_rows` has the groups that each of them names, and has replaced. Groups that are replaced by key, or
+    evicted, are appended to `leaving`.
     """
     if not groups:
         return []
     lanes = _lanes_for(tx, groups)
     uids = tx.reserve_uids(len(groups))
     counts = counts_of(groups, lanes)
-    rows = [(uid, one, _key_of(tx, one.group)) for uid, one in zip(uids, groups, strict=True)]
-    replaced = {uid: [*named] for uid, named in zip(uids, gone or [()] * len(uids), strict=True) if named}
-    if keyed := {key: uid for uid, _, key in rows if key is not None}:
+    rows = [(uid, encoded, _key_of(tx, encoded.group)) for uid, encoded in zip(uids, groups, strict=True)]
+    replaced = {uid: [*members] for uid, members in zip(uids, removed_rows or [()] * len(uids), strict=True) if members}
+    if by_key := {key: uid for uid, _, key in rows if key is not None}:
         for row in replace_groups(tx, WITH_KEYS, leaving, keys=_lock_keys(tx, groups)):
             if newest(tx):  # else no restore can bring it back
-                replaced.setdefault(keyed[row.column("scoped_key")], []).append(row)
-    drawn, made_from = _draw_keys(tx, lanes, rows), origins(tx, replaced)
+                replaced.setdefault(by_key[row.column("scoped_key")], []).append(row)
+    keys, made_from = _draw_keys(tx, lanes, rows), origins(tx, replaced)
     values = [
-        group_row(uid, one, key, lanes, drawn.get(uid), ticket_column(tx, uid), newest(tx), made_from.get(uid, ()))
-        for uid, one, key in rows
+        group_row(uid, encoded, key, lanes, keys.get(uid), ticket_column(tx, uid), newest(tx), made_from.get(uid, ()))
+        for uid, encoded, key in rows
     ]
-    name_files(tx, (one.extent for _, one, _ in rows if one.extent is not None))
-    insert_groups(tx, values, [payload_row(uid, one) for uid, one, _ in rows])
+    name_files(tx, (encoded.extent for _, encoded, _ in rows if encoded.extent is not None))
+    insert_groups(tx, values, [payload_row(uid, encoded) for uid, encoded, _ in rows])
     if evicting:
         evict(tx, {task for task, _ in lanes}, counts, leaving)
     add_counts(tx, counts)
@@ -278,13 +278,13 @@ def _draw_keys(
     tx: Transaction, lanes: Mapping[LaneName, Lane], rows: Sequence[tuple[int, EncodedGroup, str | None]]
 ) -> dict[int, float]:
     """Return the sampling keys of new groups in lanes that run a race, by uid."""
-    drawn: dict[int, float] = {}
+    by_uid: dict[int, float] = {}
     for name, home in lanes.items():
         if home.race is not None:
-            members = [(uid, one.group) for uid, one, _ in rows if (one.group.task_name, one.group.status) == name]
+            members = [(uid, put.group) for uid, put, _ in rows if (put.group.task_name, put.group.status) == name]
             keys = home.race.draw_keys((ticket_of(tx, uid), new.priority) for uid, new in members)
-            drawn |= zip((uid for uid, _ in members), keys, strict=True)
-    return drawn
+            by_uid |= zip((uid for uid, _ in members), keys, strict=True)
+    return by_uid
 
 
 def drop(tx: Transaction, new: NewGroup) -> list[GroupRow]:
@@ -293,14 +293,14 @@ def drop(tx: Transaction, new: NewGroup) -> list[GroupRow]:
     Returns the removed groups if the put has a `dropped` list.
     """
     leaving: Leaving = None if new.dropped is None else []
-    replaced, refused = replaced_by_place(tx, [new])
-    if refused:
-        raise refused[0]
-    gone = {row.uid: row for row in replaced.get(0, ())}
+    replaced, errors = replaced_by_place(tx, [new])
+    if errors:
+        raise errors[0]
+    removed_rows = {row.uid: row for row in replaced.get(0, ())}
     if (key := _key_of(tx, new)) is not None:
         tx.lock_names(NamedLock.KEY, [key])
-        gone |= {row.uid: row for row in lock_replaced(tx, WITH_KEYS, keys=[key])}
-    remove_replaced(tx, gone.values(), leaving)
+        removed_rows |= {row.uid: row for row in lock_replaced(tx, WITH_KEYS, keys=[key])}
+    remove_replaced(tx, removed_rows.values(), leaving)
     keep_leaving(tx, leaving)
     note_judged(tx, [new])
     _count(tx, new, transitions.dropped(new.status))

@@ -40,14 +40,14 @@ def fits_one_statement(tx: Transaction, groups: Sequence[EncodedGroup]) -> bool:
     limits = tx.scope.rules.limits
     if limits.samples_per_insert is not None:
         return False
-    news = [one.group for one in groups]
-    if any(new.key or new.replaces or new.part or new.parts or new.rest or new.stays_leased for new in news):
+    new_groups = [encoded.group for encoded in groups]
+    if any(new.key or new.replaces or new.part or new.parts or new.rest or new.stays_leased for new in new_groups):
         return False
-    if limits.capacity is not None and any(new.dropped is not None for new in news):
+    if limits.capacity is not None and any(new.dropped is not None for new in new_groups):
         return False  # evicted groups are attributed to the put that evicts them
-    texts = sum(len(one.outline) + len(one.marks) + len(one.prompt or "") for one in groups)
-    texts += sum(len(str(new.tags)) for new in news if new.tags)
-    return sum(len(one.payload) for one in groups) + 4 * texts <= MOST_BYTES  # at four bytes a character
+    texts = sum(len(encoded.outline) + len(encoded.marks) + len(encoded.prompt or "") for encoded in groups)
+    texts += sum(len(str(new.tags)) for new in new_groups if new.tags)
+    return sum(len(encoded.payload) for encoded in groups) + 4 * texts <= MOST_BYTES  # at four bytes a character
 
 
 def store_at_once(
@@ -58,27 +58,27 @@ def store_at_once(
     Stores nothing and returns [] if a lane isn't as `known`, has a race or would get its first train step, or if there
     isn't room for all groups.
     """
-    names, limits = {(one.group.task_name, one.group.status) for one in groups}, tx.scope.rules.limits
+    names, limits = {(encoded.group.task_name, encoded.group.status) for encoded in groups}, tx.scope.rules.limits
     if limits.slows_puts:
         lock_tasks(tx, {task for task, _ in names})
     lanes = {name: known[name] for name in names if name in known and known[name].race is None}
     if len(lanes) < len(names) or first_steps(groups, lanes):
         return []
     # Heavy payloads follow in further statements, while the next put may already reserve its uids.
-    payloads = [payload_row(0, one) for one in groups]
-    together = are_light(payloads)
-    values = _values(tx, groups, lanes) | (arrays(payload, payloads) if together else {})
-    rows = tx.tuples(_PUTS[together], **values)
+    payloads = [payload_row(0, encoded) for encoded in groups]
+    with_payloads = are_light(payloads)
+    values = _values(tx, groups, lanes) | (arrays(payload, payloads) if with_payloads else {})
+    rows = tx.tuples(_PUTS[with_payloads], **values)
     if not rows:
         return []
     uids = [int(uid) for uid in rows[0][0]]
     tx.newest = rows[0][1]
-    name_files(tx, (one.extent for one in groups if one.extent is not None))
+    name_files(tx, (encoded.extent for encoded in groups if encoded.extent is not None))
     reserved()
-    if not together:
+    if not with_payloads:
         insert_payloads(tx, [row | {"uid": uid} for uid, row in zip(uids, payloads, strict=True)])
     if limits.capacity is not None and not limits.slows_puts:  # the locks of their tasks serialise evictions
-        tasks = {one.group.task_name for one in groups}
+        tasks = {encoded.group.task_name for encoded in groups}
         lock_tasks(tx, tasks)
         counts: Counts = Counter()
         evict(tx, tasks, counts)
@@ -89,7 +89,7 @@ def store_at_once(
 def _values(tx: Transaction, groups: Sequence[EncodedGroup], lanes: KnownLanes) -> dict[str, Any]:
     """Return the parameter values of the statement, except for payloads."""
     counts = counts_of(groups, lanes)
-    limits, completed = tx.scope.rules.limits, [one.group for one in groups if one.group.status == Status.COMPLETED]
+    limits, completed = tx.scope.rules.limits, [put.group for put in groups if put.group.status == Status.COMPLETED]
     held_back = Counter(new.task_name for new in completed if limits.slows_puts)
     return {
         "buffer": tx.scope.buffer,
@@ -99,7 +99,7 @@ def _values(tx: Transaction, groups: Sequence[EncodedGroup], lanes: KnownLanes) 
         "statuses": [home.status.value for home in lanes.values()],
         "steps": texts(home.step for home in lanes.values()),
         "count": len(groups),
-        **arrays(group, [group_row(0, one, None, lanes, None, None, 0) for one in groups]),
+        **arrays(group, [group_row(0, encoded, None, lanes, None, None, 0) for encoded in groups]),
         "counted": texts(lane_id for lane_id, _ in counts),
         "tallies": [name.value for _, name in counts],
         "amounts": texts(counts.values()),

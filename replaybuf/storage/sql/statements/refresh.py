@@ -45,8 +45,8 @@ def refresh_staleness(tx: Transaction, refresh: Refresh) -> tuple[dict[str, int]
     names = [(task_name, status) for task_name in refresh.rules for status in refresh.statuses]
     lanes = find_lanes(tx, names)
     if not refresh.rules.keys() <= {task_name for task_name, _ in lanes}:
-        named = "SELECT DISTINCT task_name FROM rb_lane WHERE buffer = :buffer"
-        refresh.tasks.update(tx.values(named, buffer=tx.scope.buffer))
+        query = "SELECT DISTINCT task_name FROM rb_lane WHERE buffer = :buffer"
+        refresh.tasks.update(tx.values(query, buffer=tx.scope.buffer))
     for (task_name, _), home in lanes.items():
         if home.step is not None:
             refresh.earlier[task_name] = max(home.step, refresh.earlier.get(task_name, home.step))
@@ -106,24 +106,24 @@ def _expire(
     """Expire groups of a lane that are too stale by their task's rule, or due to expire; return their uids."""
     rule, step = refresh.rules[home.task_name], refresh.train_step
     if home.status == Status.EXPIRED and not rule.retryable:
-        everything = tx.values("SELECT uid FROM rb_group WHERE lane = :lane", lane=home.id)
-        _drop(tx, home, everything, leaving)
-        return everything
-    thresholds = [t for t in (rule.stale_threshold, rule.token_stale_threshold) if t is not None]
+        lane_uids = tx.values("SELECT uid FROM rb_group WHERE lane = :lane", lane=home.id)
+        _drop(tx, home, lane_uids, leaving)
+        return lane_uids
+    thresholds = [steps for steps in (rule.stale_threshold, rule.token_stale_threshold) if steps is not None]
     candidates = dict(due)
     if thresholds:
         # A rollout's newest trainable token isn't older than its oldest token, so this range has all candidates.
         newest_expired = step - 1 - min(thresholds)
-        old = f"""SELECT uid, CAST(marks AS text) FROM rb_group
+        query = f"""SELECT uid, CAST(marks AS text) FROM rb_group
 WHERE lane = :lane AND pinned_staleness IS NULL AND {STEP_ORDER} <= :newest"""  # noqa: S608
-        candidates.update((uid, text) for uid, text in tx.tuples(old, lane=home.id, newest=newest_expired))
-    alike: dict[str, list[int]] = {}  # many groups of a step have the same metadata, and change alike
+        candidates.update((uid, text) for uid, text in tx.tuples(query, lane=home.id, newest=newest_expired))
+    by_marks: dict[str, list[int]] = {}  # many groups of a step have the same metadata, and change alike
     for uid, text in candidates.items():
-        alike.setdefault(text, []).append(uid)
+        by_marks.setdefault(text, []).append(uid)
     expired: list[Alike] = []
     reset: list[Alike] = []
     masked: list[tuple[Any, ...]] = []
-    for text, uids in alike.items():
+    for text, uids in by_marks.items():
         marks = Marks.from_json(from_json(text))
         # A group that is EXPIRED already isn't counted again when rollouts that were EXPIRED at the put are reset.
         is_known = home.status == Status.EXPIRED and not any(marks.too_old(rule, step))

@@ -57,10 +57,10 @@ NEEDED = tuple(column.name for column in group.columns if not column.nullable)
 def select_rows(*, payloads: bool = False) -> Select[Any]:
     """Return the query for `GroupRow.of`, optionally with payloads."""
     columns: list[Any] = [*STORED, lane.c.task_name, lane.c.status, lane.c.step]
-    joined = group.join(lane, lane.c.id == group.c.lane)
+    tables = group.join(lane, lane.c.id == group.c.lane)
     if payloads:
-        columns, joined = [*columns, payload.c.data], joined.outerjoin(payload, payload.c.uid == group.c.uid)
-    return select(*columns).select_from(joined)
+        columns, tables = [*columns, payload.c.data], tables.outerjoin(payload, payload.c.uid == group.c.uid)
+    return select(*columns).select_from(tables)
 
 
 # The columns of STORED of a group `g`, and the query of `select_rows`, of groups `g` and lanes `l`.
@@ -83,8 +83,8 @@ def scoped_key(buffer: str | None, task_name: str, key: str | None) -> str | Non
 def rescoped_key(scoped: str, buffer: str | None, shift: int) -> str:
     """Return a scoped key moved to another buffer, where uids are higher by `shift`."""
     task_name, key, _, *place = json.loads(scoped)
-    moved = key + shift if isinstance(key, int) else key  # the uid of a prompt in flight
-    return json.dumps([task_name, moved, buffer, *place], ensure_ascii=False)
+    new_key = key + shift if isinstance(key, int) else key  # the uid of a prompt in flight
+    return json.dumps([task_name, new_key, buffer, *place], ensure_ascii=False)
 
 
 def key_of(scoped: str | None) -> str | None:
@@ -257,8 +257,8 @@ class GroupRow:
         The payload stays as stored as long as the arrays aren't written to. With a `deferral`, handles replace some
         arrays. Raises DecodeError.
         """
-        found = self.uid, self.payload, self.values[_MARKS], self.refreshed_to
-        rollouts, segments = decode_stored(codec, *found, tail=self.tail, deferral=deferral)
+        arguments = self.uid, self.payload, self.values[_MARKS], self.refreshed_to
+        rollouts, segments = decode_stored(codec, *arguments, tail=self.tail, deferral=deferral)
         self.check_size()
         item = self.item(rollouts if segments is None else entries_of(rollouts, segments))
         item.segments = segments
@@ -313,8 +313,8 @@ def decode_leniently(rows: Iterable[GroupRow], codec: Codec, deferral: Deferral 
 
 def _tags(text: str) -> dict[str, Any]:
     """Return tags from JSON, where PostgreSQL writes large floats as whole numbers; integers have 64 bits."""
-    found = from_json(text)
-    return {name: one if type(one) is not int or one in INT64 else float(one) for name, one in found.items()}
+    tags = from_json(text)
+    return {name: value if type(value) is not int or value in INT64 else float(value) for name, value in tags.items()}
 
 
 def _parsed(text: str | None) -> Any:
@@ -336,16 +336,16 @@ def read_heads(tx: Transaction, codec: Codec, rows: Sequence[GroupRow], deferred
     decoding.
     """
     apart = {uid for (uid,) in tx.tuples(_APART, uids=[row.uid for row in rows])}
-    rest: list[tuple[GroupRow, int]] = []
+    unread: list[tuple[GroupRow, int]] = []
     firsts = tx.read_ranges([(row.uid, 0, _FIRST_BYTES) for row in rows])
     for row, first in zip(rows, firsts, strict=True):
         row.payload = first
         if first is not None and len(first) == _FIRST_BYTES:
             end = head_size(first)
-            rest.append((row, _ALL if row.uid in apart or end is None else end - _FIRST_BYTES))
-    rest = [(row, size) for row, size in rest if size > 0]
-    parts = tx.read_ranges([(row.uid, _FIRST_BYTES, size) for row, size in rest])
-    for (row, _), part in zip(rest, parts, strict=True):
+            unread.append((row, _ALL if row.uid in apart or end is None else end - _FIRST_BYTES))
+    unread = [(row, size) for row, size in unread if size > 0]
+    parts = tx.read_ranges([(row.uid, _FIRST_BYTES, size) for row, size in unread])
+    for (row, _), part in zip(unread, parts, strict=True):
         row.payload = (row.payload or b"") + (part or b"")
     heads = [(row, head_size(row.payload)) for row in rows if row.uid not in apart and row.payload is not None]
     _read_arrays(tx, codec, [(row, end) for row, end in heads if end is not None], deferred)
@@ -359,7 +359,7 @@ def _read_arrays(tx: Transaction, codec: Codec, rows: Sequence[tuple[GroupRow, i
 
     Each row comes with the size of its head.
     """
-    wanted: list[tuple[GroupRow, int, tuple[int, int, int]]] = []
+    ranges: list[tuple[GroupRow, int, tuple[int, int, int]]] = []
     for row, end in rows:
         assert row.payload is not None
         row.payload, row.tail = row.payload[:end], {}
@@ -368,7 +368,7 @@ def _read_arrays(tx: Transaction, codec: Codec, rows: Sequence[tuple[GroupRow, i
         except DecodeError as error:
             row.tail = error
             continue
-        wanted += [(row, at, (row.uid, end + at, size)) for at, size in arrays]
-    parts = tx.read_ranges([place for _, _, place in wanted])
-    for (row, at, _), part in zip(wanted, parts, strict=True):
+        ranges += [(row, at, (row.uid, end + at, size)) for at, size in arrays]
+    parts = tx.read_ranges([place for _, _, place in ranges])
+    for (row, at, _), part in zip(ranges, parts, strict=True):
         row.tail[at] = part or b""

@@ -67,23 +67,23 @@ def _draw_once(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> lis
         levels = read_levels(tx, sizes)
         sizes = {task: min(size, limits.drawable(levels[task], replay.get(task, 0))) for task, size in sizes.items()}
     kept = (draw.status,) if limits.keeps(draw.status, 1) else ()
-    old_ones = () if draw.replay is None else (*kept, Status.ARCHIVED)
-    lanes = find_lanes(tx, [(task, status) for task in sizes for status in (draw.status, *old_ones)])
+    replayable = () if draw.replay is None else (*kept, Status.ARCHIVED)
+    lanes = find_lanes(tx, [(task, status) for task in sizes for status in (draw.status, *replayable)])
     check_races(tx, lanes.values(), order)
     rows: list[GroupRow] = []
-    again = replace(draw, where=draw.replayed)
+    redraw = replace(draw, where=draw.replayed)
     for task, size in sizes.items():
-        old: list[GroupRow] = []
+        replayed: list[GroupRow] = []
         # What the limits leave is first for groups that weren't drawn before: only these are waited for.
         share = min(size, draw.sizes[task]) - (draw.sizes[task] - replay.get(task, 0))
-        for status in old_ones:
+        for status in replayable:
             home = lanes.get((task, status))
-            if home is not None and share > len(old):
-                old += _draw_lane(tx, codec, home, share - len(old), again, skip)
+            if home is not None and share > len(replayed):
+                replayed += _draw_lane(tx, codec, home, share - len(replayed), redraw, skip)
         home = lanes.get((task, draw.status))
-        if home is not None and size > len(old):
-            rows += _draw_lane(tx, codec, home, size - len(old), draw, skip)
-        rows += old
+        if home is not None and size > len(replayed):
+            rows += _draw_lane(tx, codec, home, size - len(replayed), draw, skip)
+        rows += replayed
     return rows
 
 
@@ -97,7 +97,7 @@ def _draw_lane(tx: Transaction, codec: Codec, home: Lane, size: int, draw: Draw,
             rows = source.read(tx, size, policy.order, payloads=payloads)
         if draw.deferred:
             read_heads(tx, codec, rows, draw.deferred)
-        incomplete = {row.uid: why for row in rows if (why := row.incomplete)}
+        incomplete = {row.uid: reason for row in rows if (reason := row.incomplete)}
         if not incomplete:
             return rows
         set_aside(tx, home, incomplete, draw.worker)
@@ -123,17 +123,17 @@ def _add_probabilities(tx: Transaction, rows: Sequence[GroupRow], *, mixed: bool
     for row in rows:
         strata.setdefault((row.lane, mixed and row.times_sampled > 0), []).append(row)
     groups = 0
-    for (lane, again), drawn in strata.items():
-        narrowed = "" if not mixed else f" AND times_sampled {'>' if again else '='} 0"
+    for (lane, is_replay), stratum in strata.items():
+        condition = "" if not mixed else f" AND times_sampled {'>' if is_replay else '='} 0"
         total = 0.0
         if prioritized:  # every group has a key, whose index includes the priority
-            [(members, total, idle)] = tx.tuples(_WEIGHED + narrowed, lane=lane, least=SLOWEST, unit=UNIT)
+            [(members, total, idle)] = tx.tuples(_WEIGHED + condition, lane=lane, least=SLOWEST, unit=UNIT)
         else:
-            members = idle = tx.value(f"SELECT count(*) FROM rb_group WHERE lane = :lane{narrowed}", lane=lane)  # noqa: S608
+            members = idle = tx.value(f"SELECT count(*) FROM rb_group WHERE lane = :lane{condition}", lane=lane)  # noqa: S608
         groups += members
-        for row in drawn:
+        for row in stratum:
             weight = share(row.priority)
-            row.probability = len(drawn) / len(rows) * (weight / total if prioritized and weight else 1 / idle)
+            row.probability = len(stratum) / len(rows) * (weight / total if prioritized and weight else 1 / idle)
     for row in rows:
         row.weight = groups * (row.probability or 0.0)
 
@@ -161,10 +161,10 @@ def draw_behind_fence(
         if rows is not None:
             return rows, False
     check_fence(tx)
-    drawn = draw_groups(tx, codec, draw, skip)
-    if at_once and drawn[0]:
+    result = draw_groups(tx, codec, draw, skip)
+    if at_once and result[0]:
         known |= find_lanes(tx, names)
-    return drawn
+    return result
 
 
 def _is_plain(tx: Transaction, draw: Draw) -> bool:

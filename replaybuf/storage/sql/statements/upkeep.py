@@ -18,16 +18,16 @@ from replaybuf.storage.sql.statements.leases import OVERDUE
 
 def any_to_prune(tx: Transaction, now: float) -> bool:
     """Return whether any group is beyond the age or number limit of its status."""
-    return any(one.find(tx, 1) for one in _outdated(tx, now))
+    return any(lot.find(tx, 1) for lot in _outdated(tx, now))
 
 
 def prune(tx: Transaction, now: float, limit: int) -> int:
     """Remove up to `limit` groups per task and status beyond its limits, oldest first; return their number."""
     steps: list[Step] = []
-    found = _outdated(tx, now)
-    for one in found:
-        steps.append((one.home.task_name, removed(Place(one.home.status), Tally.PRUNED), one.find(tx, limit, "{skip}")))
-    apply(tx, steps, [one.home for one in found])
+    outdated = _outdated(tx, now)
+    for lot in outdated:
+        steps.append((lot.home.task_name, removed(Place(lot.home.status), Tally.PRUNED), lot.find(tx, limit, "{skip}")))
+    apply(tx, steps, [lot.home for lot in outdated])
     return sum(len(uids) for _, _, uids in steps)
 
 
@@ -59,12 +59,12 @@ def _outdated(tx: Transaction, now: float) -> list[_Outdated]:
         tx, "NOT leased AND status {in_texts:statuses}", statuses=[str(status) for status in limits.bounded_aside]
     )
     sizes = read_sizes(tx, lanes)
-    found = []
-    for one in lanes:
-        most, (groups, seconds) = sizes.get(one.id, 0), limits.bound_aside(one.status)
-        before = None if groups is not None else now - (seconds or 0)
-        found.append(_Outdated(one, before, max(0, most - (groups or 0))))
-    return found
+    outdated = []
+    for home in lanes:
+        size, (groups, seconds) = sizes.get(home.id, 0), limits.bound_aside(home.status)
+        cutoff = None if groups is not None else now - (seconds or 0)
+        outdated.append(_Outdated(home, cutoff, max(0, size - (groups or 0))))
+    return outdated
 
 
 #: Longer than any outcome is queried.
@@ -109,11 +109,11 @@ def find_chores(tx: Transaction, grace: float, now: float) -> Chores:
     """Return the due work: payloads can be swept `grace` seconds after the removal of their groups."""
     # On a server, its own clock is part of the query.
     clock, wall = (None, None) if tx.dialect.is_remote else (tx.clock(), now)
-    [found] = tx.tuples(_CHORES, now=clock, buffer=tx.scope.buffer, wall=wall)
-    late, lease_ends, removed_at, dropped, clock, told, connections = found
+    [row] = tx.tuples(_CHORES, now=clock, buffer=tx.scope.buffer, wall=wall)
+    overdue, lease_ends, removed_at, dropped, clock, wall_clock, connections = row
     sweep_at = math.inf if removed_at is None else removed_at + grace
-    later = min(math.inf if lease_ends is None else lease_ends - clock, sweep_at - told)
-    return Chores(bool(late), sweep_at <= told, bool(dropped), float(told), later, int(connections))
+    delay = min(math.inf if lease_ends is None else lease_ends - clock, sweep_at - wall_clock)
+    return Chores(bool(overdue), sweep_at <= wall_clock, bool(dropped), float(wall_clock), delay, int(connections))
 
 
 _CHORES = f"""SELECT ({OVERDUE} LIMIT 1) IS NOT NULL,

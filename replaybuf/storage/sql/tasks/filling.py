@@ -62,15 +62,15 @@ class Filling:
                 return outcome
             if not isinstance(outcome, LastRolloutError):
                 raise outcome
-            others = await self._thread.run(partial(self._read, outcome.uids))
-            if (known := len(others)) < (stored := len(outcome.uids)):
+            items = await self._thread.run(partial(self._read, outcome.uids))
+            if (read := len(items)) < (stored := len(outcome.uids)):
                 refused = StorageError(
-                    f"{stored} rollouts of group {new.part.name!r:.200} are stored, and {known} of them can be read, "
+                    f"{stored} rollouts of group {new.part.name!r:.200} are stored, and {read} of them can be read, "
                     "so that it can't be completed, and nothing was stored: see what `replaybuf doctor` finds"
                 )
                 continue
             try:
-                return await self._complete(new.part, others, new)
+                return await self._complete(new.part, items, new)
             except ConflictError as error:
                 refused = error
         assert refused is not None
@@ -106,47 +106,47 @@ class Filling:
 
     async def _give_up(self, name: str | int, seconds: float) -> None:
         uids = list(await self._transactions.read(partial(read_parts, name=name)))
-        others = await self._read(uids)
-        if others and others[0].part is not None:
-            part = others[0].part
+        items = await self._read(uids)
+        if items and items[0].part is not None:
+            part = items[0].part
             part.train_step = await self._transactions.read(partial(newest_step, uids=uids))
-            await self._complete(part, others, why=f"{len(others)} of {part.size} rollouts came in {seconds:g} s")
+            await self._complete(part, items, reason=f"{len(items)} of {part.size} rollouts came in {seconds:g} s")
 
     async def _complete(
-        self, part: Part, others: Sequence[StorageItem], last: NewGroup | None = None, why: str | None = None
+        self, part: Part, items: Sequence[StorageItem], last: NewGroup | None = None, reason: str | None = None
     ) -> int | None:
         """Put a group in place of its stored rollouts, and of the last one, if it came.
 
         Return its uid, or None if it is dropped by the rules of puts. If enough rollouts are completed, the group has
         only these, and the others are a FAILED group.
         """
-        rollouts = {_index(part, item): item.item[0] for item in others}
+        rollouts = {_index(part, item): item.item[0] for item in items}
         if last is not None:
             [rollouts[part.index]] = entries_of(last.rollouts, last.segments)
         ordered, kind = [rollouts[place] for place in sorted(rollouts)], self._encoding.codec.rollout_type
         normal, fit, unfit = await normalise_fit(ordered, kind, part.least, None, part.train_step, part.rule)
-        whole = self._group(part, fit, normal, others, last)
-        whole.part, whole.parts = part, tuple(item.uid for item in others)
+        group = self._group(part, fit, normal, items, last)
+        group.part, group.parts = part, tuple(item.uid for item in items)
         if unfit:
-            rest = await normalise(flat(unfit), kind, None, None, NO_RULE)
-            whole.rest = self._group(part, unfit, rest, others, last)
-        elif why is not None and (normal.status != Status.COMPLETED or len(fit) < part.least):
-            whole.status, whole.error = Status.FAILED, why
+            failed = await normalise(flat(unfit), kind, None, None, NO_RULE)
+            group.rest = self._group(part, unfit, failed, items, last)
+        elif reason is not None and (normal.status != Status.COMPLETED or len(fit) < part.least):
+            group.status, group.error = Status.FAILED, reason
         if normal.dropped:
-            await self._thread.run(lambda: self._transactions.write(lambda tx: drop(tx, whole)))
+            await self._thread.run(lambda: self._transactions.write(lambda tx: drop(tx, group)))
             return None
-        [outcome] = await self._commits.put([whole])
+        [outcome] = await self._commits.put([group])
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
 
     def _group(
-        self, part: Part, entries: list[Any], normal: Normalised, others: Sequence[StorageItem], last: NewGroup | None
+        self, part: Part, entries: list[Any], normal: Normalised, items: Sequence[StorageItem], last: NewGroup | None
     ) -> NewGroup:
         rollouts, segments = segmented(entries)
         tags: dict[str, Any] = {}
-        for given in (*(item.tags for item in others), None if last is None else last.tags):
-            tags |= given or {}
+        for item_tags in (*(item.tags for item in items), None if last is None else last.tags):
+            tags |= item_tags or {}
         return NewGroup(
             part.task_name,
             normal.status,
@@ -154,7 +154,7 @@ class Filling:
             rollouts,
             time.time(),
             train_step=normal.train_step,
-            priority=max(item.priority for item in others) if last is None else last.priority,
+            priority=max(item.priority for item in items) if last is None else last.priority,
             tags=tags,
             worker=self._transactions.scope.worker if last is None else last.worker,
             put_step=part.train_step,

@@ -52,11 +52,11 @@ class _Put(Call[list[int | BaseException]]):
     def finish(self) -> None:
         """Make the answer of the outcomes of all groups (database's thread)."""
         self.outcome, pending, self.pending = [], self.pending, []
-        for one in pending:
-            if one.group.dropped is not None:
-                one.group.dropped += one.dropped
-            assert one.outcome is not None
-            self.outcome.append(one.outcome)
+        for put in pending:
+            if put.group.dropped is not None:
+                put.group.dropped += put.dropped
+            assert put.outcome is not None
+            self.outcome.append(put.outcome)
 
 
 @dataclass(slots=True, eq=False)
@@ -137,12 +137,12 @@ class GroupCommit:
                         return
                     light = len(self._workers) == 1 and len(batch) * self._seconds < LIGHT_SECONDS
                     encoded = await self._encode_batch(batch, here=light and self._may_be_light) if batch else []
-                    before, self._passed = self._passed, asyncio.Event()
+                    previous, self._passed = self._passed, asyncio.Event()
                     passed = self._passed
                     if self._is_wanted():
                         self._start()
                 try:
-                    await before.wait()
+                    await previous.wait()
                     await self._commit_batch(encoded, passed.set)
                 except BaseException as error:
                     self._fail(encoded, error)
@@ -170,8 +170,8 @@ class GroupCommit:
     def _next_batch(self) -> list[_Pending] | None:
         """Return the next batch; None if this worker isn't needed any more."""
         with self._lock:
-            others = len(self._workers) > 1
-            if not self._queue or (others and not self._is_enough()):
+            has_others = len(self._workers) > 1
+            if not self._queue or (has_others and not self._is_enough()):
                 self._workers.discard(asyncio.current_task())
                 return None
             batch = [self._queue.popleft() for _ in range(min(MAX_GROUPS, len(self._queue)))]
@@ -179,16 +179,16 @@ class GroupCommit:
 
     def _still_wanted(self, batch: list[_Pending]) -> list[_Pending]:
         """Drop the puts of callers that have gone, and return those that have no outcome yet."""
-        self._answer([(one, ClosedError()) for one in batch if one.call.is_gone and one.outcome is None])
-        return [one for one in batch if one.outcome is None]
+        self._answer([(put, ClosedError()) for put in batch if put.call.is_gone and put.outcome is None])
+        return [put for put in batch if put.outcome is None]
 
     async def _encode_batch(self, batch: list[_Pending], *, here: bool) -> list[_Pending]:
         try:
-            apart = self._files.batch()
-            encode = partial(self._encode_all, apart)
+            file_batch = self._files.batch()
+            encode = partial(self._encode_all, file_batch)
             failed = encode(batch) if here else await self._transactions.compute(encode, batch)
             try:
-                await self._files.write(apart)
+                await self._files.write(file_batch)
             except Exception as error:
                 failed += _unwritten(batch, error)
             self._answer(failed)
@@ -226,32 +226,32 @@ class GroupCommit:
 
     async def _commit_batch(self, batch: list[_Pending], passed: Callable[[], None] = lambda: None) -> None:
         """Commit a batch. If the database refuses it, commit its groups one by one, so that only the bad ones fail."""
-        wanted = self._still_wanted(batch)
-        groups = [pending.encoded for pending in wanted if pending.encoded is not None]
+        members = self._still_wanted(batch)
+        groups = [pending.encoded for pending in members if pending.encoded is not None]
         if not groups:
             return
         try:
             put = partial(put_behind_fence, groups=groups, known=self._lanes, reserved=passed)
-            brief = sum(len(one.payload) for one in groups) <= BRIEF_BYTES
+            brief = sum(len(encoded.payload) for encoded in groups) <= BRIEF_BYTES
             outcomes: Sequence[Outcome] = await self._transactions.write(put, brief=brief, fenced=False)
         except Exception as error:
             refused = is_refusal(error)
             if refused:
                 self._files.discard(groups)
-            if not refused or len(wanted) == 1:
-                self._fail(wanted, error)
+            if not refused or len(members) == 1:
+                self._fail(members, error)
                 return
-            for pending, group in zip(wanted, groups, strict=True):  # a file is named by one transaction only
+            for pending, group in zip(members, groups, strict=True):  # a file is named by one transaction only
                 await self._commit_batch([pending] if group.extent is None else await self._encode_anew(pending))
         else:
-            results = list(zip(wanted, outcomes, strict=True))
+            results = list(zip(members, outcomes, strict=True))
             self._files.discard(groups, self._count(results))
             await self._add_dropped(results)
             self._answer(results)
 
     def _count(self, results: Sequence[tuple[_Pending, Outcome]]) -> list[EncodedGroup]:
         """Count the stored groups, and return them."""
-        stored = [one.encoded for one, outcome in results if one.encoded and not isinstance(outcome, BaseException)]
+        stored = [put.encoded for put, outcome in results if put.encoded and not isinstance(outcome, BaseException)]
         self._presence.count_puts(stored)
         return stored
 

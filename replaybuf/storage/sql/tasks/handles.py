@@ -80,22 +80,22 @@ def load_all(handles: Iterable[ArrayHandle], *, timeout: float = PATIENCE) -> li
 
     `timeout` bounds the wait for an unreachable place, in seconds.
     """
-    wanted, seconds = list(handles), check_seconds(timeout, "timeout")
-    for one in wanted:
-        if not isinstance(one, ArrayHandle):
-            raise InputError(f"handles must be ArrayHandles, got {type(one).__name__}")
+    requested, seconds = list(handles), check_seconds(timeout, "timeout")
+    for handle in requested:
+        if not isinstance(handle, ArrayHandle):
+            raise InputError(f"handles must be ArrayHandles, got {type(handle).__name__}")
     by_place: dict[Any, dict[tuple[ByteSource, int], DeferredArray]] = {}
     uses: Counter[tuple[ByteSource, int]] = Counter()
-    for one in wanted:
-        if not isinstance(one.source, bytes):
-            blocks = {(one.source, part.block_at): part for part in one.array.parts or (one.array,)}
-            by_place.setdefault(one.source.place, {}).update(blocks)
+    for handle in requested:
+        if not isinstance(handle.source, bytes):
+            blocks = {(handle.source, part.block_at): part for part in handle.array.parts or (handle.array,)}
+            by_place.setdefault(handle.source.place, {}).update(blocks)
             uses.update(blocks.keys())
     read: dict[tuple[ByteSource, int], Any] = {}
     for blocks in by_place.values():
-        chosen = [(source, part) for (source, _), part in blocks.items()]
-        read |= zip(blocks, _read(chosen, seconds), strict=True)
-    return [_made(one, read, uses) for one in wanted]
+        parts = [(source, part) for (source, _), part in blocks.items()]
+        read |= zip(blocks, _read(parts, seconds), strict=True)
+    return [_made(handle, read, uses) for handle in requested]
 
 
 def _made(
@@ -126,14 +126,14 @@ def load_into(holders: T, *, timeout: float = PATIENCE) -> T:
     place; handles in a tuple stay handles if nothing holds the tuple, which can't be changed. Nothing is changed if
     this raises; errors are those of `ArrayHandle.load`.
     """
-    found: dict[int, ArrayHandle] = {}
+    by_id: dict[int, ArrayHandle] = {}
 
     def note(handle: ArrayHandle) -> ArrayHandle:
-        found[id(handle)] = handle
+        by_id[id(handle)] = handle
         return handle
 
     Replacing(_is_handle, note).replace(holders)
-    loaded = dict(zip(found, load_all(found.values(), timeout=timeout), strict=True))
+    loaded = dict(zip(by_id, load_all(by_id.values(), timeout=timeout), strict=True))
     return cast(T, Replacing(_is_handle, lambda handle: loaded[id(handle)]).replace(holders))
 
 
@@ -161,14 +161,14 @@ class ByteSource:
         return self.url, self.database, None if self.extent is None else self.extent.place
 
 
-def _read(wanted: Sequence[tuple[ByteSource, DeferredArray]], timeout: float) -> list[Any]:
+def _read(arrays: Sequence[tuple[ByteSource, DeferredArray]], timeout: float) -> list[Any]:
     """Return the bytes of arrays in one place or database, or an error for each that can't be read."""
-    first = wanted[0][0]
+    first = arrays[0][0]
     if first.extent is not None:
         url = local_url(first.database, first.extent.place, first.url)
-        ranges = [one.extent.part(at.block_at, at.block_size) for one, at in wanted if one.extent is not None]
+        ranges = [source.extent.part(at.block_at, at.block_size) for source, at in arrays if source.extent is not None]
         return _store(url, timeout, os.getpid()).read(ranges, timeout)
-    parts = [(one.uid, one.start + at.block_at, at.block_size) for one, at in wanted]
+    parts = [(source.uid, source.start + at.block_at, at.block_size) for source, at in arrays]
     return [
         GoneError(f"group {uid} is gone") if part is None else bytearray(part)
         for (uid, _, _), part in zip(parts, _read_parts(first.url, parts, timeout), strict=True)
@@ -210,10 +210,10 @@ _IN_MEMORY = "memory://"
 
 def _read_parts(url: str, parts: Parts, timeout: float) -> list[bytes | None]:
     """Read from a database, through a buffer that is open in this process if there is one."""
-    known = _databases.get((os.getpid(), url))
-    if known is not None:
+    reader = _databases.get((os.getpid(), url))
+    if reader is not None:
         with contextlib.suppress(ClosedError):
-            return known.read_parts(parts, timeout)
+            return reader.read_parts(parts, timeout)
     if url.startswith(_IN_MEMORY):
         raise InputError(
             "this handle is of a buffer in memory, which only its own process can read, as long as it is open: load it "
@@ -270,5 +270,5 @@ def _handle(source: ByteSource | None, array: DeferredArray | np.ndarray[Any, An
     if isinstance(array, DeferredArray):
         assert source is not None
         return ArrayHandle(str(array.dtype), array.shape, array.nbytes, source, array)
-    known, raw = DeferredArray.of(array)
-    return ArrayHandle(str(array.dtype), array.shape, array.nbytes, raw, known)
+    deferred, raw = DeferredArray.of(array)
+    return ArrayHandle(str(array.dtype), array.shape, array.nbytes, raw, deferred)

@@ -68,26 +68,26 @@ class Presence:
         if worker is None:
             return Activity()
         self._changed.add(worker)
-        found = self._workers.get(worker)
-        if found is None:
-            found = self._workers[worker] = Activity()
-        return found
+        activity = self._workers.get(worker)
+        if activity is None:
+            activity = self._workers[worker] = Activity()
+        return activity
 
     def count_puts(self, stored: Iterable[EncodedGroup]) -> None:
         """Count groups that were put and stored."""
-        for one in stored:
-            self.count_put(one.group, one.tokens)
+        for encoded in stored:
+            self.count_put(encoded.group, encoded.tokens)
 
     def count_put(self, new: NewGroup, tokens: int = 0) -> None:
         """Count a group that was put, stored or not; without `tokens` if it wasn't."""
-        done = self.of(new.worker)
-        done.groups += new.status is not Status.FILLING
+        activity = self.of(new.worker)
+        activity.groups += new.status is not Status.FILLING
         count = count_of(new.rollouts, new.segments)
-        came = count - len(new.parts)  # the others were counted when they were put
-        done.rollouts += max(0, came)
-        done.tokens += tokens if not new.parts else tokens * max(0, came) // count
+        arrived = count - len(new.parts)  # the others were counted when they were put
+        activity.rollouts += max(0, arrived)
+        activity.tokens += tokens if not new.parts else tokens * max(0, arrived) // count
         if new.status is Status.FAILED:
-            done.failures += 1
+            activity.failures += 1
 
     # Any thread
 
@@ -111,7 +111,7 @@ class Presence:
         if now - self._beat_at < _SOON_SECONDS:
             return
         waits = self._shown_waits()
-        news = bool(self._events) or self._shown.keys() != {one.number for one in waits}
+        news = bool(self._events) or self._shown.keys() != {wait.number for wait in waits}
         counted = bool(self._changed) and now - self._beat_at >= _NEWS_SECONDS
         waiting = bool(waits) and now - self._beat_at >= _WAIT_SECONDS
         sign = bool(self._workers) and now - self._sign_at >= _SIGN_SECONDS
@@ -146,13 +146,13 @@ class Presence:
     async def _write(self, *, all_names: bool, ended: bool = False) -> None:
         async with self._writing:
             waits = self._shown_waits()
-            shown = {one.number: one.worker for one in waits}
+            shown = {waiting.number: waiting.worker for waiting in waits}
             changed, self._changed = self._changed, set()
             events = [self._events.popleft() for _ in range(len(self._events))]
-            active = {*changed, *shown.values(), *self._shown.values(), *(one.worker for one in events)}
+            active = {*changed, *shown.values(), *self._shown.values(), *(event.worker for event in events)}
             for name in active:
                 self._workers[name] = self._workers.pop(name, Activity())
-            workers = {name: did for name, did in self._workers.items() if all_names or name in active}
+            workers = {name: activity for name, activity in self._workers.items() if all_names or name in active}
             for name in _drawing(waits, events):
                 self._workers[name].draws = True
             try:
@@ -178,17 +178,17 @@ class Presence:
 
     def _failed(self, error: Exception) -> None:
         """Log one warning: of an unknown error at once, of others if they last (puts and draws raise them, too)."""
-        now, known = time.monotonic(), isinstance(error, ReplayBufError)
+        now, is_known = time.monotonic(), isinstance(error, ReplayBufError)
         since = self._failing_since = now if self._failing_since is None else self._failing_since
-        complain = not self._complained and (not known or now - since >= _COMPLAIN_SECONDS)
-        self._complained |= complain
+        warns = not self._complained and (not is_known or now - since >= _COMPLAIN_SECONDS)
+        self._complained |= warns
         level, text = (
-            logging.WARNING if complain else logging.DEBUG,
+            logging.WARNING if warns else logging.DEBUG,
             "workers and waits can't be recorded at present: %s",
         )
-        _logger.log(level, text, error, exc_info=not known)
+        _logger.log(level, text, error, exc_info=not is_known)
 
 
 def _drawing(waits: Iterable[Waiting], events: Iterable[WorkerEvent]) -> set[str]:
     """Return the workers that draw: of waits for groups, and of draws that timed out."""
-    return {one.worker for one in events if one.draws} | {one.worker for one in waits if one.wait.kind == "groups"}
+    return {event.worker for event in events if event.draws} | {w.worker for w in waits if w.wait.kind == "groups"}

@@ -120,8 +120,8 @@ class PayloadFiles:
 
     def unread(self, uids: Iterable[int]) -> None:
         """Record that groups are returned, so that the payloads are kept until the next reader has them."""
-        back = set(uids)
-        self._read = [uid for uid in self._read if uid not in back]
+        returned = set(uids)
+        self._read = [uid for uid in self._read if uid not in returned]
 
     # Maintenance (database's thread)
 
@@ -130,16 +130,16 @@ class PayloadFiles:
 
         `changed`: files may be empty by now. They are deleted in a task, since sweeps go on though a place hangs.
         """
-        read, now = await self._release_read(), time.monotonic()
+        released, now = await self._release_read(), time.monotonic()
         if now >= self._check_at:
             self._check_at = now + _CHECK_SECONDS
             self._unreachable.clear()
             self._due = True
-        self._due |= read or (changed and self.writes)
+        self._due |= released or (changed and self.writes)
         if self._due and (self._tidying is None or self._tidying.done()):
             self._due = False
             self._tidying = asyncio.get_running_loop().create_task(self._tidy())
-        return read or self._due
+        return released or self._due
 
     async def _tidy(self) -> None:
         """Delete what can be deleted. Raises nothing: the next time may succeed."""
@@ -153,14 +153,14 @@ class PayloadFiles:
 
     async def _release_read(self) -> bool:
         """Let the sweep delete payloads that were read; return whether there were any."""
-        read, self._read = self._read, []
-        if read:
+        uids, self._read = self._read, []
+        if uids:
             try:
-                await self._write(partial(statements.keep_for_reading, uids=read, seconds=0.0))
+                await self._write(partial(statements.keep_for_reading, uids=uids, seconds=0.0))
             except ReplayBufError:
-                self._read += read
+                self._read += uids
                 raise
-        return bool(read)
+        return bool(uids)
 
     async def _delete(self) -> bool:
         """Delete files that no group has any more; return whether there may be more."""
@@ -185,7 +185,7 @@ class PayloadFiles:
         store = self.reader.stores[number]
         if await self.reader.claimed(store) != number:
             raise PayloadStoreError(f"{store.url} has lost its {MARKER}")
-        await self._in_thread(partial(store.delete, [file_name(one) for one in files]))
+        await self._in_thread(partial(store.delete, [file_name(file) for file in files]))
 
     async def _delete_orphans(self) -> None:
         """Delete files that no commit named, and were written long ago: their writers died, or are about to commit."""
@@ -197,10 +197,10 @@ class PayloadFiles:
 
         def list_old() -> list[str]:
             store.check_there()
-            return [one.name for one in store.files() if one.written_at <= latest]
+            return [file.name for file in store.files() if file.written_at <= latest]
 
         listed = await self._in_thread(list_old)
-        old = [one for name in listed if (one := file_number(name)) is not None]
+        old = [file for name in listed if (file := file_number(name)) is not None]
         unknown = await self._engine.read(partial(statements.unknown, files=old), self.reader.scope)
         orphans = await self._write(partial(statements.record_orphans, number=number, files=unknown)) if unknown else []
         if orphans:
@@ -242,17 +242,17 @@ class PlaceReader:
         await self.open(places := places_of(payloads))
         parts = partial(self._codec.wanted, deferred=deferred) if deferred else None
         read = partial(tails_of, payloads, self.stores, self.patience, parts)
-        names = ", ".join(sorted(self.stores[one].url for one in places if one in self.stores))
+        names = ", ".join(sorted(self.stores[place].url for place in places if place in self.stores))
         for row, tail in zip(apart, await in_thread(read, self.patience, names), strict=True):
             row.tail = tail
 
-    async def open(self, wanted: Collection[int]) -> None:
+    async def open(self, numbers: Collection[int]) -> None:
         """Open the places of these ids that the database knows. Raises PayloadStoreError."""
-        unknown = set(wanted) - self.stores.keys()
-        if not unknown:
+        unopened = set(numbers) - self.stores.keys()
+        if not unopened:
             return
         places, _ = await self._engine.read(Transaction.places, self.scope)
-        for number in unknown:
+        for number in unopened:
             if number in places:
                 url = local_url(self.scope.database or "", number, places[number])
                 self.stores[number] = await in_thread(partial(self._open_place, number, url), self.patience, url)
@@ -312,7 +312,7 @@ class PlaceReader:
 
 
 def _files_of(groups: Iterable[EncodedGroup]) -> set[int]:
-    extents: Iterable[Extent | None] = (one.extent for one in groups)
+    extents: Iterable[Extent | None] = (encoded.extent for encoded in groups)
     return {extent.file for extent in extents if extent is not None}
 
 

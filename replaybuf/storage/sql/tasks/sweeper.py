@@ -113,8 +113,8 @@ class Sweeper:
                     full, self._seen = True, -1
                 failing = False
             except Exception as error:  # the next sweep may succeed
-                level, known = logging.DEBUG if failing else logging.WARNING, isinstance(error, ReplayBufError)
-                _logger.log(level, "sweeping failed and will be tried again: %s", error, exc_info=not known)
+                level, is_known = logging.DEBUG if failing else logging.WARNING, isinstance(error, ReplayBufError)
+                _logger.log(level, "sweeping failed and will be tried again: %s", error, exc_info=not is_known)
                 full, failing, self._seen = False, True, -1
             await self._presence.beat()
             # Writers get at least as much of the write lock's time as the sweep.
@@ -129,9 +129,9 @@ class Sweeper:
 
     def _is_time(self) -> bool:
         """Return whether to poll: something has changed, is due by now, or may have been overlooked."""
-        passed = time.monotonic() - self._looked_at
-        longest = self._pause if self._transactions.version != self._seen else _LONGEST_IDLE_SECONDS
-        return passed >= max(self._pause, min(self._next, longest))
+        elapsed = time.monotonic() - self._looked_at
+        longest_pause = self._pause if self._transactions.version != self._seen else _LONGEST_IDLE_SECONDS
+        return elapsed >= max(self._pause, min(self._next, longest_pause))
 
     async def maintain_groups(self) -> None:
         """Poll for due work, end expired leases, and prune the groups outside the capacity. Raises FencedError."""

@@ -108,9 +108,9 @@ class Transactions:
         # Draws still to be undone in a checkpoint must be undone before it is restored.
         await self.thread.catch_up(self.engine.lock_timeout)
         async with self._restoring:
-            made, self.scope = await self.engine.write(work, self.scope, alone=True, accepts_loss=True)
+            checkpoint, self.scope = await self.engine.write(work, self.scope, alone=True, accepts_loss=True)
         self._watch.committed()
-        return made
+        return checkpoint
 
     async def _rejoin(self, scope: Scope, error: FencedError) -> None:
         """Return if the buffer was fenced off by a restore through this object; otherwise raise the error."""
@@ -154,10 +154,10 @@ class Encoding:
 
         None must mean that nothing was stored.
         """
-        apart = self.files.batch()
-        encode = partial(encode_group, self.codec, apart=apart)
+        batch = self.files.batch()
+        encode = partial(encode_group, self.codec, apart=batch)
         encoded = await self._transactions.compute(lambda new: [*map(encode, new)], groups)
-        await self.files.write(apart)
+        await self.files.write(batch)
         try:
             result = await self._transactions.write(lambda tx: function(tx, encoded))
         except ReplayBufError as error:
@@ -180,21 +180,21 @@ class Encoding:
     async def decode(self, rows: Sequence[GroupRow]) -> list[StorageItem]:
         """Return groups, whose tails that are kept apart are read. Raises DecodeError."""
         await self.files.reader.fetch(rows)
-        return await self._transactions.compute(lambda some: [row.decode(self.codec) for row in some], rows)
+        return await self._transactions.compute(lambda chunk: [row.decode(self.codec) for row in chunk], rows)
 
     async def decode_removed(self, rows: Sequence[GroupRow]) -> list[StorageItem]:
         """Return removed groups for their caller, whose payloads are read now, in pieces."""
         items: list[StorageItem] = []
-        for some in in_pieces(rows, lambda row: row.column("bytes"), PIECE_GROUPS, PIECE_BYTES):
+        for piece in in_pieces(rows, lambda row: row.column("bytes"), PIECE_GROUPS, PIECE_BYTES):
             try:  # the removal is committed, and can't fail any more
-                await self._transactions.read(partial(read_removed, rows=some))
-                await self.files.reader.fetch(some)
+                await self._transactions.read(partial(read_removed, rows=piece))
+                await self.files.reader.fetch(piece)
             except ReplayBufError as error:
-                for row in some:
+                for row in piece:
                     row.tail = row.tail if row.tail is not None or not row.is_apart else DecodeError(str(error))
-            items += await self._transactions.compute(partial(decode_removed, codec=self.codec), some)
-            self.files.read(row.uid for row in some)
-            for row in some:
+            items += await self._transactions.compute(partial(decode_removed, codec=self.codec), piece)
+            self.files.read(row.uid for row in piece)
+            for row in piece:
                 row.payload = row.tail = None
         return items
 
