@@ -39,19 +39,19 @@ from replaybuf.values.rollouts.rollout_type import RolloutType
 R = TypeVar("R", default=RolloutState)
 
 
-def _listed(types: Any) -> Any:
+def _as_list(types: Any) -> Any:
     """Return a list for one class, or its name."""
     return [types] if isinstance(types, type | str) else types
 
 
-_EXPECTED = "expected a number of groups, a timedelta or a time such as '12h' or '7d', got {}"
+_EXPECTED_BOUND = "expected a number of groups, a timedelta or a time such as '12h' or '7d', got {}"
 
 
-def _kept(bound: Any) -> Any:
+def _check_bound(bound: Any) -> Any:
     """Refuse booleans and floats, which pydantic would read as numbers or seconds: `archive: true`, `unfit: 2.5`."""
     if isinstance(bound, bool | float):
-        raise ValueError(_EXPECTED.format(repr(bound)))
-    _parse_kept(bound)
+        raise ValueError(_EXPECTED_BOUND.format(repr(bound)))
+    _parse_bound(bound)
     return bound
 
 
@@ -61,25 +61,25 @@ Password = Annotated[
 ]
 
 
-_IMPORT: TypeAdapter[Any] = TypeAdapter(ImportString[Any])
+_IMPORT_STRING: TypeAdapter[Any] = TypeAdapter(ImportString[Any])
 
 
-def _converters(converters: Any) -> Any:
+def _import_converters(converters: Any) -> Any:
     """Return converters with classes and functions imported by their names; `Codec` validates them."""
     if not isinstance(converters, dict):
         return converters
     return {
-        _imported(kind): (entry[0], *map(_imported, entry[1:]))
+        _import_object(kind): (entry[0], *map(_import_object, entry[1:]))
         if isinstance(entry, (list, tuple)) and len(entry) == 3
         else entry
         for kind, entry in converters.items()
     }
 
 
-def _imported(value: Any) -> Any:
+def _import_object(value: Any) -> Any:
     """Import the object named by "module:name"; return anything else as it is. Raises ValueError."""
     try:
-        return _IMPORT.validate_python(value)
+        return _IMPORT_STRING.validate_python(value)
     except ValidationError as error:
         raise ValueError(error.errors()[0]["msg"]) from None
 
@@ -127,11 +127,11 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     """At least the size of a batch; the default is enough for a batch of min_size. Two numbers bound the error itself,
     completed groups put * samples_per_insert - draws, which min_size doesn't shift then: `(0, 64)`."""
 
-    archive: Annotated[int | timedelta | str | None, BeforeValidator(_kept)] = None
+    archive: Annotated[int | timedelta | str | None, BeforeValidator(_check_bound)] = None
     """The retention of completed groups that are removed by their draw, as ARCHIVED, for SQL: a number of groups per
     task, or an age (a timedelta, or a text such as "12h" or "7d")."""
 
-    unfit: Annotated[int | timedelta | str | None, BeforeValidator(_kept)] = None
+    unfit: Annotated[int | timedelta | str | None, BeforeValidator(_check_bound)] = None
     """The retention of FILTERED and FAILED groups, per status. They don't count for the capacity and are never evicted.
     By default, groups that are put or set aside stay, and groups that a produce strategy filters aren't stored."""
 
@@ -180,7 +180,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     """The class of the rollouts, itself or as "module:Class": a pydantic model, a dataclass, a TypedDict or dict.
     Values of the types in its annotations can be stored. A text imports its module: configs are trusted input."""
 
-    types: Annotated[Sequence[type | ImportString[Any]], BeforeValidator(_listed), AfterValidator(tuple)] = ()
+    types: Annotated[Sequence[type | ImportString[Any]], BeforeValidator(_as_list), AfterValidator(tuple)] = ()
     """Further classes, for fields that declare Any."""
 
     fields: dict[str, str | None] = Field(default_factory=dict)
@@ -204,7 +204,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     free_object_refs: bool = False
     """A put then replaces the ObjectRefs in the caller's rollouts by None, so that Ray can delete their objects."""
 
-    converters: Annotated[dict[Any, Any] | None, BeforeValidator(_converters)] = None
+    converters: Annotated[dict[Any, Any] | None, BeforeValidator(_import_converters)] = None
     """Store values of other classes: `{MyClass: ("name", encode, decode)}`, where each class and function may be a
     "module:name"."""
 
@@ -216,7 +216,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
 
     @field_validator("url")
     @classmethod
-    def _names_a_database(cls, url: str) -> str:
+    def _check_url(cls, url: str) -> str:
         """Refuse a wrong url where the config is made. (Its driver may be installed only where the buffer is built.)"""
         try:
             SQLStorage.check_url(url)
@@ -228,12 +228,12 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
 
     @field_validator("policy", "remover")
     @classmethod
-    def _is_a_policy(cls, policy: str | ReplayPolicy | type[ReplayPolicy]) -> Any:
+    def _check_policy(cls, policy: str | ReplayPolicy | type[ReplayPolicy]) -> Any:
         resolve_policy(policy)
         return policy
 
     @model_validator(mode="after")
-    def _can_work(self) -> Self:
+    def _check_rules(self) -> Self:
         """Refuse limits with which nothing could ever be drawn where the config is made."""
         try:
             self.rules()
@@ -297,8 +297,8 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
 
     def rules(self) -> Rules:
         """Return the policies for draws and evictions, and the limits. Raises ConfigError."""
-        groups, seconds = _parse_kept(self.archive)
-        unfit_groups, unfit_seconds = _parse_kept(self.unfit)
+        groups, seconds = _parse_bound(self.archive)
+        unfit_groups, unfit_seconds = _parse_bound(self.unfit)
         limits = Limits(
             archive_groups=groups,
             archive_seconds=seconds,
@@ -333,7 +333,7 @@ class AsyncReplayBufferConfig(ReplayBufferConfig[R], Generic[R]):
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
-def _parse_kept(bound: int | timedelta | str | None) -> tuple[int | None, float | None]:
+def _parse_bound(bound: int | timedelta | str | None) -> tuple[int | None, float | None]:
     """Parse a retention bound: return a number of groups, or a time in seconds. Raises ValueError."""
     if isinstance(bound, timedelta):
         return None, bound.total_seconds()
@@ -344,5 +344,5 @@ def _parse_kept(bound: int | timedelta | str | None) -> tuple[int | None, float 
         try:
             return None, check_seconds(float(number) * _UNITS[unit], "a time")
         except (KeyError, ValueError):
-            raise ValueError(_EXPECTED.format(repr(bound[:50]))) from None
+            raise ValueError(_EXPECTED_BOUND.format(repr(bound[:50]))) from None
     return bound, None

@@ -26,12 +26,12 @@ _MAX_NAME = 200
 _INT32 = 2**31
 #: The integers that both databases store.
 INT64 = range(-(2**63), 2**63)
-_EXACT = 2**53
+_EXACT_BELOW = 2**53
 #: Steps and staleness are below this, so that differences don't overflow in a database.
 MAX_STEP = 2**53
 # More groups than any store holds, and within the integers of every database.
-_MANY = 2**53
-_HIGHEST = sys.float_info.max
+_HIGHEST_COUNT = 2**53
+_HIGHEST_FLOAT = sys.float_info.max
 _LONGEST_TIME = 10**9
 _MAX_REASON = 2000
 
@@ -160,7 +160,7 @@ def check_plain(what: str, value: Any, kind: str) -> str | int | float | bool | 
         return number
     if isinstance(number, float) and math.isfinite(number):
         # PostgreSQL's JSON would compare large whole floats by their shortest decimal representation.
-        return int(number) if _EXACT <= abs(number) < INT64.stop and number.is_integer() else number
+        return int(number) if _EXACT_BELOW <= abs(number) < INT64.stop and number.is_integer() else number
     if isinstance(value, str) and is_storable(value):
         return str(value)
     raise InputError(
@@ -173,7 +173,7 @@ def check_priority(priority: Any, what: str = "priority") -> float:
     number = _number(priority)
     if number is None and math.prod(getattr(priority, "shape", (0,))) == 1:
         number = _number(priority.item())
-    if number is not None and 0 <= number <= _HIGHEST:
+    if number is not None and 0 <= number <= _HIGHEST_FLOAT:
         return float(number)
     raise InputError(f"{what} must be a finite number of at least 0, got {shown(priority)}")
 
@@ -229,7 +229,7 @@ def check_sizes(sizes: Any) -> dict[str, int]:
             raise InputError(f"the size of task {check_task_name(name)!r} must be a whole number, got {shown(size)}")
         if number < 0:
             raise InputError(f"the size of task {check_task_name(name)!r} must be at least 0, got {shown(size)}")
-        checked[check_task_name(name)] = min(number, _MANY)
+        checked[check_task_name(name)] = min(number, _HIGHEST_COUNT)
     return checked
 
 
@@ -266,7 +266,7 @@ def check_limit(limit: Any) -> int | None:
     number = whole(limit)
     if limit is not None and (number is None or number < 0):
         raise InputError(f"limit must be a number of groups of at least 0, or None, got {shown(limit)}")
-    return None if number is None else min(number, _MANY)
+    return None if number is None else min(number, _HIGHEST_COUNT)
 
 
 def check_step(step: Any, what: str) -> int:
@@ -306,16 +306,16 @@ def check_threshold(threshold: Any, what: str) -> int | None:
 def whole(number: Any) -> int | None:
     """Return a whole number of Python or numpy as an int; None for anything else."""
     if type(number) is int:
-        return _printable(number)
+        return _check_printable(number)
     if isinstance(number, bool):
         return None
     try:
-        return _printable(operator.index(number))
+        return _check_printable(operator.index(number))
     except TypeError:
         return None
 
 
-def _printable(number: int) -> int:
+def _check_printable(number: int) -> int:
     """Return a number. Raises InputError if it is too long for Python to show it in an error."""
     if number.bit_length() > 10_000:
         raise InputError("a whole number has more than 3,000 digits, which is too long for anything")
@@ -329,7 +329,7 @@ def _number(value: Any) -> int | float | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, Integral):
-        return _printable(int(value))
+        return _check_printable(int(value))
     return float(value) if isinstance(value, Real) else None
 
 
@@ -389,7 +389,7 @@ def check_timeout(timeout: Any) -> float:
     number = _number(timeout)
     if number is None or not number >= 0:
         raise InputError(f"timeout must be a number of seconds of at least 0, or None for ever, got {shown(timeout)}")
-    return float(number) if number <= _HIGHEST else math.inf
+    return float(number) if number <= _HIGHEST_FLOAT else math.inf
 
 
 def check_reason(reason: Any) -> str | None:

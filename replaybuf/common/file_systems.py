@@ -18,7 +18,7 @@ from pathlib import Path
 MOUNTINFO = "/proc/self/mountinfo"
 
 # The kernel's names. (fuse is a program with an unknown type.)
-_NETWORK = frozenset(
+_NETWORK_TYPES = frozenset(
     (
         *("acfs", "afs", "beegfs", "beegfs_nodev", "ceph", "cifs", "coda", "davfs", "fhgfs", "fuse", "gfs", "gfs2"),
         *("gpfs", "lustre", "lustre_lite", "ncpfs", "nfs", "nfs3", "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2"),
@@ -100,7 +100,7 @@ def is_network(kind: str | None) -> bool:
         return False
     if kind.startswith("fuse."):
         return kind.removeprefix("fuse.") not in _LOCAL_PROGRAMS
-    return kind in _NETWORK
+    return kind in _NETWORK_TYPES
 
 
 _number = itertools.count(1)

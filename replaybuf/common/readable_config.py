@@ -21,16 +21,16 @@ from replaybuf.common.redact import redact, redact_words
 from replaybuf.errors import ConfigError
 
 #: The similarity at which a variable of the environment is a misspelt field: a launcher has variables of its own.
-_SIMILAR = 0.8
+_SIMILARITY = 0.8
 #: What follows the prefix in the variables of configs with a longer one.
-_LONGER = ("chunks_", "produce_")
+_PREFIXES = ("chunks_", "produce_")
 
 if TYPE_CHECKING:
     # Type checkers derive the constructor's arguments from the fields only for pydantic's own metaclass.
-    from pydantic._internal._model_construction import ModelMetaclass as _OneLine
+    from pydantic._internal._model_construction import ModelMetaclass as _OneLineErrors
 else:
 
-    class _OneLine(type(BaseModel)):
+    class _OneLineErrors(type(BaseModel)):
         """Converts validation errors of the constructor into one-line ConfigErrors.
 
         Validation inside another pydantic model doesn't call the constructor: there pydantic reports the location.
@@ -38,12 +38,12 @@ else:
 
         def __call__(cls, *args: Any, **values: Any) -> Any:
             try:
-                return super().__call__(*args, **{name: _plain(value, name) for name, value in values.items()})
+                return super().__call__(*args, **{name: _plain_value(value, name) for name, value in values.items()})
             except ValidationError as error:
-                raise ConfigError(f"{cls.__name__}: {_problems(cls, error)}") from None
+                raise ConfigError(f"{cls.__name__}: {_describe(cls, error)}") from None
 
 
-class ReadableConfig(BaseModel, metaclass=_OneLine):
+class ReadableConfig(BaseModel, metaclass=_OneLineErrors):
     """A config that is immutable, rejects unknown fields, and never shows a password."""
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, frozen=True, hide_input_in_errors=True)
@@ -79,7 +79,7 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
         """
         if dataclasses.is_dataclass(values) and not isinstance(values, type):
             values = {field.name: getattr(values, field.name) for field in dataclasses.fields(values)}
-        section = _plain(values, cls.__name__)
+        section = _plain_value(values, cls.__name__)
         if not isinstance(section, Mapping):
             raise ConfigError(f"{cls.__name__}: expected a mapping or a dataclass, got {type(section).__name__}")
         target = section.get("_target_")
@@ -133,9 +133,9 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
         names = {name: cls.env_prefix + name.upper() for name in cls.model_fields}
         for key in environ:
             name = key.removeprefix(cls.env_prefix).lower()
-            if name.startswith(_LONGER) or name == key.lower() or name in names:
+            if name.startswith(_PREFIXES) or name == key.lower() or name in names:
                 continue
-            if similar := nearest(name, names, _SIMILAR):
+            if similar := nearest(name, names, _SIMILARITY):
                 raise ConfigError(f"the environment variable {key} is unknown; did you mean {names[similar]}?")
         values: dict[str, str | None] = {name: environ[key] for name, key in names.items() if key in environ}
         for name, text in values.items():
@@ -144,7 +144,7 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise ConfigError(f"{cls.__name__}: {_problems(cls, error, names.__getitem__)}") from None
+            raise ConfigError(f"{cls.__name__}: {_describe(cls, error, names.__getitem__)}") from None
 
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
         safe: dict[str | None, Callable[[Any], Any]] = {
@@ -154,7 +154,7 @@ class ReadableConfig(BaseModel, metaclass=_OneLine):
         return [(name, safe[name](value) if name in safe else value) for name, value in super().__repr_args__()]
 
 
-def _problems(config: type[BaseModel], error: ValidationError, called: Callable[[str], str] = lambda name: name) -> str:
+def _describe(config: type[BaseModel], error: ValidationError, called: Callable[[str], str] = lambda name: name) -> str:
     """Return the errors on one line, without the values, which may contain a password."""
     lines: dict[str, list[str]] = {}
     for problem in error.errors(include_input=False, include_url=False):
@@ -183,7 +183,7 @@ def _hint(name: str, fields: Iterable[str]) -> str:
     return f"; did you mean {similar}?" if similar else f" (fields: {', '.join(fields)})"
 
 
-def _plain(value: Any, name: str) -> Any:
+def _plain_value(value: Any, name: str) -> Any:
     """Return OmegaConf's containers as dicts and lists, with interpolations resolved. Raises ConfigError."""
     omegaconf = sys.modules.get("omegaconf")  # without its import, no value is one of its containers
     if omegaconf is None or not omegaconf.OmegaConf.is_config(value):

@@ -19,9 +19,9 @@ _HOST = re.compile(rf"{_PLACE}(?:,{_PLACE})*(?:[/?].*)?", re.DOTALL)
 _USER = re.compile(r"(?i)(?:[^:/?#%\s]|%(?!3a))*(?::|$)")
 _PATHS = ("sqlite", "memory")
 # In a sentence: a word with a colon, and everything up to the last @; or a word that begins like a server's URL.
-_IN_WORDS = re.compile(r"[^\s'\"(]*:[^\s].*@[^\s'\")]*", re.DOTALL)
+_CREDENTIALS_IN_TEXT = re.compile(r"[^\s'\"(]*:[^\s].*@[^\s'\")]*", re.DOTALL)
 _SERVER = re.compile(r"postgres\w*[:/]")
-_LIKE_URL = re.compile(r"[^\s'\"(]*(?:://|postgres\w*:)[^\s'\")]*")
+_URL_IN_TEXT = re.compile(r"[^\s'\"(]*(?:://|postgres\w*:)[^\s'\")]*")
 
 
 def redact(text: str) -> str:
@@ -47,8 +47,8 @@ def redact(text: str) -> str:
 
 def redact_words(sentence: str) -> str:
     """Return a sentence that may quote a URL, without passwords."""
-    hidden = _IN_WORDS.sub("***", _OPTION.sub(r"\1***", sentence))
-    return _LIKE_URL.sub(lambda match: redact(match[0]), hidden)
+    hidden = _CREDENTIALS_IN_TEXT.sub("***", _OPTION.sub(r"\1***", sentence))
+    return _URL_IN_TEXT.sub(lambda match: redact(match[0]), hidden)
 
 
 def redact_path(path: str) -> str:
@@ -62,15 +62,15 @@ def may_hold_password(path: str) -> bool:
 
 
 # Joiners are part of emoji and many scripts; soft hyphens are harmless.
-_HARMLESS = {"\u200c", "\u200d", "\u00ad"}
-_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+_HARMLESS_CHARACTERS = {"\u200c", "\u200d", "\u00ad"}
+_HIDDEN_CATEGORIES = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 _ASCII_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def is_unsafe(character: str) -> bool:
     """Return whether a character is a control or format character, a lone surrogate, or unassigned."""
-    return unicodedata.category(character) in _HIDDEN and character not in _HARMLESS
+    return unicodedata.category(character) in _HIDDEN_CATEGORIES and character not in _HARMLESS_CHARACTERS
 
 
 def escape(text: str, *, keep: str = "") -> str:

@@ -17,8 +17,8 @@ from typing import Any, overload
 from replaybuf.common.redact import escape
 
 _SECONDS = ((86_400, "d"), (3600, "h"), (60, "m"))
-_NAMED = 3
-_LONGEST = 80
+_MOST_NAMED = 3
+_LONGEST_BRIEF = 80
 _HALF_A_DAY = 12 * 3600.0
 _LONGEST_CELL = 200
 _MOST_ROWS = 50
@@ -280,26 +280,26 @@ def _html(value: Any) -> str:
 # In sentences
 
 
-def brief(text: str, length: int = _LONGEST) -> str:
+def brief(text: str, length: int = _LONGEST_BRIEF) -> str:
     """Return the beginning of a text on one line, without anything that could drive a terminal or forge a log."""
     return _cut(escape(" ".join(text[: 4 * length].split())), length)
 
 
-def _cut(line: str, length: int = _LONGEST) -> str:
+def _cut(line: str, length: int = _LONGEST_BRIEF) -> str:
     return line if len(line) <= length else line[: length - 3] + "..."
 
 
 def named(name: str) -> str:
     """Return the name of a task or worker, quoted if its white space would be ambiguous."""
-    return brief(name) if name == " ".join(name.split()) else _cut(escape(repr(name[: 4 * _LONGEST])))
+    return brief(name) if name == " ".join(name.split()) else _cut(escape(repr(name[: 4 * _LONGEST_BRIEF])))
 
 
-def listed(names: Iterable[str], most: int = _NAMED) -> str:
+def listed(names: Iterable[str], most: int = _MOST_NAMED) -> str:
     """Return names as `a, b and c`, or `a, b, c and 4 more`."""
     return joined([named(name) for name in names], most)
 
 
-def joined(parts: Sequence[str], most: int = _NAMED, *, link: str = "and") -> str:
+def joined(parts: Sequence[str], most: int = _MOST_NAMED, *, link: str = "and") -> str:
     """Return parts of a sentence as `a, b and c`, or `a, b, c and 4 more`."""
     if len(parts) > most:
         return f"{', '.join(parts[:most])} and {len(parts) - most:,} more"

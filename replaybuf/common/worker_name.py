@@ -12,12 +12,12 @@ from pathlib import Path
 
 from replaybuf.common.checks import check_task_name
 
-_working_as: ContextVar[str | None] = ContextVar("replaybuf_worker", default=None)
+_context_name: ContextVar[str | None] = ContextVar("replaybuf_worker", default=None)
 
 
 def worker_name(configured: str | None = None) -> str:
     """Return the name set by `working_as`, else the `configured` one, else "host:pid" of this process."""
-    return _working_as.get() or configured or _of_process()
+    return _context_name.get() or configured or _process_name()
 
 
 @contextmanager
@@ -29,11 +29,11 @@ def working_as(name: str | None) -> Iterator[None]:
     if name is None:
         yield
         return
-    token = _working_as.set(check_worker(name))
+    token = _context_name.set(check_worker(name))
     try:
         yield
     finally:
-        _working_as.reset(token)
+        _context_name.reset(token)
 
 
 def check_worker(name: str) -> str:
@@ -42,13 +42,13 @@ def check_worker(name: str) -> str:
 
 
 @cache
-def _of_process() -> str:
+def _process_name() -> str:
     """Return the name of the process. Cached, because the system call for the pid costs 3 % of a small put."""
     return f"{host_name()}:{os.getpid()}"
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_of_process.cache_clear)
+    os.register_at_fork(after_in_child=_process_name.cache_clear)
 
 
 def host_name() -> str:
