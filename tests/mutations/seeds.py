@@ -95,7 +95,7 @@ _ROLLOUTS = [
     ("expired-before-stays", _NORMALISE, "if (expired or status == Status.EXPIRED) and not rule.retryable:", "if expired and not rule.retryable:", "what expired before is dropped, too"),
     ("their-status-by-value-only", "values/rollouts/statuses.py", "candidates += [value.value, value.name]", "candidates += [value.value]", "members are known by their names, too"),
     ("alias-as-status", "values/rollouts/statuses.py", "return (exact or fitting)[0]", "return fitting[0]", "what is named so comes before an alias"),
-    ("no-other-word", "values/rollouts/statuses.py", "for target in (status, *_INSTEAD.get(status, ())):", "for target in (status,):", "expired rollouts can be generated again, whatever their class calls it"),
+    ("no-other-word", "values/rollouts/statuses.py", "for target in (status, *_SUBSTITUTES.get(status, ())):", "for target in (status,):", "expired rollouts can be generated again, whatever their class calls it"),
     ("hidden-name", "values/rollouts/rollout_type.py", "return {**hidden, **{key", "return {**{key", "a field that means another isn't the one of its own name"),
     ("status-precedence", "values/rollouts/statuses.py", "    Status.FAILED,\n    Status.ABORTED,\n", "    Status.ABORTED,\n    Status.FAILED,\n", "a group with a failed rollout is failed"),
 ]  # fmt: skip
@@ -116,7 +116,7 @@ _QUERY = [
 
 _CODEC = [
     ("checksum-not-checked", "values/codec/payload_format.py", "if not verified and digest(", "if False and digest(", "a damaged payload is noticed"),
-    ("small-arrays-keep-payloads", "values/codec/blocks.py", "if self._lends and size * dtype.itemsize * _MOST_KEPT >= self._kept and", "if self._lends and", "a small array doesn't keep a large payload"),
+    ("small-arrays-keep-payloads", "values/codec/blocks.py", "if self._lends and size * dtype.itemsize * _MOST_KEPT >= self._kept_bytes and", "if self._lends and", "a small array doesn't keep a large payload"),
     ("arrays-share-what-others-have", "values/codec/blocks.py", "if self._lends and inside not in", "if inside not in", "a payload that others have isn't written to"),
     ("number-nearly-repeated", "values/codec/blocks.py", "if any(array.tobytes() != number * len(array) for array in arrays):", "if False:", "arrays that repeat a number at their ends only keep their bits"),
     ("newer-format-read", "values/codec/payload_format.py", "if version > VERSION:", "if version > VERSION + 1:", "newer formats are refused"),
@@ -128,13 +128,13 @@ _CODEC = [
     ("numbers-of-other-sizes", "values/codec/number_lists.py", "    if len(raw) != ends[-1]:\n        return None\n", "", "an integer of 64 bits among others stays"),
     ("numbers-of-a-byte", "values/codec/number_lists.py", "<= numbers.max() < 256)", "<= numbers.max())", "larger numbers than a byte's come back"),
     ("numbers-not-spent", "values/codec/number_lists.py", "    spend(total)\n", "", "a few bytes can't claim any number of numbers"),
-    ("numbers-none", "values/codec/packed_columns.py", "and kind not in _OF_NUMBERS:", "and kind in _OF_NUMBERS:", "None among the values of tokens is refused"),
+    ("numbers-none", "values/codec/packed_columns.py", "and kind not in _NUMBER_KINDS:", "and kind in _NUMBER_KINDS:", "None among the values of tokens is refused"),
     ("incompressible-not-sealed", "values/codec/payload_format.py", "        tail = memoryview(whole)[len(payload.head) :]\n", "        return payload\n", "payloads that compression doesn't make smaller have their checksums"),
     ("field-twice-alone", "values/codec/msgpack_values.py", "if 3 * len(fields) == len(flat):", "if True:", "a lone rollout has no field twice"),
     ("field-twice-deferred", "values/codec/msgpack_values.py", "if 3 * len(values) != count or ", "if ", "deferred reads notice a field that is there twice"),
     ("users-code-changes-payloads", "values/codec/payload.py", "head.blocks > 0 and not self.runs_code", "head.blocks > 0", "users' code that runs in a read changes no payload"),
     ("blocks-not-sealed", "values/codec/payload_format.py", "sealed = size >= sealed_from", "sealed = False", "payloads apart have their checksums"),
-    ("names-shared", "values/rollouts/shapes.py", "self._instance(values, names.copy(), None)", "self._instance(values, names, None)", "each rollout has its own set fields"),
+    ("names-shared", "values/rollouts/shapes.py", "self._make_instance(values, names.copy(), None)", "self._make_instance(values, names, None)", "each rollout has its own set fields"),
     ("flags-not-checked", "values/codec/payload_format.py", "digest(memoryview(payload)[_CHECKED_AT:end], head.flags)", "digest(memoryview(payload)[_CHECKED_AT:end], 0)", "the checksum covers the flags"),
     ("fold-lost", "values/codec/value_types.py", "replace(fold=fold, tzinfo=tz)", "replace(tzinfo=tz)", "a time that is there twice comes back as it was"),
     ("open-tags", "values/codec/msgpack_values.py", "if self._open_tags:", "if False:", "type tags without content are damage"),
@@ -283,7 +283,7 @@ _OBSERVE = [
 ]  # fmt: skip
 
 _VIEWS = [
-    ("text-behind-the-last", "values/codec/payload_format.py", "self._last = position[0] + position[1]", "pass", "texts are found in their order"),
+    ("text-behind-the-last", "values/codec/payload_format.py", "self._last_end = position[0] + position[1]", "pass", "texts are found in their order"),
     ("text-with-nul", "values/codec/payload_format.py", 'or "\\x00" in text', "", "no view fails for a text with NUL"),
     ("places-of-short", "values/rollouts/outline.py", "shown and len(shown) > PREVIEW_CHARS and", "False and", "long responses are whole in SQL"),
 ]  # fmt: skip

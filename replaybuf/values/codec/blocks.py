@@ -47,7 +47,7 @@ MOST_USES: Final = 16
 #: The maximum ratio of the memory that a retained array keeps alive to its own bytes.
 _MOST_KEPT: Final = 64
 _PLACE: Final = struct.Struct("<II")
-_make: Final = tuple.__new__  # bypasses the checks of ExtType.__new__
+_make_tuple: Final = tuple.__new__  # bypasses the checks of ExtType.__new__
 _DTYPE: Final = attrgetter("dtype")
 _DIMENSIONS: Final = attrgetter("ndim")
 _ONLY_ARRAYS: Final = frozenset({np.ndarray})
@@ -55,13 +55,13 @@ _ONLY_ARRAYS: Final = frozenset({np.ndarray})
 
 @lru_cache(maxsize=1024)
 def _reference(entry: int, place: int) -> Any:
-    return _make(msgpack.ExtType, (ARRAY, _PLACE.pack(entry, place)))
+    return _make_tuple(msgpack.ExtType, (ARRAY, _PLACE.pack(entry, place)))
 
 
 class BlockWriter:
     """The blocks of one payload, and its `table` of arrays. Blocks may share the memory of large arrays."""
 
-    __slots__ = ("_alike", "_known", "_room", "blocks", "sizes", "table")
+    __slots__ = ("_arrays_alike", "_placed_arrays", "_room", "blocks", "sizes", "table")
 
     def __init__(self) -> None:
         #: Of each block the buffers that it consists of.
@@ -71,18 +71,18 @@ class BlockWriter:
         #: How many bytes of arrays may repeat a number: in proportion to the blocks so far.
         self._room = 0
         # By id of an array: its entry, its place there, and the array, whose id is thus its own.
-        self._known: dict[int, tuple[int, int, AnyArray]] = {}
+        self._placed_arrays: dict[int, tuple[int, int, AnyArray]] = {}
         # By size and some items: the first such array, and blocks and their numbers of uses by a hash of their bytes.
-        self._alike: dict[Any, tuple[AnyArray, dict[bytes, list[int]]]] = {}
+        self._arrays_alike: dict[Any, tuple[AnyArray, dict[bytes, list[int]]]] = {}
 
     def reference(self, array: AnyArray) -> Any:
         """Return the object that msgpack packs for an array. TypeError for dtypes that would not round-trip."""
-        placed = self._known.get(id(array))
+        placed = self._placed_arrays.get(id(array))
         if placed is None:
             shape: Any = len(array) if array.ndim == 1 else list(array.shape)
             inside = array.tobytes() if array.nbytes < SMALL else [self._block_of(array)]
             self._entry((array,), array.dtype, inside, [shape])
-            placed = self._known[id(array)]
+            placed = self._placed_arrays[id(array)]
         return _reference(placed[0], placed[1])
 
     def put_together(self, values: Iterable[Any]) -> None:
@@ -103,7 +103,7 @@ class BlockWriter:
         if [*map(_DTYPE, arrays)].count(dtype) < rows or [*map(_DIMENSIONS, arrays)].count(dimensions) < rows:
             return None
         ids = {*map(id, arrays)}
-        if len(ids) < rows or not self._known.keys().isdisjoint(ids):
+        if len(ids) < rows or not self._placed_arrays.keys().isdisjoint(ids):
             return None
         shapes: list[Any]
         if dimensions == 1:
@@ -111,7 +111,7 @@ class BlockWriter:
         else:
             shapes, sizes = [list(array.shape) for array in arrays], [array.size for array in arrays]
         if max(sizes) * dtype.itemsize > GROUPED:
-            inside = [*map(self._block_of, arrays)] if origins is None else self._continued(arrays, origins)
+            inside = [*map(self._block_of, arrays)] if origins is None else self._continued_blocks(arrays, origins)
             return self._entry(arrays, dtype, inside, shapes)
         return self._small_entry(arrays, dtype, shapes, sum(sizes) * dtype.itemsize)
 
@@ -122,7 +122,7 @@ class BlockWriter:
         inside: Any
         if nbytes < SMALL:
             inside = b"".join(_in_c_order(arrays))
-        elif (inside := self._repeated(arrays, nbytes)) is not None:
+        elif (inside := self._repeated_number(arrays, nbytes)) is not None:
             pass
         elif nbytes <= _MOST_GROUPED:
             inside = self._add(_in_c_order(arrays), nbytes)
@@ -130,7 +130,7 @@ class BlockWriter:
             return None
         return self._entry(arrays, dtype, inside, shapes)
 
-    def _repeated(self, arrays: Sequence[AnyArray], nbytes: int) -> bytes | None:
+    def _repeated_number(self, arrays: Sequence[AnyArray], nbytes: int) -> bytes | None:
         """Return the bytes of the number that all of these arrays repeat, if there is one and room for it."""
         first = arrays[0]
         if nbytes > self._room or first.ndim != 1 or not len(first) or first.item(0) != first.item(-1):
@@ -145,7 +145,7 @@ class BlockWriter:
         entry = len(self.table) // 3
         self.table += describe_dtype(dtype), inside, shapes
         for place, array in enumerate(arrays):
-            self._known[id(array)] = entry, place, array
+            self._placed_arrays[id(array)] = entry, place, array
         return entry
 
     def _block_of(self, array: AnyArray) -> int:
@@ -159,10 +159,10 @@ class BlockWriter:
         if nbytes < GROUPED:
             return self._add((array,), nbytes)
         key = nbytes, array.item(0), array.item(-1)
-        if key not in self._alike:
-            self._alike[key] = array, {}
+        if key not in self._arrays_alike:
+            self._arrays_alike[key] = array, {}
             return self._add((array,), nbytes)
-        like, by_hash = self._alike[key]
+        like, by_hash = self._arrays_alike[key]
         if not by_hash:
             number = next(number for number, block in enumerate(self.blocks) if block[0] is like)
             by_hash[_content_of(like)] = [number, 1]
@@ -173,7 +173,7 @@ class BlockWriter:
         shared[1] += 1
         return shared[0]
 
-    def _continued(self, arrays: Sequence[AnyArray], origins: Sequence[int]) -> list[Any]:
+    def _continued_blocks(self, arrays: Sequence[AnyArray], origins: Sequence[int]) -> list[Any]:
         """Return the blocks of arrays: of one that begins as an earlier one does, that one's and one with the rest."""
         blocks: list[Any] = []
         for at, array, common in zip(origins, arrays, beginnings(arrays, origins), strict=True):
@@ -266,12 +266,12 @@ class BlockReader:
     def __init__(self, head: Head, blocks: Any, *, kept: int = 0, lends: bool = False) -> None:
         self._head = head
         self._blocks = blocks
-        self._kept = kept
+        self._kept_bytes = kept
         self._lends = lends
         self._table: list[Any] = []
-        self._left = 2 * MOST_USES * head.size
+        self._bytes_left = 2 * MOST_USES * head.size
         self._arrays: dict[int, Sequence[Any]] = {}
-        self._lent: set[int] = set()
+        self._lent_blocks: set[int] = set()
         #: Whether handles replace arrays, except in values that are being made of arrays: the depth of these.
         self.deferring = False
         self.eager = 0
@@ -296,16 +296,16 @@ class BlockReader:
     def entry(self, entry: int) -> Sequence[Any]:
         """Return the arrays of an entry of the table. Raises any exception for an invalid one."""
         if (arrays := self._arrays.get(entry)) is None:
-            dtype, inside, shapes, sizes = self._described(entry)
+            dtype, inside, shapes, sizes = self._read_description(entry)
             self._spend(sum(sizes) * dtype.itemsize)
             if type(inside) is list:
-                arrays = [*map(self._alone, inside, [dtype] * len(shapes), shapes, sizes)]
+                arrays = [*map(self._array_of_block, inside, [dtype] * len(shapes), shapes, sizes)]
             else:
-                arrays = self._together(dtype, inside, shapes, sizes)
+                arrays = self._arrays_of_block(dtype, inside, shapes, sizes)
             self._arrays[entry] = arrays
         return arrays
 
-    def _described(self, entry: int) -> tuple[np.dtype[Any], Any, list[Any], list[int]]:
+    def _read_description(self, entry: int) -> tuple[np.dtype[Any], Any, list[Any], list[int]]:
         """Return the dtype, the bytes, the shapes and the numbers of items of an entry's arrays."""
         if entry < 0:
             raise ValueError("no such arrays")
@@ -336,22 +336,22 @@ class BlockReader:
 
     def _spend(self, nbytes: int) -> None:
         """Raise ValueError if more bytes are read as arrays than such a payload can have."""
-        self._left -= nbytes
-        if self._left < 0:
+        self._bytes_left -= nbytes
+        if self._bytes_left < 0:
             raise ValueError("its arrays are larger than it has room for")
 
-    def _alone(self, block: Any, dtype: np.dtype[Any], shape: Any, size: int) -> AnyArray:
+    def _array_of_block(self, block: Any, dtype: np.dtype[Any], shape: Any, size: int) -> AnyArray:
         if type(block) is list:
             starts = [self._head.starts[number] for number in block[::2]]
             parts = [self._blocks[at : at + count] for at, count in zip(starts, block[1::2], strict=True)]
             return np.ndarray(shape, dtype, bytearray().join(parts))
         array: AnyArray = np.ndarray(shape, dtype, self._blocks, self._head.starts[block])
-        if self._lends and size * dtype.itemsize * _MOST_KEPT >= self._kept and block not in self._lent:
-            self._lent.add(block)
+        if self._lends and size * dtype.itemsize * _MOST_KEPT >= self._kept_bytes and block not in self._lent_blocks:
+            self._lent_blocks.add(block)
             return array
         return array.copy()
 
-    def _together(self, dtype: np.dtype[Any], inside: Any, shapes: list[Any], sizes: list[int]) -> Sequence[Any]:
+    def _arrays_of_block(self, dtype: np.dtype[Any], inside: Any, shapes: list[Any], sizes: list[int]) -> Sequence[Any]:
         """Return arrays of one block: views of one array, unless they would keep it."""
         flat: AnyArray
         count, least = sum(sizes), min(sizes) * dtype.itemsize * _MOST_KEPT
@@ -362,8 +362,8 @@ class BlockReader:
             flat = np.ndarray(count, dtype, raw).copy()
         else:
             flat = np.ndarray(count, dtype, self._blocks, self._head.starts[inside])
-            if self._lends and inside not in self._lent and least >= self._kept:
-                self._lent.add(inside)
+            if self._lends and inside not in self._lent_blocks and least >= self._kept_bytes:
+                self._lent_blocks.add(inside)
             else:
                 flat = flat.copy()
         alone = least < flat.nbytes
@@ -387,17 +387,17 @@ class PartReader(BlockReader):
     def __init__(self, head: Head, blocks: Any, load: Callable[[DeferredArray], Any], instead: Instead) -> None:
         super().__init__(head, blocks)
         self._load = load
-        self._instead = instead
-        self._made: dict[tuple[int, bool], Sequence[Any]] = {}
+        self._stand_in = instead
+        self._made_entries: dict[tuple[int, bool], Sequence[Any]] = {}
 
     def entry(self, entry: int) -> Sequence[Any]:
         """Return the arrays of an entry, or what replaces them."""
         key = entry, self.deferring and not self.eager
-        if key not in self._made:
-            self._made[key] = [*map(self._instead if key[1] else self._loaded, self._parts(entry))]
-        return self._made[key]
+        if key not in self._made_entries:
+            self._made_entries[key] = [*map(self._stand_in if key[1] else self._load_array, self._parts(entry))]
+        return self._made_entries[key]
 
-    def _loaded(self, array: Any) -> Any:
+    def _load_array(self, array: Any) -> Any:
         if not isinstance(array, DeferredArray):
             return array
         self._spend(array.nbytes)
@@ -405,7 +405,7 @@ class PartReader(BlockReader):
 
     def _parts(self, entry: int) -> Sequence[Any]:
         """Return the arrays of an entry, or the descriptions of those that aren't here."""
-        dtype, inside, shapes, sizes = self._described(entry)
+        dtype, inside, shapes, sizes = self._read_description(entry)
         if self._blocks is not None or type(inside) is bytes:
             return super().entry(entry)  # which keeps them for the other parts
         several, width = type(inside) is list, dtype.itemsize

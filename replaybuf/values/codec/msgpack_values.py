@@ -33,10 +33,10 @@ _SEQUENCES: Final = frozenset({list, tuple, set, frozenset})
 _ARRAY: Final = types.ARRAY  # a module global, since it is compared for every extension object
 
 #: Values that consist of one array, the third part of their content: one object comes back as one.
-_OF_ONE_ARRAY: Final = frozenset({types.TENSOR, types.IMAGE})
+_ONE_ARRAY_TAGS: Final = frozenset({types.TENSOR, types.IMAGE})
 #: Values that are made of arrays by code which doesn't support handles.
-_EAGER: Final = frozenset({types.CONVERTED, types.IMAGE})
-_OF_ARRAYS: Final = _OF_ONE_ARRAY | _EAGER | {types.OBJECT_REF}
+_EAGER_TAGS: Final = frozenset({types.CONVERTED, types.IMAGE})
+_ARRAY_TAGS: Final = _ONE_ARRAY_TAGS | _EAGER_TAGS | {types.OBJECT_REF}
 
 
 _TAG: Final = msgpack.ExtType
@@ -54,7 +54,7 @@ class Packing:
     """
 
     def __init__(self, others: Sequence[EncoderOf], converters: Converters, instances: Instances) -> None:
-        self._others = (*others, instances.encoder)  # the last one refuses unknown classes
+        self._encoder_finders = (*others, instances.encoder)  # the last one refuses unknown classes
         self._converters = converters
         self._instances = instances
         self._encoders = ENCODERS | converters.encoders  # extended by `encoder`
@@ -108,13 +108,13 @@ class Packing:
         if tag.code == types.OBJECT_REF:
             return {tag: refs.of(value)}
         content = {tag: encode(value)}
-        if tag.code in _OF_ONE_ARRAY:
+        if tag.code in _ONE_ARRAY_TAGS:
             contents[id(value)] = content, value
         return content
 
     def _encoder(self, kind: type) -> Encoder | None:
         """Return the encoder of a class that wasn't met before; None if its instances can't be stored."""
-        encoder = next(filter(None, (encoder_of(kind) for encoder_of in self._others)), None)
+        encoder = next(filter(None, (encoder_of(kind) for encoder_of in self._encoder_finders)), None)
         if encoder is None and issubclass(kind, np.generic):
             encoder = ENCODERS[np.generic]
         if encoder is not None:
@@ -200,13 +200,13 @@ class Unpacking:
     get. ObjectRefs there are replaced by their values, since a handle serves the same purpose.
     """
 
-    __slots__ = ("_blocks", "_decoders", "_made", "_open_tags")
+    __slots__ = ("_blocks", "_decoded_values", "_decoders", "_open_tags")
 
     def __init__(self, decoders: Decoders, blocks: BlockReader) -> None:
         self._decoders = decoders
         self._blocks = blocks
         self._open_tags = 0
-        self._made: dict[int, Any] = {}  # tensors and images, by the id of their array
+        self._decoded_values: dict[int, Any] = {}  # tensors and images, by the id of their array
 
     def rollouts(
         self, head: Head, payload: Buffer, deferred: Collection[str] = frozenset()
@@ -259,7 +259,7 @@ class Unpacking:
         if code not in self._decoders or content:
             raise ValueError(f"unknown kind of value ({code}); was it written by a newer replaybuf?")
         self._open_tags += 1
-        if code in _EAGER:  # the tag is read before its content
+        if code in _EAGER_TAGS:  # the tag is read before its content
             self._blocks.eager += 1
         return type_tag(code)
 
@@ -268,18 +268,18 @@ class Unpacking:
             for tag in fields:
                 if type(tag) is _TAG:
                     self._open_tags -= 1
-                    if tag.code in _OF_ARRAYS:
-                        return self._of_arrays(tag.code, fields[tag])
+                    if tag.code in _ARRAY_TAGS:
+                        return self._decode_once(tag.code, fields[tag])
                     return self._decoders[tag.code](fields[tag])
         return fields
 
-    def _of_arrays(self, code: int, content: Any) -> Any:
-        self._blocks.eager -= code in _EAGER
+    def _decode_once(self, code: int, content: Any) -> Any:
+        self._blocks.eager -= code in _EAGER_TAGS
         if code == types.OBJECT_REF and self._blocks.deferring and not self._blocks.eager:
             return content
-        if code not in _OF_ONE_ARRAY or type(content) is not list or len(content) < 3 or content[2] is None:
+        if code not in _ONE_ARRAY_TAGS or type(content) is not list or len(content) < 3 or content[2] is None:
             return self._decoders[code](content)
         key = id(content[2])
-        if key not in self._made:
-            self._made[key] = self._decoders[code](content), content[2]
-        return self._made[key][0]
+        if key not in self._decoded_values:
+            self._decoded_values[key] = self._decoders[code](content), content[2]
+        return self._decoded_values[key][0]

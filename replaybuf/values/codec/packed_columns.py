@@ -31,14 +31,14 @@ from replaybuf.values.rollouts.group_fields import refuse_none
 
 SHARED, LIST, ARRAYS, INDEXED, DICT, NUMBERS, PARTIAL = range(7)
 #: Columns in which no list holds None.
-_OF_NUMBERS: Final = (ARRAYS, NUMBERS)
+_NUMBER_KINDS: Final = (ARRAYS, NUMBERS)
 
 #: For each segment the index of an earlier one that it continues, or None; None for whole rollouts.
 Parents = Sequence[int | None] | None
 
-_COUNTED: Final = frozenset({str, bytes, int, bool})
+_COUNTED_TYPES: Final = frozenset({str, bytes, int, bool})
 _TEXTS: Final = frozenset({str, bytes, type(None)})
-_DEEPEST: Final = 8
+_DEEPEST_DICT: Final = 8
 _ONLY_NONE: Final = frozenset({type(None)})
 _ONLY_STR: Final = frozenset({str})
 #: The value of a field that a rollout doesn't have, unlike others of its group.
@@ -48,11 +48,11 @@ _MISSING: Final = object()
 class ColumnWriter:
     """Makes the columns of one group; the values in the fields `numeric` must hold no None."""
 
-    __slots__ = ("_blocks", "_numeric", "_origins", "values")
+    __slots__ = ("_blocks", "_numeric_fields", "_origins", "values")
 
     def __init__(self, blocks: BlockWriter, numeric: frozenset[str], parents: Parents = None) -> None:
         self._blocks = blocks
-        self._numeric = numeric
+        self._numeric_fields = numeric
         # Of segments: the one whose values each may begin with. Those that continue none often have the same prompt.
         self._origins = [parent or 0 for parent in parents] if parents is not None else None
         #: The number of values of all columns.
@@ -65,7 +65,7 @@ class ColumnWriter:
         """
         self.values += len(rows)
         if len(rows) == 1:
-            return self._of_one(rows[0], omitted)
+            return self._columns_of_one(rows[0], omitted)
         columns: list[Any] = []
         names, keys = tuple(rows[0]), [*map(tuple, rows)]
         if keys.count(names) == len(rows):
@@ -83,7 +83,7 @@ class ColumnWriter:
             columns += (name, *field) if whole else (name, PARTIAL, [indices, *field])
         return columns
 
-    def _of_one(self, row: dict[str, Any], omitted: frozenset[str]) -> list[Any]:
+    def _columns_of_one(self, row: dict[str, Any], omitted: frozenset[str]) -> list[Any]:
         """Return the columns of one rollout, which shares all with itself, except long lists of numbers."""
         fields = {name: value for name, value in row.items() if value is not None or name not in omitted}
         self.values += len(fields)
@@ -93,14 +93,14 @@ class ColumnWriter:
         for index, (name, value) in enumerate(fields.items()):
             if type(value) is list and len(value) >= FEWEST:
                 columns[3 * index + 1 : 3 * index + 3] = self._lists([value])
-            if name in self._numeric and columns[3 * index + 1] != NUMBERS:
+            if name in self._numeric_fields and columns[3 * index + 1] != NUMBERS:
                 refuse_none(name, (value,))
         return columns
 
     def _field(self, name: str, values: Sequence[Any], all_values: Sequence[Any]) -> tuple[int, Any]:
         """Return the kind and the content of a field's column; `all_values` has the values of all rollouts."""
         kind, content = self._column(values, 0)
-        if name in self._numeric and kind not in _OF_NUMBERS:
+        if name in self._numeric_fields and kind not in _NUMBER_KINDS:
             refuse_none(name, all_values)
         return kind, content
 
@@ -113,17 +113,17 @@ class ColumnWriter:
             return ARRAYS, entry
         kinds = {*map(type, values)}
         if SCALARS.issuperset(kinds):
-            if len(kinds) == 1 and kind in _COUNTED and values.count(first) == rows:
+            if len(kinds) == 1 and kind in _COUNTED_TYPES and values.count(first) == rows:
                 return SHARED, first
             long = _TEXTS.issuperset(kinds) and max(map(len, filter(None, values)), default=0) >= GROUPED
-            return (INDEXED, _indexed(values, values)) if long else (LIST, [*values])
+            return (INDEXED, _index_values(values, values)) if long else (LIST, [*values])
         ids = [*map(id, values)]
         different = len({*ids})
         if different == 1:
             return SHARED, first
         if different < rows or len(kinds) > 1:
-            return (LIST, [*values]) if different == rows else (INDEXED, _indexed(values, ids))
-        if kind is dict and depth < _DEEPEST and (names := _shared_names(values)):
+            return (LIST, [*values]) if different == rows else (INDEXED, _index_values(values, ids))
+        if kind is dict and depth < _DEEPEST_DICT and (names := _shared_names(values)):
             columns: list[Any] = []
             for name, members in zip(names, zip(*[value.values() for value in values], strict=True), strict=True):
                 columns += (name, *self._column(members, depth + 1))
@@ -138,7 +138,7 @@ class ColumnWriter:
         return NUMBERS, numbers
 
 
-def _indexed(values: Sequence[Any], keys: Sequence[Any]) -> list[Any]:
+def _index_values(values: Sequence[Any], keys: Sequence[Any]) -> list[Any]:
     places: dict[Any, int] = {}
     indices = [places.setdefault(key, len(places)) for key in keys]
     return [indices, *dict(zip(keys, values, strict=True)).values()]
@@ -172,18 +172,18 @@ def leave_alone(values: Iterable[Any]) -> None:
 class ColumnReader:
     """Makes the values of columns: `arrays` those of an entry. At most `budget` values are made."""
 
-    __slots__ = ("_arrays", "_left", "partial")
+    __slots__ = ("_arrays", "_values_left", "partial")
 
     def __init__(self, arrays: Callable[[Any, int], Sequence[Any]], budget: int) -> None:
         self._arrays = arrays
-        self._left = budget
+        self._values_left = budget
         #: Whether some rollouts lack a field: `_MISSING` is its value then.
         self.partial = False
 
     def spend(self, values: int) -> None:
         """Raise ValueError if there are more values than such a payload can have."""
-        self._left -= values
-        if self._left < 0:
+        self._values_left -= values
+        if self._values_left < 0:
             raise ValueError("it claims more values than it has room for")
 
     def columns(self, flat: Sequence[Any], rows: int) -> dict[Any, Sequence[Any]]:
@@ -203,12 +203,12 @@ class ColumnReader:
             elif kind == ARRAYS:
                 values[name] = self._arrays(content, rows)
             else:
-                values[name] = self._others(kind, content, rows)
+                values[name] = self._rare_column(kind, content, rows)
         if 3 * len(values) != len(flat):
             raise ValueError("it has a field twice")
         return values
 
-    def _others(self, kind: Any, content: Any, rows: int) -> Sequence[Any]:
+    def _rare_column(self, kind: Any, content: Any, rows: int) -> Sequence[Any]:
         """Return the values of a column of a rarer kind."""
         if type(content) is not list:
             raise ValueError(f"a {type(content).__name__} where a column belongs")
@@ -227,7 +227,7 @@ class ColumnReader:
                 content[index] = value
             self.partial = True
         elif kind == INDEXED:
-            content = _of_indices(*content)
+            content = _values_at(*content)
         elif kind != LIST:
             raise ValueError(f"unknown kind of column ({kind!r:.20}); was it written by a newer replaybuf?")
         if len(content) != rows:
@@ -247,7 +247,7 @@ class ColumnReader:
         return [dict(zip(columns, row)) for row in zip(*columns.values())]
 
 
-def _of_indices(indices: Any, *values: Any) -> list[Any]:
+def _values_at(indices: Any, *values: Any) -> list[Any]:
     if not are_counts(indices):
         raise ValueError("no indices of values")
     return [values[index] for index in indices]

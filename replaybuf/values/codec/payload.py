@@ -154,7 +154,7 @@ class Codec:
         Raises DecodeError for a damaged payload, a newer version or another rollout type, and MissingDriverError when
         zstd is needed and not installed. Memory use is proportional to the payload.
         """
-        head, plain = self._opened(payload)
+        head, plain = self._open_payload(payload)
         lends = owned and head.blocks > 0 and not self.runs_code  # which may need the payload again
         if tail is not None:
             blocks = memoryview(tail)
@@ -175,7 +175,7 @@ class Codec:
         For a payload with blocks, `head` is its head, and `pieces` has the other blocks (`wanted`), which are verified;
         otherwise `head` is the whole payload. Raises the errors of `decode`.
         """
-        opened, plain = self._opened(head)
+        opened, plain = self._open_payload(head)
         blocks = memoryview(plain)[opened.head :] if plain is not head or not opened.blocks else None
         reader = PartReader(opened, blocks, from_pieces(pieces), handles)
         return self._unpack(opened, plain, reader, frozenset(deferred))
@@ -187,7 +187,7 @@ class Codec:
         def instead(array: Any) -> Any:
             return None if isinstance(array, DeferredArray) else array
 
-        opened, plain = self._opened(head)
+        opened, plain = self._open_payload(head)
         reader = PartReader(opened, None, instead, instead)  # for arrays that a value is made of, too
         return self._unpack(opened, plain, reader, decoders=lenient(self._decoders))
 
@@ -214,12 +214,12 @@ class Codec:
         def nothing(_: Any) -> None:
             pass
 
-        opened, plain = self._opened(head)
+        opened, plain = self._open_payload(head)
         unpacking = Unpacking(dict.fromkeys(self._decoders, nothing), PartReader(opened, None, note, nothing))
         unpacking.rollouts(opened, plain, deferred)
         return sorted(needs)
 
-    def _opened(self, payload: Buffer) -> tuple[Head, Buffer]:
+    def _open_payload(self, payload: Buffer) -> tuple[Head, Buffer]:
         """Return the verified head of a payload, and the payload, decompressed if necessary."""
         head = Head.opened(form.as_buffer(payload), verified=False)
         if not head.flags:
@@ -281,30 +281,30 @@ class Replacing:
         if self.is_one(value):
             return self.instead(value)
         if isinstance(value, dict):
-            self._replace(value.__setitem__, list(value.items()))
+            self._replace_items(value.__setitem__, list(value.items()))
         elif isinstance(value, list):
             if not SCALARS.issuperset(map(type, value)):
-                self._replace(value.__setitem__, enumerate(value))
+                self._replace_items(value.__setitem__, enumerate(value))
         elif isinstance(value, (tuple, set, frozenset)):
-            return self._made_anew(value)
+            return self._replace_in_tuple(value)
         elif isinstance(value, np.ndarray):
             if kind is np.ndarray and value.dtype.char == "O":
-                self._replace(value.__setitem__, list(np.ndenumerate(value)))
+                self._replace_items(value.__setitem__, list(np.ndenumerate(value)))
         elif isinstance(value, BaseModel):
             self.replace(value.__dict__)  # bypasses validators and frozen models
             self.replace(value.__pydantic_extra__)
         else:
             if dataclasses.is_dataclass(kind):
                 fields = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(kind)}
-                self._replace(partial(_set_attribute, value), fields.items())
+                self._replace_items(partial(_set_attribute, value), fields.items())
         return value
 
-    def _replace(self, assign: Callable[[Any, Any], None], items: Iterable[tuple[Any, Any]]) -> None:
+    def _replace_items(self, assign: Callable[[Any, Any], None], items: Iterable[tuple[Any, Any]]) -> None:
         for place, item in items:
             if (replaced := self.replace(item)) is not item:
                 assign(place, replaced)
 
-    def _made_anew(self, value: Any) -> Any:
+    def _replace_in_tuple(self, value: Any) -> Any:
         replaced = [self.replace(item) for item in value]
         if all(new is old for new, old in zip(replaced, value, strict=True)):
             return value

@@ -39,23 +39,23 @@ Hash = TypeVar("Hash", xxh3_64, xxh3_128)
 MAGIC: Final = b"RPLB"
 VERSION: Final = 1
 ZSTD: Final = 1
-_FIRST: Final = struct.Struct("<4sBBHQ")
+_FIRST_FIELDS: Final = struct.Struct("<4sBBHQ")
 _NUMBERS: Final = struct.Struct("<IIIIQ")
-_HEADER: Final = struct.Struct(_FIRST.format + _NUMBERS.format.removeprefix("<"))
+_HEADER: Final = struct.Struct(_FIRST_FIELDS.format + _NUMBERS.format.removeprefix("<"))
 #: The offset of the first byte after the header, and that of the first one of which the checksum is.
 BODY_AT: Final = _HEADER.size
-_CHECKED_AT: Final = _FIRST.size
+_CHECKED_AT: Final = _FIRST_FIELDS.size
 #: How a payload begins that isn't compressed; and two numbers of the header, for draws, which ask for these alone.
-_BEGINNING: Final = _FIRST.pack(MAGIC, VERSION, 0, 0, 0)[:8]
+_BEGINNING: Final = _FIRST_FIELDS.pack(MAGIC, VERSION, 0, 0, 0)[:8]
 _BLOCKS_AND_SIZE: Final = struct.Struct("<20xI8xQ")
 #: The alignment of blocks, in bytes.
 ALIGNMENT: Final = 64
 #: The most values of columns for each byte of a head: a few bytes can't claim any number of rollouts.
 MOST_VALUES: Final = 8
 #: Fewer bytes are copied in less time than numpy takes to share them.
-_COPIED: Final = 1 << 15
+_COPIED_BELOW: Final = 1 << 15
 #: The bytes that are hashed at a time.
-_PIECE: Final = 1 << 16
+_PIECE_BYTES: Final = 1 << 16
 
 
 @dataclass(slots=True)
@@ -130,7 +130,7 @@ class Head:
             )
         for at, size, expected in zip(self.starts, self.sizes, self.digests):
             block = blocks[at : at + size]  # most are short, and a call costs as much as their hash
-            if (xxh3_64_intdigest(block) if size <= _PIECE else digest(block)) != expected:
+            if (xxh3_64_intdigest(block) if size <= _PIECE_BYTES else digest(block)) != expected:
                 raise DecodeError("the payload is damaged: the checksum of a block doesn't match")
 
 
@@ -202,7 +202,7 @@ def as_damage(read: Callable[P, T]) -> Callable[P, T]:
 
 def digest(buffer: Buffer, seed: int = 0) -> int:
     """Return the checksum of a block: the XXH3 (64 bits) of its bytes."""
-    if len(buffer) <= _PIECE:
+    if len(buffer) <= _PIECE_BYTES:
         return xxh3_64_intdigest(buffer, seed)
     return fed(xxh3_64(seed=seed), buffer).intdigest()
 
@@ -214,14 +214,14 @@ def fed(state: Hash, buffer: Buffer) -> Hash:
     large groups the caller's event loop would stand still for up to 100 ms.
     """
     view = memoryview(buffer)
-    for at in range(0, len(view), _PIECE):
-        state.update(view[at : at + _PIECE])
+    for at in range(0, len(view), _PIECE_BYTES):
+        state.update(view[at : at + _PIECE_BYTES])
     return state
 
 
-def _first(checksum: int, flags: int = 0) -> bytes:
+def _first_bytes(checksum: int, flags: int = 0) -> bytes:
     """Return the first bytes of a payload: those before what the checksum covers."""
-    return _FIRST.pack(MAGIC, VERSION, flags, 0, checksum)
+    return _FIRST_FIELDS.pack(MAGIC, VERSION, flags, 0, checksum)
 
 
 Compression = Literal["none", "zstd"]
@@ -248,7 +248,7 @@ def as_writable(raw: bytes | bytearray) -> memoryview:
 
     if isinstance(raw, bytearray):
         return memoryview(raw)
-    if len(raw) < _COPIED:
+    if len(raw) < _COPIED_BELOW:
         return memoryview(bytearray(raw))
     address = np.frombuffer(raw, np.uint8).__array_interface__["data"][0]
     return np.asarray(_Memory(raw, address)).data
@@ -274,7 +274,7 @@ class SplitPayload:
         sizes = struct.unpack_from(f"<{Head.read(payload).blocks}Q", payload, BODY_AT)
         digests = [digest(view[at : at + size]) for at, size in zip(starts_of(sizes, end), sizes)]
         struct.pack_into(f"<{len(sizes)}Q", view, BODY_AT + 8 * len(sizes), *digests)
-        view[:_CHECKED_AT] = _first(digest(view[_CHECKED_AT:end]))
+        view[:_CHECKED_AT] = _first_bytes(digest(view[_CHECKED_AT:end]))
         return payload
 
 
@@ -301,7 +301,7 @@ def written(
     if not blocks:
         numbers = _NUMBERS.pack(rollouts, 0, length, end, end)
         checked = b"".join((numbers, *packed, bytes(end - at - length)))
-        return SplitPayload(_first(digest(checked)) + checked)
+        return SplitPayload(_first_bytes(digest(checked)) + checked)
     tail = [part for block, n in zip(blocks, sizes) for part in (*block, _PADDING[-n % ALIGNMENT])][:-1]
     size = starts_of(sizes)[-1] + sizes[-1]
     numbers = _NUMBERS.pack(rollouts, len(blocks), length, end, end + size)
@@ -309,7 +309,7 @@ def written(
     digests = [*map(_digest_of, blocks)] if sealed else [0] * len(sizes)
     table = struct.pack(f"<{2 * len(sizes)}Q", *sizes, *digests)
     checked = b"".join((numbers, table, *packed, bytes(end - at - length)))
-    return SplitPayload(_first(digest(checked) if sealed else 0) + checked, tail, size)
+    return SplitPayload(_first_bytes(digest(checked) if sealed else 0) + checked, tail, size)
 
 
 def _digest_of(block: Sequence[Any]) -> int:
@@ -326,7 +326,7 @@ def compressed(payload: SplitPayload) -> SplitPayload:
         tail = memoryview(whole)[len(payload.head) :]
         return SplitPayload(bytes(whole[: len(payload.head)]), (tail,) if tail else (), len(tail))
     checked = whole[_CHECKED_AT:BODY_AT] + stored
-    return SplitPayload(_first(digest(checked, ZSTD), ZSTD) + checked)
+    return SplitPayload(_first_bytes(digest(checked, ZSTD), ZSTD) + checked)
 
 
 def decompressed(payload: Buffer) -> memoryview:
@@ -342,7 +342,7 @@ def decompressed(payload: Buffer) -> memoryview:
     if zstandard.frame_content_size(stored) != size:  # trusted by the decompressor
         raise ValueError("its sizes before compression don't agree")
     body = zstandard.ZstdDecompressor().decompress(stored, max_output_size=size)
-    return memoryview(b"".join((_first(0), payload[_CHECKED_AT:BODY_AT], body)))
+    return memoryview(b"".join((_first_bytes(0), payload[_CHECKED_AT:BODY_AT], body)))
 
 
 def _allowed_size(size: int) -> int:
@@ -364,12 +364,12 @@ class Texts:
     msgpack stores the UTF-8 of a text contiguously.
     """
 
-    __slots__ = ("_end", "_last", "_payload", "_start")
+    __slots__ = ("_end", "_last_end", "_payload", "_start")
 
     def __init__(self, payload: bytes | bytearray) -> None:
         self._payload = payload
         self._end = -1  # known when the first text is looked for: most groups have short ones only
-        self._start = self._last = 0
+        self._start = self._last_end = 0
 
     def find(self, text: str, since: int | None = None) -> list[int] | None:
         """Return the offset and the length, in bytes, of a text; None if SQL can't extract it.
@@ -379,7 +379,7 @@ class Texts:
         """
         if self._end < 0:
             head = Head.read(self._payload)
-            self._start = self._last = head.msgpack_at
+            self._start = self._last_end = head.msgpack_at
             self._end = 0 if head.flags & ZSTD else head.msgpack_at + head.msgpack
         if not self._end or "\x00" in text:
             return None
@@ -387,14 +387,14 @@ class Texts:
             encoded = text.encode()
         except UnicodeEncodeError:
             return None
-        position = self._found(encoded, self._last if since is None else since)
-        if position is None and since is None and self._last > self._start:
-            position = self._found(encoded, self._start)
+        position = self._find_text(encoded, self._last_end if since is None else since)
+        if position is None and since is None and self._last_end > self._start:
+            position = self._find_text(encoded, self._start)
         if position is not None:
-            self._last = position[0] + position[1]
+            self._last_end = position[0] + position[1]
         return position
 
-    def _found(self, encoded: bytes, at: int) -> list[int] | None:
+    def _find_text(self, encoded: bytes, at: int) -> list[int] | None:
         head = _text_head(len(encoded))
         at = self._payload.find(head + encoded, at, self._end)
         return None if at < 0 else [at + len(head), len(encoded)]

@@ -31,7 +31,7 @@ class Instances:
     """
 
     def __init__(self, known: Classes, *, as_plain: bool = False) -> None:
-        self._known = known
+        self._known_classes = known
         self._shapes = {stored_name(cls): shape for cls, shape in known.shapes.items()}
         self._as_plain = as_plain
         self.decoders: Decoders = {ENUM: self._restore_member, OBJECT: self._restore_object}
@@ -42,10 +42,10 @@ class Instances:
                 "the handle of an array can't be stored, because the array may be gone by the time it is read: put "
                 "arrays in the place of all handles first, with replaybuf.load_into(rollouts)"
             )
-        if kind in self._known:
+        if kind in self._known_classes:
             if issubclass(kind, Enum):
                 return type_tag(ENUM), _member_encoder(stored_name(kind))
-            return type_tag(OBJECT), _object_encoder(self._known.shapes[kind])
+            return type_tag(OBJECT), _object_encoder(self._known_classes.shapes[kind])
         label = "an enum" if issubclass(kind, Enum) else kind_of(kind)
         if label and is_storable(kind):
             raise TypeError(
@@ -56,12 +56,12 @@ class Instances:
 
     def parts(self, value: Any) -> Iterator[tuple[str, Any]]:
         """Yield the fields of an instance that has some."""
-        shape = self._known.shapes.get(type(value))
+        shape = self._known_classes.shapes.get(type(value))
         for name, item in shape.read(value).items() if shape is not None else ():
             yield f".{name}", item
 
-    def _find(self, name: Any) -> Any:
-        cls = self._known.find(name)
+    def _find_class(self, name: Any) -> Any:
+        cls = self._known_classes.find(name)
         if cls is None and not self._as_plain:
             shown, short = str(name).replace(":", "."), str(name).rpartition(":" if ":" in str(name) else ".")[2]
             raise DecodeError(
@@ -72,7 +72,7 @@ class Instances:
 
     def _restore_member(self, content: Any) -> Any:
         name, value, *names = content
-        cls = self._find(name)
+        cls = self._find_class(name)
         if cls is None:
             return names[0] if names else value
         if not issubclass(cls, Enum):
@@ -83,7 +83,7 @@ class Instances:
         name, fields = content
         if type(fields) is not dict:
             raise ValueError(f"a {type(fields).__name__} where the fields of {name!r:.200} belong")
-        shape = self._shapes.get(name) or self._known.shapes.get(self._find(name))
+        shape = self._shapes.get(name) or self._known_classes.shapes.get(self._find_class(name))
         if shape is None:
             if self._as_plain:
                 return _PlainFields(fields)
@@ -125,7 +125,7 @@ def _object_encoder(shape: Shape) -> Any:
 ConverterMap = Mapping[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]]
 
 # These are packed without calling a converter.
-_NATIVE: Final = frozenset(
+_NATIVE_TYPES: Final = frozenset(
     SCALARS | {bytearray, memoryview, list, dict, msgpack.ExtType, msgpack.Timestamp, np.ndarray, np.memmap}
 )
 _LONGEST_NAME = 200
@@ -143,7 +143,7 @@ class _Converter:
         try:
             encoded = self.encode(value)
         except Exception as error:
-            raise TypeError(f"{self} raised {_described(error)}") from error
+            raise TypeError(f"{self} raised {_error_text(error)}") from error
         if type(encoded) is self.cls:
             raise TypeError(f"{self} returned a {self.cls.__qualname__} again: it has to return what can be stored")
         return [self.name, encoded]
@@ -153,7 +153,7 @@ class _Converter:
         try:
             return self.decode(encoded)
         except Exception as error:
-            raise DecodeError(f"a value can't be rebuilt: {self} raised {_described(error)}") from error
+            raise DecodeError(f"a value can't be rebuilt: {self} raised {_error_text(error)}") from error
 
     def __str__(self) -> str:
         return f"the converter {self.name!r} of {name_of(self.cls)}"
@@ -166,7 +166,7 @@ class Converters:
     """
 
     def __init__(self, converters: ConverterMap, *, as_plain: bool = False) -> None:
-        self._by_class = {cls: _checked(cls, entry) for cls, entry in converters.items()}
+        self._by_class = {cls: _check_converter(cls, entry) for cls, entry in converters.items()}
         self._by_name: dict[str, _Converter] = {}
         for other in self._by_class.values():
             if (first := self._by_name.setdefault(other.name, other)) is not other:
@@ -218,11 +218,11 @@ def name_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
 
 
-def _checked(cls: Any, entry: Any) -> _Converter:
+def _check_converter(cls: Any, entry: Any) -> _Converter:
     """Return the converter of an entry of the config. Raises ConfigError."""
     if not isinstance(cls, type):
         raise ConfigError(f"converters: {cls!r:.100} is no class")
-    if cls in _NATIVE:
+    if cls in _NATIVE_TYPES:
         raise ConfigError(f"converters: {name_of(cls)} is stored as it is; a converter would not be asked")
     if not isinstance(entry, (tuple, list)) or len(entry) != 3:
         raise ConfigError(f"converters: {name_of(cls)} needs (name, encode, decode), not {entry!r:.100}")
@@ -234,5 +234,5 @@ def _checked(cls: Any, entry: Any) -> _Converter:
     return _Converter(cls, name, encode, decode)
 
 
-def _described(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error)[:500]}"

@@ -85,9 +85,9 @@ def _decode_datetime(content: list[Any]) -> datetime:
 
 # numpy: dtypes are stored as their `str` ("<i8", ">f4"), and passed to `np.dtype` only after matching this grammar.
 
-_SIMPLE = re.compile(r"[<>|](b1|[iu][1248]|f[248]|c(8|16)|[SU]\d{1,9})")
+_SIMPLE_DTYPE = re.compile(r"[<>|](b1|[iu][1248]|f[248]|c(8|16)|[SU]\d{1,9})")
 MOST_DIMENSIONS: Final = 64  # numpy's limit
-_WHY_NOT: Final = {
+_DTYPE_ADVICE: Final = {
     "V": "store a dict of its fields, an array for each",
     "T": "use a fixed-width dtype ('U') or a list of str",
     "M": "store its numbers, .astype('int64'), or a list of datetimes",
@@ -98,8 +98,8 @@ _WHY_NOT: Final = {
 @lru_cache(maxsize=512)
 def describe_dtype(dtype: np.dtype[Any]) -> str:
     """Return the stored form of a dtype. TypeError, with advice, when `simple_dtype` could not restore it."""
-    advice = _WHY_NOT.get(dtype.kind, "")
-    if not advice and _SIMPLE.fullmatch(dtype.str):
+    advice = _DTYPE_ADVICE.get(dtype.kind, "")
+    if not advice and _SIMPLE_DTYPE.fullmatch(dtype.str):
         if dtype.itemsize == 0:
             advice = "its items have no size"
         elif np.dtype(dtype.str).type is dtype.type:
@@ -110,7 +110,7 @@ def describe_dtype(dtype: np.dtype[Any]) -> str:
 @lru_cache(maxsize=512)
 def simple_dtype(description: str) -> np.dtype[Any]:
     """Return the dtype with this description. ValueError when the description is outside the grammar."""
-    if type(description) is not str or not _SIMPLE.fullmatch(description):
+    if type(description) is not str or not _SIMPLE_DTYPE.fullmatch(description):
         raise ValueError(f"unknown dtype {description!r:.80}")
     dtype = np.dtype(description)
     if dtype.itemsize == 0:  # a few bytes could then claim any number of items
@@ -160,7 +160,7 @@ _TYPES: Final[tuple[tuple[Any, int, Callable[[Any], Any], type, Decoder], ...]] 
 )
 
 
-def _checking(kind: type, decode: Decoder) -> Decoder:
+def _with_type_check(kind: type, decode: Decoder) -> Decoder:
     """Return the decoder, limited to content of this type: `bytearray(10**12)` would not be a conversion."""
 
     def checked(content: Any) -> Any:
@@ -174,4 +174,4 @@ def _checking(kind: type, decode: Decoder) -> Decoder:
 #: Encoders by class; that of `np.generic` is for all numpy scalars but `np.str_` and `np.bytes_`.
 ENCODERS: Final[dict[type, Encoder]] = {cls: (type_tag(code), encode) for cls, code, encode, _, _ in _TYPES}
 #: Decoders by code.
-DECODERS: Final[dict[int, Decoder]] = {code: _checking(kind, decode) for _, code, _, kind, decode in _TYPES}
+DECODERS: Final[dict[int, Decoder]] = {code: _with_type_check(kind, decode) for _, code, _, kind, decode in _TYPES}

@@ -27,11 +27,11 @@ def hints_of(cls: type[Any]) -> dict[str, Any]:
         hints: dict[str, Any] = {}
         for base in reversed(cls.__mro__):
             for name, annotation in raw_hints(base).items():
-                hints[name] = _alone(base, name, annotation)
+                hints[name] = _resolve_alone(base, name, annotation)
         return hints
 
 
-def _alone(owner: type[Any], name: str, annotation: Any) -> Any:
+def _resolve_alone(owner: type[Any], name: str, annotation: Any) -> Any:
     """Return one annotation of a class, Any if it can't be resolved."""
     alone = type("_Alone", (), {"__annotations__": {name: annotation}})
     module = vars(sys.modules.get(owner.__module__, typing))

@@ -75,7 +75,7 @@ def step_ranges(group: GroupFields) -> list[tuple[int | None, int | None]]:
 
 
 #: Smaller arrays are compared as bytes, which is faster than comparing numbers.
-_LARGE: Final = 16384
+_LARGE_BYTES: Final = 16384
 _NAMES: Final = RolloutFields.__slots__[:-2]
 
 
@@ -116,7 +116,7 @@ def _step_range(fields: RolloutFields, agentic: bool) -> tuple[int | None, int |
         return oldest, oldest if is_text(fields.response) else None
     mask = fields.response_mask
     if mask is None:
-        return oldest, oldest if uniform else _highest(steps)
+        return oldest, oldest if uniform else _highest_step(steps)
     mask = as_array(mask)
     if uniform and len(mask) and mask[0]:
         return oldest, oldest
@@ -129,7 +129,7 @@ def _are_same(steps: Any) -> bool:
     Most responses are written by the same weights from beginning to end.
     """
     if type(steps) is np.ndarray:
-        if steps.ndim != 1 or steps.nbytes > _LARGE:
+        if steps.ndim != 1 or steps.nbytes > _LARGE_BYTES:
             return steps.ndim == 1 and bool((steps == steps[0]).all())
         raw, size = steps.tobytes(), steps.itemsize
         return raw[size:] == raw[:-size]
@@ -139,7 +139,7 @@ def _are_same(steps: Any) -> bool:
 def _newest_trainable(steps: Any, mask: Any, oldest: int) -> int | None:
     if isinstance(steps, np.ndarray) or isinstance(mask, np.ndarray):
         length = min(len(steps), len(mask))
-        newest = _highest(np.asarray(steps)[:length][np.asarray(mask)[:length] != 0])
+        newest = _highest_step(np.asarray(steps)[:length][np.asarray(mask)[:length] != 0])
     else:
         newest = max(map(int, compress(steps, mask)), default=None)
     if newest is None and np.any(np.asarray(mask[len(steps) :]) != 0):
@@ -147,7 +147,7 @@ def _newest_trainable(steps: Any, mask: Any, oldest: int) -> int | None:
     return newest
 
 
-def _highest(steps: Any) -> int | None:
+def _highest_step(steps: Any) -> int | None:
     if len(steps) == 0:
         return None
     return int(steps.max() if isinstance(steps, np.ndarray) else max(steps))

@@ -75,7 +75,7 @@ class Marks:
                 raise RolloutError(f"response_model_steps holds {shown(step)}, which is no training step")
         key = kind.reward_key
         rewards = [reward_value(fields.reward, key) for fields in group]
-        marks = cls(oldest, newest, rewards, due=_due(rollouts, kind, status))
+        marks = cls(oldest, newest, rewards, due=_due_rollouts(rollouts, kind, status))
         if segments is not None:
             marks.rollouts, marks.parents, marks.lengths = segments.rollouts, segments.parents, segments.lengths
         return marks
@@ -174,7 +174,7 @@ class Marks:
 _VALUES: Final = attrgetter(*Marks.__slots__)
 
 
-def _due(rollouts: Sequence[Any], kind: RolloutType, status: Status | None) -> list[bool] | None:
+def _due_rollouts(rollouts: Sequence[Any], kind: RolloutType, status: Status | None) -> list[bool] | None:
     """Return for each rollout whether it is EXPIRED and expires at the next refresh; None if none does.
 
     In an EXPIRED group only rollouts with a response do.

@@ -38,7 +38,7 @@ from replaybuf.values.rollouts.staleness import (
 # Longer lists of tokens are processed in another thread, to keep the event loop free.
 _MANY_TOKENS = 10_000
 #: Of these threads one computes at a time: each can hold the GIL against the loop for some milliseconds.
-_computing: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
+_computing_locks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ async def normalise(
     if sum([len(row.response_ids) for row in group if isinstance(row.response_ids, (list, tuple))]) < _MANY_TOKENS:
         return _normalise(*work)
     loop = asyncio.get_running_loop()
-    async with _computing.get(loop) or _computing.setdefault(loop, asyncio.Lock()):
+    async with _computing_locks.get(loop) or _computing_locks.setdefault(loop, asyncio.Lock()):
         return await asyncio.to_thread(_normalise, *work)
 
 
@@ -253,13 +253,13 @@ def _apply_rules(
         reset_response(rollouts[index], kind)
     through = rule.masked_through(train_step)
     if through is not None:
-        _mask(rollouts, kind, through)
+        _mask_stale(rollouts, kind, through)
     if not expired:
         return Normalised(status, staleness, train_step, fields=group if through is None else None)
     return Normalised(Status.EXPIRED, staleness, None)
 
 
-def _mask(rollouts: Sequence[Any], kind: RolloutType, through: int) -> None:
+def _mask_stale(rollouts: Sequence[Any], kind: RolloutType, through: int) -> None:
     """Mask out the tokens that are too old. Raises RolloutError for a response whose age is unknown."""
     if (index := undated(fields_of(rollouts, kind))) is not None:
         raise RolloutError(

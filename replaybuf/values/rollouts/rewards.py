@@ -13,7 +13,7 @@ import numpy as np
 #: The part of a dict reward that is the number, unless the config names another.
 SCORE: Final = "score"
 
-_NAMED = 5
+_MOST_NAMED = 5
 
 
 def reward_value(reward: Any, key: str = SCORE) -> float | None:
@@ -26,7 +26,7 @@ def reward_value(reward: Any, key: str = SCORE) -> float | None:
     if type(reward) is float:  # nearly all are
         return reward if math.isfinite(reward) else None
     if reward is not None and not isinstance(reward, Real):
-        reward = _single(reward)
+        reward = _single_number(reward)
     if reward is None:
         return None
     try:
@@ -39,10 +39,10 @@ def reward_value(reward: Any, key: str = SCORE) -> float | None:
 def numeric_parts(reward: Any) -> Sequence[str]:
     """Return the first few keys of a dict reward with numeric parts: candidates for `reward_key`."""
     parts = reward.items() if isinstance(reward, Mapping) else ()
-    return [name for name, part in parts if isinstance(name, str) and reward_value(part) is not None][:_NAMED]
+    return [name for name, part in parts if isinstance(name, str) and reward_value(part) is not None][:_MOST_NAMED]
 
 
-def _single(values: Any) -> Real | None:
+def _single_number(values: Any) -> Real | None:
     """Return the single number of a tensor or array, or None."""
     try:
         array = as_array(values)
@@ -71,13 +71,13 @@ def as_array(values: Any) -> Any:
         return values
     if is_tensor(values):
         try:
-            return _numbers(values.detach().cpu())
+            return _as_numpy(values.detach().cpu())
         except (RuntimeError, TypeError) as error:
             raise ValueError(f"a tensor of {values.dtype} can't be read: {error}") from error
     return np.asarray(values) if hasattr(values, "__array__") else values
 
 
-def _numbers(tensor: Any) -> Any:
+def _as_numpy(tensor: Any) -> Any:
     try:
         return tensor.numpy()
     except TypeError:  # a float type unknown to numpy

@@ -95,7 +95,7 @@ class RolloutState(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_identity(cls, data: Any) -> Any:
+    def _merge_identity(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
         rollout_id, uid = data.get("rollout_id"), data.get("uid")

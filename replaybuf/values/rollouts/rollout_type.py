@@ -163,12 +163,12 @@ class RolloutType:
         #: Whether rollouts are dicts.
         self.is_dict = issubclass(cls, dict)
         self._instances = dict if self.is_dict else cls
-        self._theirs = _renamed(shape, fields or {})
+        self._renames = _check_renames(shape, fields or {})
         #: The names in the class of the fields with a value for each token of the response.
-        self.by_token = frozenset(filter(None, (self._theirs.get(name, name) for name in BY_TOKEN)))
-        self._plain = frozenset() if self.is_dict else shape.plain - self._theirs.keys()
+        self.by_token = frozenset(filter(None, (self._renames.get(name, name) for name in BY_TOKEN)))
+        self._plain_names = frozenset() if self.is_dict else shape.plain - self._renames.keys()
         self._readers: dict[tuple[str, ...], Callable[[Any], Sequence[Any]]] = {}
-        status = next((field for field in shape.fields if field.name == self._theirs.get("status", "status")), None)
+        status = next((field for field in shape.fields if field.name == self._renames.get("status", "status")), None)
         self._status_choices = choices_of(status.annotation) if status else []
 
     def __repr__(self) -> str:
@@ -176,9 +176,9 @@ class RolloutType:
 
     def get(self, rollout: Any, name: str, default: Any = None) -> Any:
         """Return the rollout's value of our field `name`, or `default` if it has no such field."""
-        if name in self._plain:
+        if name in self._plain_names:
             return getattr(rollout, name, default)
-        field_name = self._theirs.get(name, name)
+        field_name = self._renames.get(name, name)
         if field_name is None:
             return default
         if self.is_dict:
@@ -200,11 +200,11 @@ class RolloutType:
         return [*map(read, rollouts)]
 
     def _reader(self, names: tuple[str, ...]) -> Callable[[Any], Sequence[Any]]:
-        field_names = [self._theirs.get(name, name) for name in names]
+        field_names = [self._renames.get(name, name) for name in names]
         if self.is_dict and None not in field_names:
             return lambda rollout: [*map(rollout.get, field_names)]
         get_plain: Callable[[Any], Sequence[Any]] = itemgetter(*names)
-        if not self._plain.issuperset(names):
+        if not self._plain_names.issuperset(names):
             return lambda rollout: [self.get(rollout, name) for name in names]
 
         def read(rollout: Any) -> Sequence[Any]:
@@ -217,14 +217,14 @@ class RolloutType:
 
     def has(self, rollout: Any, name: str) -> bool:
         """Return whether the rollout has our field `name` (which may hold None)."""
-        field_name = self._theirs.get(name, name)
+        field_name = self._renames.get(name, name)
         if field_name is None:
             return False
         return field_name in self.names or (field_name in rollout if self.is_dict else hasattr(rollout, field_name))
 
     def may_have(self, *names: str) -> bool:
         """Return whether rollouts of this class may have all these fields of ours; dicts may have any."""
-        return self.cls is dict or all(self._theirs.get(name, name) in self.names for name in names)
+        return self.cls is dict or all(self._renames.get(name, name) in self.names for name in names)
 
     def set(self, rollout: Any, name: str, value: Any) -> None:
         """Set our field `name` of a rollout, in place, if its class has such a field; a dict has any.
@@ -232,7 +232,7 @@ class RolloutType:
         The class's own `__setattr__` and validators run. Frozen instances are changed, too, since `put` normalises
         rollouts in place. Raises RolloutError when the class refuses the value.
         """
-        field_name = self._theirs.get(name, name)
+        field_name = self._renames.get(name, name)
         if field_name is None or not (self.cls is dict or self.has(rollout, name)):
             return
         try:
@@ -242,7 +242,7 @@ class RolloutType:
 
     def set_all(self, rollouts: Sequence[Any], name: str, values: list[Any]) -> list[Any]:
         """Set our field `name` of rollouts, in place, as `set` does; return the values that they have then."""
-        field_name = self._theirs.get(name, name)
+        field_name = self._renames.get(name, name)
         if field_name is not None and self._shape.set_directly(rollouts, field_name, values):
             return values
         for rollout, value in zip(rollouts, values, strict=True):
@@ -263,7 +263,7 @@ class RolloutType:
     def says_status(self, rollout: Any) -> bool:
         """Return whether the status of a rollout was set; only pydantic models tell it from their default."""
         names_set = getattr(rollout, "model_fields_set", None)
-        return names_set is None or self._theirs.get("status", "status") in names_set
+        return names_set is None or self._renames.get("status", "status") in names_set
 
     def set_status(self, rollout: Any, status: Status) -> None:
         """Set the status of a rollout, as a member of its own Enum or a string of its own style (`Statuses.like`).
@@ -333,9 +333,9 @@ class RolloutType:
         for name in sorted(chosen):
             if name not in self.names and not self.is_dict and not self._shape.extra:
                 similar = get_close_matches(name, self.names, n=1)
-                hint = f"did you mean {similar[0]}?" if similar else f"it has {_listed(self.names)}"
+                hint = f"did you mean {similar[0]}?" if similar else f"it has {_listing(self.names)}"
                 raise InputError(f"deferred: {self.cls.__qualname__} has no field {shown(name)}; {hint}")
-            if name in {self._theirs.get(needed, needed) for needed in _MASKED_BY}:
+            if name in {self._renames.get(needed, needed) for needed in _MASKED_BY}:
                 raise InputError(
                     f"deferred: {name} is needed to mask the tokens that are too old, so it is always read; defer the "
                     "fields with large tensors, such as routed_experts"
@@ -344,7 +344,7 @@ class RolloutType:
 
     def require_all(self, rollouts: Iterable[Any], features: Iterable[tuple[str, Sequence[str]]]) -> None:
         """Call `require` for each rollout and each feature, given with our names of its required fields."""
-        lacking = [required for required in features if self._theirs or not self.names.issuperset(required[1])]
+        lacking = [required for required in features if self._renames or not self.names.issuperset(required[1])]
         for rollout in rollouts:
             self.check_class(rollout)
             for feature, names in lacking:
@@ -355,16 +355,16 @@ class RolloutType:
         self.check_class(rollout)
         missing = [name for name in names if not self.has(rollout, name)]
         if missing:
-            raise self._lacks(missing, feature)
+            raise self._lack_error(missing, feature)
 
     def require_of_class(self, name: str, feature: str) -> None:
         """Raise RolloutError if no rollout of this class can have our field `name`, required by `feature`."""
         config = getattr(self.cls, "model_config", None)
-        open_ended = isinstance(config, dict) and config.get("extra") == "allow" and self._theirs.get(name, name)
+        open_ended = isinstance(config, dict) and config.get("extra") == "allow" and self._renames.get(name, name)
         if not open_ended and not self.may_have(name):
-            raise self._lacks([name], feature)
+            raise self._lack_error([name], feature)
 
-    def _lacks(self, missing: Sequence[str], feature: str) -> RolloutError:
+    def _lack_error(self, missing: Sequence[str], feature: str) -> RolloutError:
         return RolloutError(
             f"{feature} needs {quoted(missing)}, which this {self.cls.__qualname__} doesn't have: give it such "
             f"fields, or, where they have other names, say so in the config: fields={{{missing[0]!r}: ...}}"
@@ -389,16 +389,16 @@ BY_TOKEN = ("response_ids", "logprobs", "response_mask", "response_model_steps")
 _MASKED_BY = ("response_ids", "response_mask", "response_model_steps")
 
 
-def _renamed(shape: Shape, fields: Mapping[str, str | None]) -> dict[str, str | None]:
+def _check_renames(shape: Shape, fields: Mapping[str, str | None]) -> dict[str, str | None]:
     """Return the class's names for our fields where they differ. Raises ConfigError."""
     names: dict[str, str | None] = {}
     for key, name in fields.items():
         if key not in OUR_FIELDS:
-            raise ConfigError(f"fields: {shown(key)} is no field that replaybuf uses; there are {_listed(OUR_FIELDS)}")
+            raise ConfigError(f"fields: {shown(key)} is no field that replaybuf uses; there are {_listing(OUR_FIELDS)}")
         if name is not None and name not in shape.names and not shape.extra:
             raise ConfigError(
                 f"fields: {key} is mapped to {shown(name)}, which {shape.cls.__qualname__} doesn't have; it has "
-                f"{_listed(shape.names)}"
+                f"{_listing(shape.names)}"
             )
         if name is not None and name in names.values():
             raise ConfigError(f"fields: two names are mapped to {shown(name)}")
@@ -414,7 +414,7 @@ def _renamed(shape: Shape, fields: Mapping[str, str | None]) -> dict[str, str | 
     return {**hidden, **{key: name for key, name in names.items() if name != key}}
 
 
-def _listed(names: Iterable[str]) -> str:
+def _listing(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))
 
 

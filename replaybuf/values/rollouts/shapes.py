@@ -240,13 +240,13 @@ class _ModelShape(Shape):
         super().__init__(cls, pydantic_fields(cls.model_fields), extra=cls.model_config.get("extra") == "allow")
         private = cls.__private_attributes__.items()
         self._has_private = bool(private)
-        self._private: list[tuple[str, Any]] = [
+        self._private_makers: list[tuple[str, Any]] = [
             (name, attribute.default_factory or partial(copy.deepcopy, attribute.default))
             for name, attribute in private
             if attribute.default_factory is not None or attribute.default is not PydanticUndefined
         ]
         self.runs_code = bool(cls.model_config.get("validate_assignment"))
-        self._cached = any(isinstance(value, cached_property) for base in cls.__mro__ for value in vars(base).values())
+        self._caches = any(isinstance(value, cached_property) for base in cls.__mro__ for value in vars(base).values())
         self._set_directly = self._plainly_set()
 
     def _plainly_set(self) -> frozenset[str]:
@@ -273,14 +273,14 @@ class _ModelShape(Shape):
     def read(self, instance: Any) -> Fields:
         keep_none, values = self._keep_none, instance.__dict__.items()
         fields = {name: value for name, value in values if value is not None or name in keep_none}
-        if self._cached:  # values of cached properties are in `__dict__`, too
+        if self._caches:  # values of cached properties are in `__dict__`, too
             fields = {name: value for name, value in fields.items() if name in self.names}
         if extra := instance.__pydantic_extra__:
             fields.update(extra)
         return fields
 
     def rows(self, instances: Sequence[Any]) -> list[Fields]:
-        if self._cached or self.extra:
+        if self._caches or self.extra:
             return [*map(self.read, instances)]
         return [instance.__dict__ for instance in instances]
 
@@ -288,7 +288,7 @@ class _ModelShape(Shape):
         names, extra = {*fields}, None
         if self.extra:
             extra = {name: fields.pop(name) for name in names - self.names}
-        return self._instance(self._defaults.fill(fields), names, extra)
+        return self._make_instance(self._defaults.fill(fields), names, extra)
 
     def build_all(self, columns: Mapping[str, Sequence[Any]]) -> list[Any]:
         if self.extra or not self._defaults.made.issubset(columns):
@@ -298,15 +298,15 @@ class _ModelShape(Shape):
         for name, column in columns.items():  # half the time of a dict for each row
             for values, value in zip(filled, column):
                 values[name] = value
-        return [self._instance(values, names.copy(), None) for values in filled]
+        return [self._make_instance(values, names.copy(), None) for values in filled]
 
-    def _instance(self, values: Fields, names: Names, extra: Fields | None) -> Any:
+    def _make_instance(self, values: Fields, names: Names, extra: Fields | None) -> Any:
         """Return an instance with all fields, of which `names` were set."""
         instance = self.cls.__new__(self.cls)
         _set_values(instance, values)
         _set_names(instance, names)
         _set_extra(instance, extra)
-        _set_private(instance, {name: make() for name, make in self._private} if self._has_private else None)
+        _set_private(instance, {name: make() for name, make in self._private_makers} if self._has_private else None)
         return instance
 
 
@@ -316,7 +316,7 @@ class _DataclassShape(Shape):
     def __init__(self, cls: type[Any]) -> None:
         super().__init__(cls, dataclass_fields(cls))
         # Slots and other descriptors aren't set through `__dict__`.
-        self._set_each = any(vars(base).get("__slots__") for base in cls.__mro__) or any(
+        self._sets_each = any(vars(base).get("__slots__") for base in cls.__mro__) or any(
             hasattr(vars(base).get(name), "__set__") for base in cls.__mro__ for name in self.names
         )
 
@@ -333,7 +333,7 @@ class _DataclassShape(Shape):
     def build(self, fields: Fields) -> Any:
         instance: Any = object.__new__(self.cls)
         values = self._defaults.fill(fields)
-        if not self._set_each:
+        if not self._sets_each:
             instance.__dict__.update(values)
             return instance
         for name, value in values.items():

@@ -86,10 +86,10 @@ def mask_stale_tokens(rollouts: Sequence[Any], through: int, kind: RolloutType) 
     """
     for rollout, (oldest, newest) in zip(rollouts, step_ranges(fields_of(rollouts, kind)), strict=True):
         if newest is not None and oldest is not None and oldest <= through < newest:
-            _mask_one(rollout, through, kind)
+            _mask_rollout(rollout, through, kind)
 
 
-def _mask_one(rollout: Any, through: int, kind: RolloutType) -> None:
+def _mask_rollout(rollout: Any, through: int, kind: RolloutType) -> None:
     response_ids, mask = kind.get(rollout, "response_ids"), kind.get(rollout, "response_mask")
     stale = np.ones(len(response_ids if mask is None else mask), dtype=bool)
     steps = np.asarray(as_array(kind.get(rollout, "response_model_steps")))[: len(stale)]
@@ -200,7 +200,7 @@ def fill_model_steps(rollout: Any, model_step: int, kind: RolloutType) -> None:
     response_ids, steps = kind.get(rollout, "response_ids"), kind.get(rollout, "response_model_steps")
     missing = (0 if response_ids is None else len(response_ids)) - (0 if steps is None else len(steps))
     if missing > 0:
-        kind.set(rollout, "response_model_steps", _extended(steps, response_ids, missing, model_step))
+        kind.set(rollout, "response_model_steps", _extend_steps(steps, response_ids, missing, model_step))
 
 
 def date_responses(rollouts: Sequence[Any], group: GroupFields, model_step: int, kind: RolloutType) -> None:
@@ -218,7 +218,7 @@ def date_responses(rollouts: Sequence[Any], group: GroupFields, model_step: int,
             kind.require(rollouts[index], ("response_ids",), feature)
         existing = 0 if steps is None else len(steps)
         if tokens > existing:
-            fields.response_model_steps = _extended(steps, fields.response_ids, tokens - existing, model_step)
+            fields.response_model_steps = _extend_steps(steps, fields.response_ids, tokens - existing, model_step)
             fields.dated = existing == 0
             late.append(index)
     if late:
@@ -230,12 +230,12 @@ def date_responses(rollouts: Sequence[Any], group: GroupFields, model_step: int,
             fields.response_model_steps = steps
 
 
-def _extended(steps: Any, response_ids: Any, missing: int, model_step: int) -> Any:
+def _extend_steps(steps: Any, response_ids: Any, missing: int, model_step: int) -> Any:
     """Return model steps with so many more."""
     if type(response_ids) is list and not steps and type(steps) in (type(None), list):
         return [model_step] * missing
     if steps is None and isinstance(response_ids, np.ndarray):
-        return _repeated(model_step, missing)
+        return _repeat_step(model_step, missing)
     if isinstance(steps, np.ndarray):
         return np.concatenate([steps, np.full(missing, model_step, dtype=steps.dtype)])
     if is_tensor(steps):
@@ -245,7 +245,7 @@ def _extended(steps: Any, response_ids: Any, missing: int, model_step: int) -> A
     return [*(steps or ()), *([model_step] * missing)]
 
 
-def _repeated(step: int, times: int) -> npt.NDArray[np.int32]:
+def _repeat_step(step: int, times: int) -> npt.NDArray[np.int32]:
     """Return an int32 array that repeats one step. Raises OverflowError when it doesn't fit.
 
     `np.full` releases the GIL for more than 500 items, and reacquiring it takes longer than filling.

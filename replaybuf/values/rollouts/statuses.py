@@ -68,7 +68,7 @@ StatusLike: TypeAlias = str | Enum
 _ALIASES: Final = {"pending": Status.INIT, "truncated": Status.COMPLETED}
 
 #: Substitutes for statuses that a user's class lacks, which let the prompt be generated again.
-_INSTEAD: Final = {Status.EXPIRED: (Status.ABORTED, Status.INIT)}
+_SUBSTITUTES: Final = {Status.EXPIRED: (Status.ABORTED, Status.INIT)}
 
 
 class Statuses:
@@ -81,10 +81,10 @@ class Statuses:
         table = {**_ALIASES, **{status.value: status for status in Status}}
         mapped: dict[Any, Status] = {}
         for value, target in (own or {}).items():
-            status = _by_text(target, table)
+            status = _status_by_text(target, table)
             if status is None:
-                raise ConfigError(f"statuses: {shown(value)} is mapped to {shown(target)}; {_there_are()}")
-            mapped[_folded(value)] = status
+                raise ConfigError(f"statuses: {shown(value)} is mapped to {shown(target)}; {_statuses_text()}")
+            mapped[_lower_text(value)] = status
         self._table: dict[Any, Status] = {**table, **mapped}
         self._own_texts = {status: text for text, status in reversed(mapped.items()) if isinstance(text, str)}
 
@@ -92,21 +92,21 @@ class Statuses:
         """Return the Status of a Status, a string, or a member of any Enum; None if unknown."""
         if type(value) is Status:
             return value
-        return _by_text(value, self._table)
+        return _status_by_text(value, self._table)
 
     def check(self, value: Any) -> Status:
         """Return the Status of a value, as `get` does. Raises InputError."""
         status = self.get(value)
         if status is None:
-            hint = f"{self._meant(value)}{_there_are()}, and those of the config's statuses="
+            hint = f"{self._suggestion(value)}{_statuses_text()}, and those of the config's statuses="
             raise InputError(f"unknown status {shown(value)}; {hint}")
         return status
 
-    def _meant(self, value: Any) -> str:
+    def _suggestion(self, value: Any) -> str:
         """Return a question about the status that was probably meant; "" if none is near."""
         text = value.name if isinstance(value, Enum) else value
         names = [name for name in self._table if isinstance(name, str) and name != Status.FILLING]
-        similar = get_close_matches(_folded(text[:50]), names, n=1) if isinstance(text, str) else []
+        similar = get_close_matches(_lower_text(text[:50]), names, n=1) if isinstance(text, str) else []
         return f"did you mean {similar[0]}? " if similar else ""
 
     def like(self, status: Status, now: Any, choices: Iterable[Any]) -> Any:
@@ -126,10 +126,10 @@ class Statuses:
                 return _in_case_of(now, self._own_texts.get(status, status.value))
         if not choices:
             return status
-        for target in (status, *_INSTEAD.get(status, ())):
+        for target in (status, *_SUBSTITUTES.get(status, ())):
             fitting = [choice for choice in choices if self.get(choice) is target]
             # An alias, such as "truncated", is more specific than the status.
-            exact = [choice for choice in fitting if _by_text(choice, _PLAIN) is target]
+            exact = [choice for choice in fitting if _status_by_text(choice, _OUR_TEXTS) is target]
             if fitting:
                 return (exact or fitting)[0]
         return now
@@ -138,17 +138,17 @@ class Statuses:
 #: The conversion of statuses without a config.
 OUR_STATUSES: Final = Statuses()
 
-_PLAIN: Final = {status.value: status for status in Status}
+_OUR_TEXTS: Final = {status.value: status for status in Status}
 
 
-def _by_text(value: Any, table: Mapping[Any, Status]) -> Status | None:
+def _status_by_text(value: Any, table: Mapping[Any, Status]) -> Status | None:
     """Return the status of a value in this table: by itself, then by the value and the name of an Enum member."""
     candidates = [value]
     if isinstance(value, Enum):
         candidates += [value.value, value.name]
     for candidate in candidates:
         try:
-            status = table.get(_folded(candidate))
+            status = table.get(_lower_text(candidate))
         except TypeError:  # not hashable
             continue
         if status is not None:
@@ -156,7 +156,7 @@ def _by_text(value: Any, table: Mapping[Any, Status]) -> Status | None:
     return None
 
 
-def _folded(value: Any) -> Any:
+def _lower_text(value: Any) -> Any:
     return str.__str__(value).lower() if isinstance(value, str) else value
 
 
@@ -166,5 +166,5 @@ def _in_case_of(now: str, text: str) -> str:
     return text.capitalize() if now.istitle() else text
 
 
-def _there_are() -> str:
+def _statuses_text() -> str:
     return f"there are {', '.join(Status)}"
