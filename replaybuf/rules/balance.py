@@ -30,7 +30,7 @@ def balance(lengths: Iterable[float], parts: int, *, same_size: bool = False) ->
     must be a multiple of `parts`. This is Karmarkar and Karp's differencing method for several parts ("The differencing
     method of set partitioning", 1982), as in verl and slime. Raises InputError.
     """
-    checked, number = _checked(lengths), check_whole(parts, "parts", 1)
+    checked, number = _check_lengths(lengths), check_whole(parts, "parts", 1)
     if number > len(checked):
         raise InputError(f"{len(checked)} sequences can't be shared out to {number} parts: one of them would be empty")
     if same_size and len(checked) % number:
@@ -48,7 +48,7 @@ def micro_batches(lengths: Iterable[float], most: float, *, at_least: int = 1) -
     There are at least `at_least` parts: ranks that must make the same number of parts pass the largest of theirs.
     Raises InputError for a sequence that is longer than `most`.
     """
-    checked, least = _checked(lengths), check_whole(at_least, "at_least", 1)
+    checked, least = _check_lengths(lengths), check_whole(at_least, "at_least", 1)
     packed = packed_rows(checked, most)
     if not checked:
         return []
@@ -68,7 +68,7 @@ def packed_rows(lengths: Iterable[float], most: float) -> Parts:
     Best-fit decreasing needs at most 11/9 of the smallest possible number of rows, and one (Johnson et al., 1974).
     Raises InputError for a sequence that is longer than a row.
     """
-    checked = _checked(lengths)
+    checked = _check_lengths(lengths)
     if not most > 0:
         raise InputError(f"the most that a row holds must be above 0, got {most!r}")
     if too_long := [index for index, length in enumerate(checked) if length > most]:
@@ -127,7 +127,7 @@ def _fill_empty(parts: list[_Part], lengths: Sequence[float]) -> None:
             parts[place] = (lengths[shortest], [shortest])
 
 
-def _checked(lengths: Iterable[float]) -> list[float]:
+def _check_lengths(lengths: Iterable[float]) -> list[float]:
     checked = list(lengths)
     for index, length in enumerate(checked):
         if not (length >= 0 and math.isfinite(length)):

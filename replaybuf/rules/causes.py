@@ -26,7 +26,7 @@ _IDLE_SECONDS = 600.0
 _REJOIN = "; a worker that catches FencedError and builds its buffer again outlives restores"
 _ADOPT = "those of an earlier process come back then, or by restore or buffer.adopt"
 #: The maximum length of compared names and quoted errors, and the number of tasks compared with an unknown name.
-_LONGEST, _TASKS_COMPARED = 200, 1000
+_LONGEST_TEXT, _TASKS_COMPARED = 200, 1000
 # Of more tasks, only the first are explained: a wait for hundreds of tasks must not block the event loop.
 _TASKS_EXPLAINED, _TASKS_NAMED = 20, 5
 
@@ -59,7 +59,7 @@ def diagnose(wait: Wait, about: Circumstances) -> Diagnosis:
 
 def _explain(wait: Wait, about: Circumstances) -> list[tuple[Need, list[Found]]]:
     """Return the lacking needs of a wait, the most urgent first, each with its causes, the reason first."""
-    table = {"groups": _FOR_GROUPS, "room": _FOR_ROOM, "trainer": _FOR_TRAINER}[wait.kind]
+    table = {"groups": _GROUP_CAUSES, "room": _ROOM_CAUSES, "trainer": _TRAINER_CAUSES}[wait.kind]
     lacking = [Need(wait, "", about)]
     if wait.kind != "trainer":
         lacking = [need for task in wait.wants if (need := Need.of(wait, task, about)).missing]
@@ -90,8 +90,8 @@ def _no_such_task(need: Need) -> Said:
 
 def never_put(name: str, tasks: Sequence[str]) -> tuple[str, str]:
     """Return a sentence about a task that never had a group, with the existing name that was probably meant."""
-    comparable = [task for task in tasks[:_TASKS_COMPARED] if len(task) <= _LONGEST]
-    similar = difflib.get_close_matches(name[:_LONGEST], comparable, n=1, cutoff=0.5)
+    comparable = [task for task in tasks[:_TASKS_COMPARED] if len(task) <= _LONGEST_TEXT]
+    similar = difflib.get_close_matches(name[:_LONGEST_TEXT], comparable, n=1, cutoff=0.5)
     question = f"Did you mean {named(similar[0])}" if similar else "Is it the name under which the producers put"
     existing = f"there {'is the task' if len(tasks) == 1 else 'are the tasks'} {listed(tasks, 5)}"
     return f"nothing was ever put into this task; {existing}", f"{question}?"
@@ -180,7 +180,7 @@ def _prompts_of(task: str, about: Circumstances) -> str:
 # Producers that wait
 
 
-def _gone_with(need: Need) -> str | None:
+def _leased_by_gone(need: Need) -> str | None:
     """Workers that are gone lease as many unfinished groups of the task as are missing, and nobody generates any."""
     about, leases = need.about, need.about.abandoned_leases(need.task)
     count = sum(lease.groups for lease in leases)
@@ -195,7 +195,7 @@ def _deadlock(need: Need) -> Said:
     """All live producers wait for room, or for the trainer, and it for their groups; nobody who is gone has them."""
     about, waits = need.about, [wait for wait in need.about.waits if wait.kind != "groups"]
     names = {wait.worker for wait in waits}
-    if not waits or any(worker.name not in names for worker in about.alive) or need.flying or _gone_with(need):
+    if not waits or any(worker.name not in names for worker in about.alive) or need.flying or _leased_by_gone(need):
         return None
     full = sorted({task for wait in waits if wait.kind == "room" for task in wait.wants})
     began = min((wait.since for wait in waits if wait.since is not None), default=about.now)
@@ -207,17 +207,17 @@ def _deadlock(need: Need) -> Said:
         return f"{waiting}, with {text} there", advice
     if need.task in about.datasets:
         return None
-    return f"deadlock: {waiting}, which has published {_news_of(about)}, while it waits for their groups"
+    return f"deadlock: {waiting}, which has published {_last_published(about)}, while it waits for their groups"
 
 
-def _news_of(about: Circumstances) -> str:
+def _last_published(about: Circumstances) -> str:
     return "nothing yet" if about.trainer is None else f"nothing since step {about.trainer.train_step}"
 
 
 # Groups that can't be drawn, and lost ones
 
 
-def _lost(need: Need, kind: Status) -> str | None:
+def _lost_groups(need: Need, kind: Status) -> str | None:
     """Return `64 of the 66 groups put since 20:28:10 UTC`, if that many lost groups explain the wait, else None.
 
     They do if they are half of those that came, and as many as are missing: lately, or else ever.
@@ -238,20 +238,20 @@ def _lost(need: Need, kind: Status) -> str | None:
 def _expired(need: Need) -> Said:
     about, task = need.about, need.task
     stored = about.count(task, Status.EXPIRED) if need.status == Status.COMPLETED else 0
-    lost = groups(stored) if stored and about.unfinished(task) >= need.missing else _lost(need, Status.EXPIRED)
+    lost = groups(stored) if stored and about.unfinished(task) >= need.missing else _lost_groups(need, Status.EXPIRED)
     refresh = "" if (step := about.steps.get(task)) is None else f"; the last refresh was to train step {step}"
     return None if lost is None else f"{lost} expired{refresh}"
 
 
 def _filtered(need: Need) -> Said:
-    lost = _lost(need, Status.FILTERED)
+    lost = _lost_groups(need, Status.FILTERED)
     return None if lost is None else f"{lost} were filtered"
 
 
 def _failed(need: Need) -> Said:
-    about, task, lost = need.about, need.task, _lost(need, Status.FAILED)
+    about, task, lost = need.about, need.task, _lost_groups(need, Status.FAILED)
     by = f", with {counted(workers)}" if (workers := about.failed_by.get(task)) else ""
-    error = f"; the last error: {brief(about.errors[task], _LONGEST)}" if task in about.errors else ""
+    error = f"; the last error: {brief(about.errors[task], _LONGEST_TEXT)}" if task in about.errors else ""
     return None if lost is None else f"{lost} failed{by}{error}"
 
 
@@ -312,10 +312,10 @@ def _absent(need: Need) -> Said:
     if not gone_workers and about.now - last_put < _IDLE_SECONDS:
         return None
     end = f"{_ends_of(gone_workers, about)}; " if gone_workers else ""
-    return f"{end}{_needed(about, last_put)}", "Start again who is gone, and see in the logs of the others what they do"
+    return f"{end}{_supply(about, last_put)}", "Start again who is gone, and see in the logs of the others what they do"
 
 
-def _needed(about: Circumstances, last_put: float | None) -> str:
+def _supply(about: Circumstances, last_put: float | None) -> str:
     """Return which workers are alive, and when the last group was put. `head_of` says how many are missing."""
     parts = [people(sorted(worker.name for worker in about.alive), "is alive", "are alive")] if about.alive else []
     parts += [] if last_put is None else [f"the last group was put at {clock(last_put, about.now)}"]
@@ -323,7 +323,7 @@ def _needed(about: Circumstances, last_put: float | None) -> str:
 
 
 def _slow(need: Need) -> Said:
-    about, needed = need.about, _needed(need.about, need.last)
+    about, needed = need.about, _supply(need.about, need.last)
     if need.flying:
         worker, text = need.wait.worker or "", f"{are(need.flying)} being generated"
         if about.holders(need.task, {*IN_FLIGHT} - {need.status})[worker] < need.flying:
@@ -344,7 +344,7 @@ def _full(need: Need) -> Said:
 
 def _unpublished(need: Need) -> Said:
     state, advice = _consumers(need, "Is it running?")
-    return f"the trainer has published {_news_of(need.about)}; {state}", advice
+    return f"the trainer has published {_last_published(need.about)}; {state}", advice
 
 
 def _consumers(need: Need, otherwise: str) -> tuple[str, str]:
@@ -372,7 +372,7 @@ def _consumers(need: Need, otherwise: str) -> tuple[str, str]:
 
 _LOOK = "(replaybuf ls --status {}, where unfit=, or keep_unfit=True of a put, keeps them)"
 
-_FOR_GROUPS = (
+_GROUP_CAUSES = (
     Cause(Reason.HELD_BACK, lambda need: too_large(need.wait.limits, need.task, need.status, need.least), final=True),
     Cause(Reason.NO_SUCH_TASK, _no_such_task),
     Cause(Reason.HELD_BACK, _held_back),
@@ -386,7 +386,7 @@ _FOR_GROUPS = (
     ),
     Cause(Reason.FINISHED, _finished, "Publish a state that isn't finished, and start workers, to go on"),
     Cause(Reason.FINISHED, _end_of_dataset, final=True),
-    Cause(Reason.LEASED, _gone_with, "They come back then, and other workers generate them", yields=True),
+    Cause(Reason.LEASED, _leased_by_gone, "They come back then, and other workers generate them", yields=True),
     Cause(
         Reason.DEADLOCK,
         _deadlock,
@@ -419,8 +419,8 @@ _FOR_GROUPS = (
     Cause(Reason.ABSENT, _absent, yields=True),
     Cause(Reason.SLOW, _slow, "Wait, ask for fewer groups, or start more producers"),
 )
-_FOR_ROOM = (Cause(Reason.HELD_BACK, _full),)
-_FOR_TRAINER = (
+_ROOM_CAUSES = (Cause(Reason.HELD_BACK, _full),)
+_TRAINER_CAUSES = (
     Cause(Reason.FINISHED, _finished, "Stop them"),
     Cause(Reason.FINISHED, _end_of_all_datasets, "They end when the trainer has published that it has finished"),
     Cause(Reason.ABSENT, _unpublished),

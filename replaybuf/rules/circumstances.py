@@ -293,11 +293,11 @@ class Circumstances:
 
     def state_of(self, worker: Worker) -> str:
         """Return `Worker.state`, "replaced" for a silent one that has a successor, or "fenced" for a live one."""
-        state = "replaced" if worker in self._replaced else worker.state(self.now)
+        state = "replaced" if worker in self._replaced_workers else worker.state(self.now)
         return "fenced" if state == "alive" and self.is_fenced(worker) else state
 
     @cached_property
-    def _replaced(self) -> list[Worker]:
+    def _replaced_workers(self) -> list[Worker]:
         """The silent workers that have a successor each: a live one that began later, and puts or draws as it did."""
         alive = [worker for worker in self.workers if worker.is_alive(self.now)]
         replaced = []

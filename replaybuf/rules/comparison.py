@@ -15,14 +15,14 @@ from typing import Any, Protocol
 
 #: Standard errors beyond which a part of a step stands out, and a worker over the last steps: by chance one of 300,000
 #: comparisons does, and one of 30,000, since there are fewer of these.
-_OF_STEP, _OVER_STEPS = 4.5, 4.0
+_LEVEL_OF_STEP, _LEVEL_OVER_STEPS = 4.5, 4.0
 #: Small steps are compared together, until a block of them has so many groups of a task.
-_BLOCK = 24
+_BLOCK_SIZE = 24
 #: Fewer groups than this, on either side, are no evidence; nor are fewer rewards beyond one for each mean.
-_FEWEST = 3
+_FEWEST_SAMPLES = 3
 #: The least spread of rewards, relative to the largest one: few groups may be equal.
 _LEAST_SPREAD = 0.05
-_NAMED = 3
+_MOST_NAMED = 3
 
 
 class Drawn(Protocol):
@@ -84,19 +84,19 @@ def without(workers: Iterable[str | None], table: Table) -> Table:
     return {key: groups for key, groups in table.items() if key[1] not in left_out}
 
 
-def by_worker(steps: Sequence[Table], level: float = _OF_STEP) -> list[Part]:
+def by_worker(steps: Sequence[Table], level: float = _LEVEL_OF_STEP) -> list[Part]:
     """Return the groups of steps by worker, the worst first, each compared with its task's groups of others."""
     pairs = defaultdict[str | None, list[_Pair]](list)
     for table in steps:
         for (task, worker), groups in table.items():
-            pairs[worker].append((groups, _of(without([worker], table), task)))
-    return _compared(pairs, level)
+            pairs[worker].append((groups, _groups_of_task(without([worker], table), task)))
+    return _compare(pairs, level)
 
 
 def by_task(groups: Table, before: Sequence[Table]) -> list[Part]:
     """Return a step's groups by task, the worst first, each compared with those of the steps `before`."""
-    earlier = {task: [group for table in before for group in _of(table, task)] for task, _ in groups}
-    return _compared({task: [(_of(groups, task), past)] for task, past in earlier.items()}, _OF_STEP)
+    earlier = {task: [group for table in before for group in _groups_of_task(table, task)] for task, _ in groups}
+    return _compare({task: [(_groups_of_task(groups, task), past)] for task, past in earlier.items()}, _LEVEL_OF_STEP)
 
 
 def over_steps(steps: Sequence[Table]) -> dict[str | None, list[Part]]:
@@ -108,10 +108,10 @@ def over_steps(steps: Sequence[Table]) -> dict[str | None, list[Part]]:
     compared, tasks = {}, sorted({task for table in steps for task, _ in table})
     for task in (*tasks, None):
         of_task = [{key: groups for key, groups in table.items() if task in (None, key[0])} for table in steps]
-        size = _BLOCK * (len(tasks) if task is None else 1)
+        size = _BLOCK_SIZE * (len(tasks) if task is None else 1)
         compared[task] = [
             replace(part, stands_out=part.stands_out and _stands_out_again(part, of_task, size))
-            for part in by_worker(_blocks(of_task, size), _OVER_STEPS)
+            for part in by_worker(_blocks(of_task, size), _LEVEL_OVER_STEPS)
         ]
     return compared
 
@@ -129,11 +129,11 @@ def _blocks(steps: Sequence[Table], size: int) -> list[Table]:
 
 def _stands_out_again(part: Part, steps: Sequence[Table], size: int) -> bool:
     def lacks(table: Table) -> float:
-        rewards = [reward for (_, worker), groups in table.items() if worker == part.name for reward in _known(groups)]
+        rewards = [value for (_, worker), groups in table.items() if worker == part.name for value in _rewards(groups)]
         return sum((part.others or 0.0) - reward for reward in rewards)
 
     worst = max(range(len(steps)), key=lambda place: lacks(steps[place]))
-    parts = by_worker(_blocks([*steps[:worst], *steps[worst + 1 :]], size), _OVER_STEPS)
+    parts = by_worker(_blocks([*steps[:worst], *steps[worst + 1 :]], size), _LEVEL_OVER_STEPS)
     return any(other.stands_out for other in parts if other.name == part.name)
 
 
@@ -152,18 +152,18 @@ def worse_workers(compared: Mapping[str | None, Sequence[Part]]) -> list[tuple[s
 _Pair = tuple[Sequence[Drawn], Sequence[Drawn]]
 
 
-def _compared(pairs_of: Mapping[Any, Sequence[_Pair]], level: float) -> list[Part]:
+def _compare(pairs_of: Mapping[Any, Sequence[_Pair]], level: float) -> list[Part]:
     parts = []
     for name, pairs in pairs_of.items():
         groups = [group for own, _ in pairs for group in own]
         reward, stale = mean(group.reward for group in groups), mean(group.staleness for group in groups)
-        samples = [(sample, other) for own, others in pairs if (sample := _known(own)) and (other := _known(others))]
-        others, below, errors = _below(samples) if samples else (None, None, 0.0)
+        samples = [(sample, other) for own, rest in pairs if (sample := _rewards(own)) and (other := _rewards(rest))]
+        others, below, errors = _measure_distance(samples) if samples else (None, None, 0.0)
         parts.append(Part(name, len(groups), reward, stale, others, below, errors, errors >= level))
     return sorted(parts, key=lambda part: (-part.errors, -(part.below or 0.0), part.name or ""))
 
 
-def _below(pairs: Sequence[tuple[list[float], list[float]]]) -> tuple[float, float, float]:
+def _measure_distance(pairs: Sequence[tuple[list[float], list[float]]]) -> tuple[float, float, float]:
     """Return the mean of others, how far rewards are below it, and that in standard errors by the spread in samples.
 
     Student's t is normalised as in Wallace, "Bounds on normal approximations to Student's and the chi-square
@@ -174,7 +174,7 @@ def _below(pairs: Sequence[tuple[list[float], list[float]]]) -> tuple[float, flo
     below = others - sum(sum(own) for own, _ in pairs) / count
     samples = [sample for pair in pairs for sample in pair]
     dof = sum(map(len, samples)) - len(samples)
-    if min(dof, count, fewest) < _FEWEST:
+    if min(dof, count, fewest) < _FEWEST_SAMPLES:
         return others, below, 0.0
     squares = sum(_square(value - middle) for sample in samples for middle in [_mean(sample)] for value in sample)
     spread = max(math.sqrt(squares / dof), _LEAST_SPREAD * max(abs(value) for sample in samples for value in sample))
@@ -185,11 +185,11 @@ def _below(pairs: Sequence[tuple[list[float], list[float]]]) -> tuple[float, flo
     return others, below, math.copysign(normal, below)
 
 
-def _of(table: Table, task: str) -> list[Drawn]:
+def _groups_of_task(table: Table, task: str) -> list[Drawn]:
     return [group for (name, _), groups in table.items() if name == task for group in groups]
 
 
-def _known(groups: Sequence[Drawn]) -> list[float]:
+def _rewards(groups: Sequence[Drawn]) -> list[float]:
     return [group.reward for group in groups if group.reward is not None and math.isfinite(group.reward)]
 
 
@@ -220,13 +220,13 @@ def verdict(
         sentences = [
             f"{part.name or 'a worker without a name'} made {part.groups} of the {total} groups, of mean reward "
             f"{part.reward:.3f}, where those of others have {part.others:.3f}"
-            for part in worse[:_NAMED]
+            for part in worse[:_MOST_NAMED]
         ]
-        sentences += [f"and {len(worse) - _NAMED} more workers"] if len(worse) > _NAMED else []
-        fell = _fallen(others)
+        sentences += [f"and {len(worse) - _MOST_NAMED} more workers"] if len(worse) > _MOST_NAMED else []
+        fell = _fallen_tasks(others)
         return "; ".join([*sentences, *([f"the groups of others are lower than before, too: {fell}"] if fell else [])])
     no_worker = "no other worker" if besides else "no worker"
-    if fell := _fallen(tasks):
+    if fell := _fallen_tasks(tasks):
         return f"{no_worker} stands out, but {fell}"
     if reward is None:
         return "none of the groups has a reward"
@@ -236,7 +236,7 @@ def verdict(
     return f"{no_worker} and no task stands out; {means}"
 
 
-def _fallen(tasks: Sequence[Part]) -> str:
+def _fallen_tasks(tasks: Sequence[Part]) -> str:
     """Return the tasks whose rewards are lower than before by more than chance explains, or an empty text."""
-    fell = [part for part in tasks if part.stands_out][:_NAMED]
+    fell = [part for part in tasks if part.stands_out][:_MOST_NAMED]
     return ", ".join(f"task {part.name} (mean reward {part.reward:.3f}, before {part.others:.3f})" for part in fell)

@@ -145,12 +145,12 @@ def put(status: Status) -> Transition:
 
 def dropped(status: Status) -> Transition:
     """Return the transition of a put that stores nothing: the group expired, or is unfit and none is kept."""
-    return _nowhere(status, Tally.PUT, Tally.PRUNED if status in UNFIT else Tally.DROPPED)
+    return _never_stored(status, Tally.PUT, Tally.PRUNED if status in UNFIT else Tally.DROPPED)
 
 
 def refused(status: Status) -> Transition:
     """Return the transition of a put that was refused for lack of room."""
-    return _nowhere(status, Tally.REFUSED)
+    return _never_stored(status, Tally.REFUSED)
 
 
 def undrawn(group: Group) -> Status:
@@ -163,35 +163,35 @@ def undrawn(group: Group) -> Status:
 
 def drawn(group: Group, limits: Limits) -> Transition:
     """Return the transition of a group that is drawn without a lease."""
-    after, events = _consumed(group.status, group.times_sampled + 1, limits)
-    return _step(Place(group.status), after, {_sampled(group.times_sampled): 1, **events}, draws=1)
+    after, events = _place_after_draws(group.status, group.times_sampled + 1, limits)
+    return _step(Place(group.status), after, {_tally_of_draw(group.times_sampled): 1, **events}, draws=1)
 
 
 def leased(group: Group) -> Transition:
     """Return the transition of a group that is drawn under a lease."""
-    status, sampled = group.status, {_sampled(group.times_sampled): 1}
+    status, sampled = group.status, {_tally_of_draw(group.times_sampled): 1}
     return _step(Place(status), Place(status, leased=True), sampled, draws=1, deliveries=1)
 
 
 def acknowledged(group: Group, limits: Limits) -> Transition:
     """Return the transition of a leased group that was consumed."""
-    after, events = _consumed(group.status, group.times_sampled, limits)
+    after, events = _place_after_draws(group.status, group.times_sampled, limits)
     return _step(Place(group.status, leased=True), after, events, afresh=True)
 
 
 def given_back(group: Group, limits: Limits, reason: str | None) -> Transition:
     """Return the transition of a released group; without a reason the delivery doesn't count."""
-    return _returned(group, limits, Tally.RETURNED, reason)
+    return _back_as_undrawn(group, limits, Tally.RETURNED, reason)
 
 
 def lapsed(group: Group, limits: Limits) -> Transition:
     """Return the transition of a group whose lease has expired."""
-    return _returned(group, limits, Tally.LEASE_EXPIRED, "its consumer was silent for too long")
+    return _back_as_undrawn(group, limits, Tally.LEASE_EXPIRED, "its consumer was silent for too long")
 
 
 def unleased(group: Group) -> Transition:
     """Return the transition of a group whose lease is undone: it wasn't delivered, or its consumer is unknown."""
-    status, sampled = group.status, {_sampled(group.times_sampled - 1): -1}
+    status, sampled = group.status, {_tally_of_draw(group.times_sampled - 1): -1}
     return _step(Place(status, leased=True), Place(status), sampled, draws=-1, deliveries=-1)
 
 
@@ -225,16 +225,16 @@ def is_last(group: Group, limits: Limits) -> bool:
     return 0 < limits.max_deliveries <= group.deliveries
 
 
-def _returned(group: Group, limits: Limits, event: Tally, reason: str | None) -> Transition:
+def _back_as_undrawn(group: Group, limits: Limits, event: Tally, reason: str | None) -> Transition:
     """Return the transition of a leased group that returns as if undrawn; after too many deliveries it is FAILED."""
-    before, counts = Place(group.status, leased=True), {event: 1, _sampled(group.times_sampled - 1): -1}
+    before, counts = Place(group.status, leased=True), {event: 1, _tally_of_draw(group.times_sampled - 1): -1}
     if reason is None or not is_last(group, limits):
         return _step(before, Place(group.status), counts, draws=-1, deliveries=-1 if reason is None else 0)
     error = f"delivered {group.deliveries} times without acknowledgement; the last time {reason}"
     return _step(before, Place(Status.FAILED), {**counts, Tally.SET_ASIDE: 1}, draws=-1, error=error)
 
 
-def _consumed(status: Status, times_sampled: int, limits: Limits) -> tuple[Place | None, dict[Tally, int]]:
+def _place_after_draws(status: Status, times_sampled: int, limits: Limits) -> tuple[Place | None, dict[Tally, int]]:
     """Return the place of a group after this many draws (the same, the archive, or None), and tallies."""
     if limits.keeps(status, times_sampled) or status == Status.ARCHIVED:
         return Place(status), {}
@@ -242,11 +242,11 @@ def _consumed(status: Status, times_sampled: int, limits: Limits) -> tuple[Place
     return Place(Status.ARCHIVED) if archived else None, {Tally.TAKEN: 1}
 
 
-def _nowhere(status: Status, *events: Tally) -> Transition:
+def _never_stored(status: Status, *events: Tally) -> Transition:
     return Transition(None, None, counts={(status, name): 1 for name in events})
 
 
-def _sampled(times_before: int) -> Tally:
+def _tally_of_draw(times_before: int) -> Tally:
     """Return the tally for a draw of a group with this many earlier draws."""
     return Tally.SAMPLED_AGAIN if times_before else Tally.SAMPLED_NEW
 
@@ -276,9 +276,9 @@ def _step(
     return Transition(before, after, draws, deliveries, afresh, error, counts)
 
 
-_LEVELS = (Tally.SIZE, Tally.LEASED, Tally.BYTES)
+_LEVEL_TALLIES = (Tally.SIZE, Tally.LEASED, Tally.BYTES)
 #: The totals of each task since the beginning, over all processes.
-TOTALS = (*(str(name) for name in Tally if name not in _LEVELS), "taken_unfinished")
+TOTALS = (*(str(name) for name in Tally if name not in _LEVEL_TALLIES), "taken_unfinished")
 UNFINISHED = TOTALS[-1]
 #: The totals that count completed groups only: those that were trained on.
 OF_COMPLETED = ("sampled_new", "sampled_again", "taken")

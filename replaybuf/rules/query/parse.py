@@ -56,7 +56,7 @@ def short(name: str) -> str:
 
 MAX_VALUES = 1_000_000
 
-_WANTED: dict[Kind, str] = {
+_EXPECTED_TEXTS: dict[Kind, str] = {
     "int": "a number",
     "float": "a number",
     "time": "a number (seconds since the epoch) or a datetime",
@@ -64,7 +64,7 @@ _WANTED: dict[Kind, str] = {
     "status": "a status",
     "tag": "a str, int, float or bool",
 }
-_ACCEPTED: dict[Kind, tuple[type, ...]] = {
+_ACCEPTED_TYPES: dict[Kind, tuple[type, ...]] = {
     "int": (int, float),
     "float": (int, float),
     "time": (int, float, datetime),
@@ -80,11 +80,11 @@ def read_value(value: Any, field: FieldType, place: str) -> Value:
 
     Raises QueryError when the field can't be compared with it.
     """
-    value = _plain(value)
+    value = _plain_value(value)
     if value is None:
         return None
-    if not isinstance(value, _ACCEPTED[field.kind]) or (isinstance(value, bool) and field.kind != "tag"):
-        raise QueryError(f"expected {_wanted(field)}, not {_kind_name(value)}{_hint(value)}", place)
+    if not isinstance(value, _ACCEPTED_TYPES[field.kind]) or (isinstance(value, bool) and field.kind != "tag"):
+        raise QueryError(f"expected {_expected_text(field)}, not {_kind_name(value)}{_hint(value)}", place)
     if isinstance(value, datetime):
         value = _seconds(value, place)
     if isinstance(value, str):
@@ -97,7 +97,7 @@ def read_values(values: Any, field: FieldType, place: str) -> tuple[Value, ...]:
 
     Raises QueryError unless they are a list whose values fit the field.
     """
-    listed = _listed(values, place)
+    listed = _check_values(values, place)
     kinds = {*map(type, listed)}
     if len(kinds) == 1 and _fit_at_a_glance(listed, kinds.pop(), field):
         return tuple(listed)
@@ -109,7 +109,7 @@ def _fit_at_a_glance(listed: Sequence[Any], kind: type, field: FieldType) -> boo
 
     Lists of uids and of keys are long, and the event loop waits: a set of them would take longer than all of this.
     """
-    if kind not in _ACCEPTED[field.kind]:
+    if kind not in _ACCEPTED_TYPES[field.kind]:
         return False
     if kind is int:
         return min(listed) in INT64 and max(listed) in INT64
@@ -137,7 +137,7 @@ def read_bounds(bounds: Any, field: FieldType, place: str) -> tuple[Value, Value
     return lower, upper
 
 
-def _listed(values: Any, place: str) -> Any:
+def _check_values(values: Any, place: str) -> Any:
     if is_numpy(values, "ndarray") and values.ndim != 1:
         raise QueryError("expected an array of one dimension", place)
     if not isinstance(values, list | tuple | set | frozenset | range) and not is_numpy(values, "ndarray"):
@@ -148,10 +148,10 @@ def _listed(values: Any, place: str) -> Any:
     return values
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     """Return the value as a plain Python type: not all drivers accept enums, numpy types and subclasses."""
     if isinstance(value, Enum):
-        return _plain(value.value)
+        return _plain_value(value.value)
     if is_numpy(value, "datetime64"):
         # item() of nanoseconds is a plain int, which would be taken for seconds.
         moment = value.astype("datetime64[us]").item()
@@ -179,7 +179,7 @@ def _seconds(moment: datetime, place: str) -> float:
 def _checked_text(text: str, field: FieldType, place: str) -> str:
     check_storable(text, place)
     if field.kind == "status" and text not in _STATUSES:
-        raise QueryError(f"there is no status {_short(text)}; expected {_wanted(field)}", place)
+        raise QueryError(f"there is no status {_short(text)}; expected {_expected_text(field)}", place)
     return text
 
 
@@ -202,8 +202,8 @@ def _checked_number(number: int | float, place: str) -> int | float:
     return number
 
 
-def _wanted(field: FieldType) -> str:
-    text = _WANTED[field.kind]
+def _expected_text(field: FieldType) -> str:
+    text = _EXPECTED_TEXTS[field.kind]
     if field.kind == "status":
         text += f" ({', '.join(status.value for status in Status)})"
     return f"{text} or None" if field.nullable else text
@@ -290,7 +290,7 @@ class _QueryParser:
         return LogicNode("$and", tuple(self._entry(key, operand, place, depth + 1) for key, operand in entries))
 
     def _entry(self, key: object, operand: object, place: str, depth: int) -> Node:
-        name = _text(key, place)
+        name = _key_text(key, place)
         if name.startswith("$"):
             return self._logic(name, operand, place, depth)
         return self._field(name, operand, inside(place, name), depth)
@@ -301,7 +301,7 @@ class _QueryParser:
         if relation == "$not":
             return NotNode(self.query(operand, place, depth + 1))
         if relation not in LOGIC_OPERATORS:
-            raise _unknown("operator for queries", relation, LOGIC_OPERATORS, place, OPERATORS)
+            raise _unknown_error("operator for queries", relation, LOGIC_OPERATORS, place, OPERATORS)
         if not isinstance(operand, list | tuple):
             raise QueryError(f"expected a list of queries, not one of type {type(operand).__name__}", place)
         return LogicNode(relation, tuple(self.query(q, f"{place}[{i}]", depth + 1) for i, q in enumerate(operand)))
@@ -311,8 +311,8 @@ class _QueryParser:
         kind = _known_field(name, place)
         if not isinstance(operand, Mapping):
             self._count(place, depth)
-            return ScalarNode(name, "$eq", read_value(self._own_status(kind, operand), kind, place))
-        entries = [(_text(key, place), value) for key, value in operand.items()]
+            return ScalarNode(name, "$eq", read_value(self._our_status(kind, operand), kind, place))
+        entries = [(_key_text(key, place), value) for key, value in operand.items()]
         if not entries:
             raise QueryError(f"expected a value or an operator ({', '.join(FIELD_OPERATORS)})", place)
         if len(entries) == 1:
@@ -325,9 +325,9 @@ class _QueryParser:
         place = inside(place, op)
         if op == "$not":
             return NotNode(self._field(name, operand, place, depth + 1))
-        return _compared(name, kind, op, self._own_status(kind, operand), place)
+        return _comparison(name, kind, op, self._our_status(kind, operand), place)
 
-    def _own_status(self, kind: FieldType, operand: Any) -> Any:
+    def _our_status(self, kind: FieldType, operand: Any) -> Any:
         """Return an operand with users' statuses replaced by ours; unknown values are unchanged."""
         if kind.kind != "status":
             return operand
@@ -343,7 +343,7 @@ class _QueryParser:
             raise QueryError(f"a query has at most {MAX_NODES} conditions; for many values use $in", place)
 
 
-def _compared(name: str, kind: FieldType, op: str, operand: Any, place: str) -> Node:
+def _comparison(name: str, kind: FieldType, op: str, operand: Any, place: str) -> Node:
     if op in SCALAR_OPERATORS:
         value = read_value(operand, kind, place)
         if value is None and op not in ("$eq", "$ne"):
@@ -353,10 +353,10 @@ def _compared(name: str, kind: FieldType, op: str, operand: Any, place: str) -> 
         return SetNode(name, SET_OPERATORS[op], read_values(operand, kind, place))
     if op == "$between":
         return BetweenNode(name, *read_bounds(operand, kind, place))
-    raise _unknown("operator", op, FIELD_OPERATORS, place, OPERATORS)
+    raise _unknown_error("operator", op, FIELD_OPERATORS, place, OPERATORS)
 
 
-def _text(key: object, place: str) -> str:
+def _key_text(key: object, place: str) -> str:
     """Return a key of the query as text; it may be a member of an enum.
 
     Raises QueryError unless it is a str.
@@ -371,7 +371,7 @@ def _text(key: object, place: str) -> str:
 def _known_field(name: str, place: str) -> FieldType:
     kind = field_type(name)
     if kind is None:
-        raise _unknown("field", name, (*FIELDS, "tags.NAME"), place)
+        raise _unknown_error("field", name, (*FIELDS, "tags.NAME"), place)
     tag = tag_name(name)
     if tag is not None:
         if not 0 < len(tag) <= MAX_TAG_NAME:
@@ -380,7 +380,7 @@ def _known_field(name: str, place: str) -> FieldType:
     return kind
 
 
-def _unknown(kind: str, name: str, valid: Iterable[str], place: str, listed: str = "") -> QueryError:
+def _unknown_error(kind: str, name: str, valid: Iterable[str], place: str, listed: str = "") -> QueryError:
     similar = get_close_matches(name[:100], list(valid), n=1)
     suggestion = f"did you mean {similar[0]}? " if similar else ""
     return QueryError(f"there is no {kind} {short(name)}; {suggestion}valid: {listed or ', '.join(valid)}", place)

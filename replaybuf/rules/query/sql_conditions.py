@@ -68,7 +68,7 @@ COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 _LOWEST, _HIGHEST = -(2**63), 2**63 - 1
 # Databases allow about 32,000 parameters per statement, and a query has at most 1,000 conditions (`parse.MAX_NODES`).
-_INLINE = 20
+_MOST_INLINE = 20
 
 
 def number_type(*, integers: bool) -> TypeEngine[Any]:
@@ -117,13 +117,13 @@ Typed = tuple[list[Any], TypeEngine[Any]]
 
 
 class QueryDialect(ABC):
-    """The SQL of one database. Longer lists than `_INLINE` are sent as one parameter."""
+    """The SQL of one database. Longer lists than `_MOST_INLINE` are sent as one parameter."""
 
     def one_of(self, value: ColumnElement[Any], values: Sequence[Any], kind: TypeEngine[Any]) -> ColumnElement[bool]:
         """Return `value IN values`, all of one type; NULL where the value is NULL."""
         if not values:
             return false()
-        if len(values) <= _INLINE:
+        if len(values) <= _MOST_INLINE:
             return value.in_([literal(operand, kind) for operand in values])
         return value.in_(self._rows(values, kind))
 
@@ -157,16 +157,16 @@ class SQLiteQueries(QueryDialect):
     def tag_compares(self, tags: Tags, name: str, op: str, value: str | int | float) -> ColumnElement[bool]:
         entry = _entries(tags)
         typed = literal(value, _sqlite_type(value))
-        return _has(entry, name, and_(_is_kind(entry, value), COMPARISONS[op](entry.c.value, typed)))
+        return _has_entry(entry, name, and_(_is_kind(entry, value), COMPARISONS[op](entry.c.value, typed)))
 
     def tag_one_of(self, tags: Tags, name: str, values: Sequence[str | int | float]) -> ColumnElement[bool]:
         entry = _entries(tags)
-        lists = _by_type(values, _sqlite_type)
-        return _has(entry, name, or_(false(), *(self.one_of(entry.c.value, *typed) for typed in lists)))
+        lists = _values_by_type(values, _sqlite_type)
+        return _has_entry(entry, name, or_(false(), *(self.one_of(entry.c.value, *typed) for typed in lists)))
 
     def tag_present(self, tags: Tags, name: str) -> ColumnElement[bool]:
         entry = _entries(tags)
-        return _has(entry, name, entry.c.type != "null")
+        return _has_entry(entry, name, entry.c.type != "null")
 
     def _rows(self, values: Sequence[Any], kind: TypeEngine[Any]) -> Select[Any]:
         # The shortest decimals of floats are read from JSON as the same floats (tested).
@@ -187,19 +187,19 @@ class PostgresQueries(QueryDialect):
         return text.collate("C")
 
     def tag_compares(self, tags: Tags, name: str, op: str, value: str | int | float) -> ColumnElement[bool]:
-        [([operand], kind)] = _by_type([value], _postgres_type)
+        [([operand], kind)] = _values_by_type([value], _postgres_type)
         tag = _tag(tags, name, kind)
         if isinstance(value, str):
             tag = self.by_code_point(tag)
         return func.coalesce(COMPARISONS[op](tag, literal(operand, kind)), false())
 
     def tag_one_of(self, tags: Tags, name: str, values: Sequence[str | int | float]) -> ColumnElement[bool]:
-        lists = _by_type(values, _postgres_type)
+        lists = _values_by_type(values, _postgres_type)
         conditions = (self.one_of(_tag(tags, name, kind), listed, kind) for listed, kind in lists)
         return or_(false(), *(func.coalesce(condition, false()) for condition in conditions))
 
     def tag_present(self, tags: Tags, name: str) -> ColumnElement[bool]:
-        return _get(tags, "->>", name).is_not(None)
+        return _get_tag(tags, "->>", name).is_not(None)
 
     def _rows(self, values: Sequence[Any], kind: TypeEngine[Any]) -> Select[Any]:
         listed = json.dumps([str(value) for value in values], ensure_ascii=False)
@@ -210,17 +210,17 @@ class PostgresQueries(QueryDialect):
 DIALECTS: dict[str, type[QueryDialect]] = {"sqlite": SQLiteQueries, "postgresql": PostgresQueries}
 
 
-def _by_type(values: Sequence[Any], type_of: Any) -> list[Typed]:
+def _values_by_type(values: Sequence[Any], type_of: Any) -> list[Typed]:
     """Return the values as lists of one type each, with the SQL type they are bound as."""
     lists: dict[type, Typed] = {}
     for value in values:
         kind = type_of(value)
         listed = lists.setdefault(type(kind), ([], kind))[0]
-        listed.append(_BOUND[type(kind)](value))
+        listed.append(_CONVERSIONS[type(kind)](value))
     return list(lists.values())
 
 
-_BOUND: dict[type, Any] = {BigInteger: int, Double: float, Numeric: lambda value: Decimal(int(value)), Text: str}
+_CONVERSIONS: dict[type, Any] = {BigInteger: int, Double: float, Numeric: lambda value: Decimal(int(value)), Text: str}
 
 
 def _sqlite_type(value: str | int | float) -> TypeEngine[Any]:
@@ -240,7 +240,7 @@ def _entries(tags: Tags) -> Any:
     return func.json_each(tags).table_valued("key", "value", "type")
 
 
-def _has(entry: Any, name: str, condition: ColumnElement[bool]) -> ColumnElement[bool]:
+def _has_entry(entry: Any, name: str, condition: ColumnElement[bool]) -> ColumnElement[bool]:
     return exists(select(literal(1, Integer())).where(entry.c.key == literal(name, Text()), condition))
 
 
@@ -250,16 +250,16 @@ def _is_kind(entry: Any, value: str | int | float) -> ColumnElement[bool]:
     return result
 
 
-def _get(tags: Tags, op: str, name: str) -> ColumnElement[Any]:
+def _get_tag(tags: Tags, op: str, name: str) -> ColumnElement[Any]:
     return tags.op(op, return_type=JSONB() if op == "->" else Text())(literal(name, Text()))
 
 
 def _tag(tags: Tags, name: str, kind: TypeEngine[Any]) -> ColumnElement[Any]:
     """Return the tag as this type, NULL when it has another type. (CASE avoids casts that would fail.)"""
-    tag = _get(tags, "->", name)
+    tag = _get_tag(tags, "->", name)
     stored = func.jsonb_typeof(tag)
     if isinstance(kind, String):
-        return case((stored == "string", _get(tags, "->>", name)))
+        return case((stored == "string", _get_tag(tags, "->>", name)))
     return case(
         (stored == "number", cast(tag, kind)),
         (stored == "boolean", cast(cast(cast(tag, Boolean()), Integer()), kind)),
@@ -268,7 +268,7 @@ def _tag(tags: Tags, name: str, kind: TypeEngine[Any]) -> ColumnElement[Any]:
 
 Condition = ColumnElement[bool]
 
-_FLAT = 8
+_MOST_FLAT = 8
 
 
 def compile_sql(node: Node, columns: Mapping[str, ColumnElement[Any]], dialect_name: str) -> Condition:
@@ -290,17 +290,17 @@ class _Compiler:
     def condition(self, node: Node) -> Condition:
         match node:
             case LogicNode("$and", conditions):
-                return _joined(and_, true(), [self.condition(part) for part in conditions])
+                return _join_halves(and_, true(), [self.condition(part) for part in conditions])
             case LogicNode(_, conditions):
-                return _joined(or_, false(), [self.condition(part) for part in conditions])
+                return _join_halves(or_, false(), [self.condition(part) for part in conditions])
             case NotNode(part):
                 return not_(self.condition(part))
             case BetweenNode(field, lower, upper):
                 return and_(self._scalar(field, "$gte", lower), self._scalar(field, "$lte", upper))
             case SetNode(field, "$in", values):
-                return self._member(field, values)
+                return self._is_member(field, values)
             case SetNode(field, _, values):
-                return not_(self._member(field, values))
+                return not_(self._is_member(field, values))
             case ScalarNode(field, "$ne", value):
                 return not_(self._scalar(field, "$eq", value))
             case ScalarNode(field, op, value):
@@ -309,13 +309,13 @@ class _Compiler:
     def _scalar(self, field: str, op: str, value: Value) -> Condition:
         """Return the condition of any comparison but $ne."""
         if value is None:
-            return self._missing(field)
+            return self._is_missing(field)
         tag = tag_name(field)
         if tag is not None:
             return self._dialect.tag_compares(self._columns["tags"], tag, op, value)
-        return self._never_null(field, self._compared(field, op, value))
+        return self._never_null(field, self._comparison(field, op, value))
 
-    def _compared(self, field: str, op: str, value: str | int | float) -> Condition:
+    def _comparison(self, field: str, op: str, value: str | int | float) -> Condition:
         column = self._columns[field]
         if not isinstance(value, str):
             return compare_number(column, op, value, integers=FIELDS[field].kind == "int")
@@ -324,23 +324,23 @@ class _Compiler:
         result: Condition = COMPARISONS[op](column, literal(value, String()))
         return result
 
-    def _member(self, field: str, values: Sequence[Value]) -> Condition:
+    def _is_member(self, field: str, values: Sequence[Value]) -> Condition:
         operands = [value for value in values if value is not None]
         tag = tag_name(field)
         if tag is not None:
             condition = self._dialect.tag_one_of(self._columns["tags"], tag, operands)
         else:
-            condition = self._never_null(field, self._listed(field, operands))
-        return condition if len(operands) == len(values) else or_(condition, self._missing(field))
+            condition = self._never_null(field, self._in_list(field, operands))
+        return condition if len(operands) == len(values) else or_(condition, self._is_missing(field))
 
-    def _listed(self, field: str, values: Sequence[Any]) -> Condition:
+    def _in_list(self, field: str, values: Sequence[Any]) -> Condition:
         column = self._columns[field]
         if FIELDS[field].kind in ("str", "status"):
             return self._dialect.one_of(column, values, String())
         integers = FIELDS[field].kind == "int"
         return self._dialect.one_of(column, representable(values, integers=integers), number_type(integers=integers))
 
-    def _missing(self, field: str) -> Condition:
+    def _is_missing(self, field: str) -> Condition:
         tag = tag_name(field)
         if tag is not None:
             return not_(self._dialect.tag_present(self._columns["tags"], tag))
@@ -350,14 +350,14 @@ class _Compiler:
         return and_(self._columns[field].is_not(None), condition) if FIELDS[field].nullable else condition
 
 
-def _joined(join: Callable[..., Condition], empty: Condition, parts: Sequence[Condition]) -> Condition:
+def _join_halves(join: Callable[..., Condition], empty: Condition, parts: Sequence[Condition]) -> Condition:
     """Return the parts joined, recursively in halves.
 
     SQLite limits the depth of an expression, and counts each link of a flat chain as one level.
     """
-    if len(parts) <= _FLAT:
+    if len(parts) <= _MOST_FLAT:
         return join(empty, *parts)
     middle = len(parts) // 2
-    halves = (_joined(join, empty, half) for half in (parts[:middle], parts[middle:]))
+    halves = (_join_halves(join, empty, half) for half in (parts[:middle], parts[middle:]))
     # Without type_coerce, SQLAlchemy removes the parentheses.
     return join(*(type_coerce(Grouping(half), Boolean()) for half in halves))
