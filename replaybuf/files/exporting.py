@@ -56,7 +56,7 @@ T = TypeVar("T")
 OrderBy = str | OrderTerm | Iterable[str | OrderTerm] | None
 
 #: The number of groups converted to rows at a time. (A store reads them in pieces of some megabytes.)
-_GROUPS: Final = 32
+_GROUPS_AT_ONCE: Final = 32
 
 
 class Selection(TypedDict, total=False):
@@ -187,7 +187,7 @@ async def batches_of(
             items.append(item)
             exported.groups += 1
             exported.rollouts += item.rollouts
-            if len(items) >= _GROUPS:
+            if len(items) >= _GROUPS_AT_ONCE:
                 yield await in_thread(lambda: _rows(storage.codec, items, selection)), len(items)
                 items.clear()
     if items:

@@ -108,7 +108,7 @@ def _members(rows: Iterable[Placed], mapping: ColumnMapping) -> Iterator[_Member
             if identity is not None:
                 yield _Member(("group_id", identity, task), place, rollout, metadata, notices)
                 continue
-            if not _says_something(rollout.get("message")) and rollout.get("prompt_ids") is None:
+            if not _has_content(rollout.get("message")) and rollout.get("prompt_ids") is None:
                 notices.append("rows without a group_id and a prompt: each is a group by itself")
                 yield _Member((None, number, task), place, rollout, metadata, notices)
                 continue
@@ -227,7 +227,7 @@ def _text_of(message: Row) -> str:
     return "".join(text for text in texts if type(text) is str)
 
 
-def _says_something(prompt: Any) -> bool:
+def _has_content(prompt: Any) -> bool:
     """Return whether a prompt has any content."""
     return any(message.get("content") for message in prompt or ()) if type(prompt) is list else bool(prompt)
 

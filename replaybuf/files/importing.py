@@ -38,13 +38,13 @@ from replaybuf.values.rollouts.rollout_type import RolloutType
 from replaybuf.values.rollouts.segments import count_of
 
 #: Writes the payloads of rows without one, whose rollouts are dicts.
-_PLAIN: Final = Codec(RolloutType(dict))
+_PLAIN_CODEC: Final = Codec(RolloutType(dict))
 
 
 def checked_group(group: FileGroup, codec: Codec) -> NewGroup:
     """Return a group as every store accepts it, validated. Raises FileError with the place in the file."""
     try:
-        payload = _PLAIN.encode(group.rollouts) if group.payload is None else group.payload
+        payload = _PLAIN_CODEC.encode(group.rollouts) if group.payload is None else group.payload
         entry = NewGroup(
             task_name=check_task_name(group.task_name),
             status=group.status,
@@ -211,7 +211,7 @@ async def survey(
     reporter.finish()
     scan.digest = digest.hexdigest()
     if scan.groups and not options.again:
-        counts = _counts(await storage.cursor(IMPORT + scan.digest))
+        counts = _unpack_counts(await storage.cursor(IMPORT + scan.digest))
         for lane, n in scan.groups.items():
             scan.there[lane] = min(n, counts[lane])
     return scan
@@ -249,7 +249,7 @@ async def import_groups(
     """
     result, read_counts, worker = Imported(scan), Counter[Lane](), worker_name()
     cursor = await storage.cursor(IMPORT + scan.digest)
-    counts: Counter[Lane] = Counter() if options.again else _counts(cursor)
+    counts: Counter[Lane] = Counter() if options.again else _unpack_counts(cursor)
     counts_before, reporter = counts.copy(), ProgressReporter(progress, scan.new)
     with closing(_pieces(storage.codec, source, scan)) as reading:
         while piece := await in_thread(lambda: next(reading, None)):
@@ -267,7 +267,7 @@ async def import_groups(
                 batch.append(new_group)
             if not batch:
                 continue
-            next_cursor = replace(cursor, position=counts.total(), value=_packed(counts))
+            next_cursor = replace(cursor, position=counts.total(), value=_pack_counts(counts))
             if not await storage.put_with_cursor(batch, next_cursor, EventKind.IMPORTED):
                 raise ConflictError(
                     f"another process imports the same file, or the buffer was restored; {result.groups} groups were "
@@ -283,11 +283,11 @@ async def import_groups(
     return result
 
 
-def _packed(counts: Counter[Lane]) -> bytes:
+def _pack_counts(counts: Counter[Lane]) -> bytes:
     return json.dumps([[task, status, n] for (task, status), n in sorted(counts.items()) if n]).encode()
 
 
-def _counts(cursor: Cursor) -> Counter[Lane]:
+def _unpack_counts(cursor: Cursor) -> Counter[Lane]:
     """Return the number of imported groups of each task and status."""
     entries = json.loads(cursor.value) if cursor.value else []
     return Counter({(str(task), Status(status)): int(n) for task, status, n in entries})

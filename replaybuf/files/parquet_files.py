@@ -20,7 +20,7 @@ from replaybuf.errors import FileError
 from replaybuf.files.row_format import JSON, METADATA, MORE, PAYLOAD, PREFIX, Placed, PlainValues, Row
 
 #: What pyarrow raises for values that a column can't hold; some of its errors are none of ValueError or TypeError.
-_MISFITS: Final = (ValueError, TypeError, ArithmeticError, NotImplementedError)
+_MISFIT_ERRORS: Final = (ValueError, TypeError, ArithmeticError, NotImplementedError)
 #: The Arrow types of all columns beside the fields of rollouts.
 _METADATA: Final = {
     **{name: kind for name, (_, kind) in METADATA.items()},
@@ -45,19 +45,19 @@ def _arrow_value(value: Any) -> Any:
     return value
 
 
-def _innermost(kind: Any) -> Any:
+def _innermost_type(kind: Any) -> Any:
     while arrow().types.is_list(kind):
         kind = kind.value_type
     return kind
 
 
-def _typed(values: Sequence[Any]) -> Any:
+def _infer_array(values: Sequence[Any]) -> Any:
     """Return values as an array in the type that pyarrow infers; None if other programs can't read it as it is."""
     try:
         array = arrow().array(list(map(_arrow_value, values)))
-    except _MISFITS:
+    except _MISFIT_ERRORS:
         return None
-    types, inner = arrow().types, _innermost(array.type)
+    types, inner = arrow().types, _innermost_type(array.type)
     if types.is_struct(inner):
         names = {field.name for field in inner if types.is_string(field.type) and "," not in field.name}
         plain = (
@@ -73,16 +73,16 @@ def _typed(values: Sequence[Any]) -> Any:
     return array if plain else None
 
 
-def _fitted(values: Sequence[Any], kind: Any) -> Any:
+def _fit_array(values: Sequence[Any], kind: Any) -> Any:
     """Return values as an array of a column's type; None if one of them doesn't fit, or would be changed."""
-    array, types, inner = _typed(values), arrow().types, _innermost(kind)
+    array, types, inner = _infer_array(values), arrow().types, _innermost_type(kind)
     if array is None or array.type == kind:
         return array
-    dtype = _innermost(array.type)
+    dtype = _innermost_type(array.type)
     try:
         if types.is_null(dtype) or (types.is_integer(dtype) and (types.is_integer(inner) or types.is_floating(inner))):
             return array.cast(kind)
-    except _MISFITS:
+    except _MISFIT_ERRORS:
         pass
     return None
 
@@ -107,10 +107,10 @@ class _Columns:
         #: The names in rows that are no fields of rollouts.
         self._reserved = {MORE, *(field.name for field in self._metadata)}
         fields = dict.fromkeys(name for row in rows for name in row if name not in self._reserved and _is_unicode(name))
-        typed = {name: _typed([row.get(name) for row in rows]) for name in fields}
+        typed = {name: _infer_array([row.get(name) for row in rows]) for name in fields}
         self._fields = [
             _json_field(name)
-            if array is None or arrow().types.is_null(_innermost(array.type))
+            if array is None or arrow().types.is_null(_innermost_type(array.type))
             else pa.field(name, array.type)
             for name, array in typed.items()
         ]
@@ -142,9 +142,9 @@ class _Columns:
                 texts = [None if item is None else json.dumps(self._plain.json(field.name, item)) for item in values]
                 columns.append(pa.array(texts, pa.string()))
                 continue
-            if (array := _fitted(values, field.type)) is None:
+            if (array := _fit_array(values, field.type)) is None:
                 for place, value in enumerate(values):
-                    if value is not None and _fitted([value], field.type) is None:
+                    if value is not None and _fit_array([value], field.type) is None:
                         more[place][field.name], values[place] = value, None
                 array = pa.array(list(map(_arrow_value, values)), field.type)
             columns.append(array)
@@ -169,7 +169,7 @@ class TableWriter:
         self._raw, self._plain = raw, plain
         self._columns: _Columns | None = None
         self._writer: Any = None
-        self._held: list[Any] = []
+        self._held_tables: list[Any] = []
         arrow()
 
     def write(self, rows: Sequence[Row]) -> None:
@@ -177,17 +177,17 @@ class TableWriter:
         if self._columns is None:
             self._columns = _Columns(rows, self._plain)
             self._open(self._columns.schema)
-        self._held.append(self._columns.table(rows))
-        if sum(table.nbytes for table in self._held) >= _BYTES:
+        self._held_tables.append(self._columns.table(rows))
+        if sum(table.nbytes for table in self._held_tables) >= _BYTES:
             self._write_held()
 
     def _open(self, schema: Any) -> None:
         self._writer = arrow("pyarrow.parquet").ParquetWriter(self._raw, schema, compression="zstd")
 
     def _write_held(self) -> None:
-        if self._held:
-            self._writer.write_table(arrow().concat_tables(self._held))
-            self._held.clear()
+        if self._held_tables:
+            self._writer.write_table(arrow().concat_tables(self._held_tables))
+            self._held_tables.clear()
 
     def close(self) -> None:
         """Write the end of the file; without rows, an empty table."""
@@ -224,10 +224,10 @@ def _rows(batch: Any, first: int, names: set[str]) -> Iterator[Placed]:
     columns = {name: _values(name, column, first) for name, column in zip(batch.schema.names, batch, strict=True)}
     for number in range(batch.num_rows):
         place = f"row {first + number}"
-        yield place, _parsed(place, {name: column[number] for name, column in columns.items()}, names)
+        yield place, _parse_row(place, {name: column[number] for name, column in columns.items()}, names)
 
 
-def _parsed(place: str, row: Row, names: set[str]) -> Row:
+def _parse_row(place: str, row: Row, names: set[str]) -> Row:
     """Return the values of a row that are there, those of columns with JSON parsed."""
     values = {name: value for name, value in row.items() if value is not None}
     for name in names & values.keys():

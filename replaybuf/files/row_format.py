@@ -42,10 +42,10 @@ MORE: Final = f"{PREFIX}more"
 PAYLOAD: Final = f"{PREFIX}payload"
 #: In place of an Arrow type: JSON as text.
 JSON: Final = "json"
-_OF_SEGMENTS: Final = (f"{PREFIX}rollout", f"{PREFIX}parent", f"{PREFIX}segments")
+_SEGMENT_COLUMNS: Final = (f"{PREFIX}rollout", f"{PREFIX}parent", f"{PREFIX}segments")
 
-_PLAIN: Final = frozenset({type(None), bool, int, str})
-_LISTS: Final = (list, tuple, Set, deque)
+_PLAIN_TYPES: Final = frozenset({type(None), bool, int, str})
+_LIST_TYPES: Final = (list, tuple, Set, deque)
 _ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -53,18 +53,18 @@ class PlainValues:
     """Converts the values of an export to JSON's, and notes the kinds of values that became text, by field."""
 
     def __init__(self) -> None:
-        self._texts: dict[str, set[str]] = {}
+        self._text_kinds: dict[str, set[str]] = {}
 
     def json(self, field: str, value: Any) -> Any:
         """Return the value of a field as JSON values. RecursionError when it is nested too deeply."""
         kind = type(value)
-        if kind in _PLAIN or (kind is float and math.isfinite(value)):
+        if kind in _PLAIN_TYPES or (kind is float and math.isfinite(value)):
             return value
         if isinstance(value, Mapping):
             return {self._name(field, name): self.json(field, item) for name, item in value.items()}
-        if isinstance(value, _LISTS):
+        if isinstance(value, _LIST_TYPES):
             kinds = set(map(type, value))
-            if kinds <= _PLAIN or (kinds == {float} and all(map(math.isfinite, value))):
+            if kinds <= _PLAIN_TYPES or (kinds == {float} and all(map(math.isfinite, value))):
                 return list(value)
             return [self.json(field, item) for item in value]
         if isinstance(value, Enum):
@@ -77,7 +77,7 @@ class PlainValues:
         return name if type(name) is str else self._text(field, name)
 
     def _text(self, field: str, value: Any) -> str:
-        self._texts.setdefault(field, set()).add(type(value).__name__ if type(value) is not float else str(value))
+        self._text_kinds.setdefault(field, set()).add(type(value).__name__ if type(value) is not float else str(value))
         if isinstance(value, bytes | bytearray | memoryview):
             return base64.b64encode(value).decode("ascii")
         try:
@@ -87,9 +87,9 @@ class PlainValues:
 
     def warnings(self) -> list[str]:
         """Return a sentence that names what became text, if anything did."""
-        if not self._texts:
+        if not self._text_kinds:
             return []
-        names = ", ".join(f"{name} ({', '.join(sorted(kinds))})" for name, kinds in sorted(self._texts.items()))
+        names = ", ".join(f"{name} ({', '.join(sorted(kinds))})" for name, kinds in sorted(self._text_kinds.items()))
         return [f"these values are text in the file: {names:.300}; exact=True (in Python) has them as they are, too"]
 
 
@@ -125,7 +125,7 @@ _Count = Annotated[int, Field(ge=0)]
 
 
 _Number = Annotated[float, Field(allow_inf_nan=False)]
-_Three = Annotated[list[_Count], Field(min_length=3, max_length=3)]
+_ThreeCounts = Annotated[list[_Count], Field(min_length=3, max_length=3)]
 #: The metadata of a group in a file: the type of each, and its type in Arrow; `part` is the place of a rollout in a
 #: group that fills: its size and min_size, and the index.
 METADATA: Final[dict[str, tuple[Any, str]]] = {
@@ -143,7 +143,7 @@ METADATA: Final[dict[str, tuple[Any, str]]] = {
     "deliveries": (_Count, "int64"),
     "worker": (str | None, "string"),
     "trained_step": (int | None, "int64"),
-    "part": (_Three | None, JSON),
+    "part": (_ThreeCounts | None, JSON),
 }
 _FIELDS: Final[dict[str, Any]] = {name: (kind, ...) for name, (kind, _) in METADATA.items()}
 _Metadata: Final = create_model("_Metadata", __config__=ConfigDict(strict=True), **_FIELDS)
@@ -160,7 +160,7 @@ def rows_of(item: StorageItem, rollouts: Sequence[Mapping[Any, Any]], payload: b
         if (segments := item.segments) is not None:
             number, lengths = segments.rollouts[index], segments.lengths
             values: list[Any] = [number, segments.parents[index], lengths and lengths[number]]
-            place |= zip(_OF_SEGMENTS, values, strict=True)
+            place |= zip(_SEGMENT_COLUMNS, values, strict=True)
         rows.append({**metadata, **exact, **place, **_fields(rollout)})
         exact = {}  # of the whole group: once
     return rows
@@ -168,7 +168,7 @@ def rows_of(item: StorageItem, rollouts: Sequence[Mapping[Any, Any]], payload: b
 
 def _segments(place: str, rows: Sequence[Row]) -> Segments | None:
     """Return how the rows of a group belong together, if they are segments. Raises FileError."""
-    rollouts, parents, lengths = ([row.get(name) for row in rows] for name in _OF_SEGMENTS)
+    rollouts, parents, lengths = ([row.get(name) for row in rows] for name in _SEGMENT_COLUMNS)
     if rollouts[0] is None:
         return None
     firsts = [index for index, rollout in enumerate(rollouts) if index == 0 or rollout != rollouts[index - 1]]

@@ -27,7 +27,7 @@ from replaybuf.files.parquet_files import read_parquet
 from replaybuf.files.row_format import FileGroup, Placed, Row, groups_of, is_ours
 
 #: A longer line is refused, because it would have to be in memory as a whole.
-_LONGEST: Final = 1 << 30
+_MOST_BYTES: Final = 1 << 30
 #: How many bytes of a file are read at once for its digest.
 _PIECE: Final = 16 << 20
 _GZIP: Final = b"\x1f\x8b"
@@ -52,7 +52,7 @@ def numbered_lines(path: Path) -> Generator[tuple[int, bytes], None, None]:
         stream: Any = gzip.GzipFile(fileobj=raw, mode="rb") if is_gzip else raw
         for number in itertools.count(1):
             try:
-                line = stream.readline(_LONGEST + 1)
+                line = stream.readline(_MOST_BYTES + 1)
             except (EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
                 reason = "ends" if isinstance(error, EOFError) else ""
                 raise FileError(
@@ -60,8 +60,8 @@ def numbered_lines(path: Path) -> Generator[tuple[int, bytes], None, None]:
                 ) from error
             if not line:
                 return
-            if len(line) > _LONGEST:
-                raise FileError(f"line {number} has more than {_LONGEST:,} bytes; is this a file of lines of JSON?")
+            if len(line) > _MOST_BYTES:
+                raise FileError(f"line {number} has more than {_MOST_BYTES:,} bytes; is this a file of lines of JSON?")
             if number == 1:
                 line = line.removeprefix(_BOM)
             if line.strip():
@@ -99,7 +99,7 @@ def parsed(line: bytes, number: int) -> Row:
     return row
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
@@ -108,18 +108,18 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def _refused(constant: str) -> Any:
+def _refuse(constant: str) -> Any:
     raise FileError(f"{constant} is no JSON; write null")
 
 
-def _float(text: str) -> float:
+def _finite_float(text: str) -> float:
     number = float(text)
     if math.isinf(number):
         raise FileError(f"{text:.60} is larger than any number that a float can hold; write null")
     return number
 
 
-_DECODER: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refused, parse_float=_float)
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_check_unique, parse_constant=_refuse, parse_float=_finite_float)
 
 
 #: The formats of files, by file name extension.
@@ -149,13 +149,13 @@ _PICKLED: Final = (
     "rollouts as JSONL (docs/files.md, Saved buffers)"
 )
 #: What other files are, by their first bytes.
-_OTHERS: Final = {_SQLITE: _DATABASE, **dict.fromkeys((b"PK\x03\x04", b"\x80"), _PICKLED)}
+_OTHER_FORMATS: Final = {_SQLITE: _DATABASE, **dict.fromkeys((b"PK\x03\x04", b"\x80"), _PICKLED)}
 #: Extensions of files that are never empty, as opposed to plain lines.
-_FILLED: Final = (".gz", ".parquet")
+_SUFFIXES_WITH_MAGIC: Final = (".gz", ".parquet")
 
 
 #: Exceptions of readers about unforeseen content.
-_UNFORESEEN: Final = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, NotImplementedError)
+_UNFORESEEN_ERRORS: Final = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, NotImplementedError)
 
 
 @contextlib.contextmanager
@@ -182,11 +182,11 @@ class RolloutFile:
     """A file, and the mapping for foreign rows in it."""
 
     where: str
-    mapped: ColumnMapping = field(default_factory=ColumnMapping)
+    mapping: ColumnMapping = field(default_factory=ColumnMapping)
 
     def pieces(self) -> Generator[bytes, None, None]:
         """Yield the bytes by which an import knows the file: all of its own, and how its columns are read."""
-        mapping = self.mapped
+        mapping = self.mapping
         read_as = [sorted(mapping.fields.items()), mapping.task, mapping.status, mapping.key, mapping.as_they_are]
         yield json.dumps(read_as).encode()
         with self._path().open("rb") as raw:
@@ -214,7 +214,7 @@ class RolloutFile:
                 raise
             except RecursionError as error:
                 raise FileError(f"{redacted}: its values are nested too deeply, or hold themselves") from error
-            except _UNFORESEEN as error:
+            except _UNFORESEEN_ERRORS as error:
                 reason = f"the values can't be read ({type(error).__name__}: {error!s:.150})"
                 raise FileError(f"{redacted}: after {place}: {reason}") from error
 
@@ -223,17 +223,17 @@ class RolloutFile:
             raise FileError("it is not a file; if it is a pipe or a device, copy what comes out of it to a file")
         with path.open("rb") as raw:
             magic = raw.read(16)
-        if not magic and path.name.lower().endswith(_FILLED):
+        if not magic and path.name.lower().endswith(_SUFFIXES_WITH_MAGIC):
             raise FileError("the file is empty", reason="ends")
-        for prefix, description in _OTHERS.items():
+        for prefix, description in _OTHER_FORMATS.items():
             if magic.startswith(prefix):
                 raise FileError(description)
-        return self._grouped(read_parquet(path) if magic.startswith(_PARQUET) else read_rows(path))
+        return self._groups_of_rows(read_parquet(path) if magic.startswith(_PARQUET) else read_rows(path))
 
-    def _grouped(self, rows: Generator[Placed, None, None]) -> Iterator[FileGroup]:
+    def _groups_of_rows(self, rows: Generator[Placed, None, None]) -> Iterator[FileGroup]:
         """Yield the groups of rows, of an export or foreign ones. An error closes the file at once."""
         with contextlib.closing(rows):
             first_row = next(rows, None)
             if first_row is not None:
                 all_rows = itertools.chain([first_row], rows)
-                yield from groups_of(all_rows) if is_ours(first_row[1]) else foreign_groups(all_rows, self.mapped)
+                yield from groups_of(all_rows) if is_ours(first_row[1]) else foreign_groups(all_rows, self.mapping)

@@ -40,9 +40,9 @@ async def test_a_file_is_known_by_its_own_bytes_and_how_its_columns_are_read(
         assert (await buffer.import_from(file)).groups == 5
         other = Path(shutil.copy(file, tmp_path / "other.jsonl"))
         with monkeypatch.context() as upgraded:
-            codec, turned = importing._PLAIN, lambda rollouts: [dict(reversed(one.items())) for one in rollouts]
+            codec, turned = importing._PLAIN_CODEC, lambda rollouts: [dict(reversed(one.items())) for one in rollouts]
             upgraded.setattr(
-                importing, "_PLAIN", SimpleNamespace(encode=lambda rollouts: codec.encode(turned(rollouts)))
+                importing, "_PLAIN_CODEC", SimpleNamespace(encode=lambda rollouts: codec.encode(turned(rollouts)))
             )
             assert (await buffer.import_from(other)).there == 5
         longer = Path(shutil.copy(file, tmp_path / "longer.jsonl"))

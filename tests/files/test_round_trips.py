@@ -142,7 +142,7 @@ async def test_values_are_plain_and_what_became_text_is_named_once(tmp_path: Pat
 async def test_values_that_fit_no_column_are_in_more_and_plain_exports_are_imported(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exporting, "_GROUPS", 1)
+    monkeypatch.setattr(exporting, "_GROUPS_AT_ONCE", 1)
     first = {"x": 1, "y": 0.5, "text": "a", "objects": [{}], "reward": {"score": 1.0}, "rollouts": [], "tags": "b"}
     odd = {"x": "a", "y": 2**60 + 1, "text": "\ud800", "reward": None, "z": (1,), "group.uid": 5, "rollouts": [2]}
     config: ReplayBufferConfig[Any] = ReplayBufferConfig(url="memory://", rollout_type=dict, fields=_UNUSED)

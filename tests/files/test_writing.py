@@ -77,7 +77,7 @@ async def test_a_full_disk_leaves_no_file(buffer: Any, tmp_path: Path, monkeypat
 
 
 async def test_a_cancelled_export_leaves_no_file(buffer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporting, "_GROUPS", 1)
+    monkeypatch.setattr(exporting, "_GROUPS_AT_ONCE", 1)
     running = asyncio.ensure_future(buffer.export(tmp_path / "a.jsonl"))
     while not names(tmp_path):  # noqa: ASYNC110 the file is made in a thread
         await asyncio.sleep(0)
@@ -96,7 +96,7 @@ async def test_what_a_killed_export_left_is_removed_by_the_next(buffer: Any, tmp
 async def test_groups_that_leave_meanwhile_are_left_out_and_counted(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exporting, "_GROUPS", 1)
+    monkeypatch.setattr(exporting, "_GROUPS_AT_ONCE", 1)
     monkeypatch.setattr("replaybuf.storage.sql.tasks.transactions.PIECE_GROUPS", 1)
     async with ReplayBufferConfig(url=url).build() as shared:
         await fill(shared, 7)
