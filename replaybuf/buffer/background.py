@@ -36,7 +36,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     if sys.is_finalizing():
         coroutine.close()
         raise ClosedError("a call while the interpreter shuts down, whose threads are stopped: close the buffer before")
-    if _late:
+    if _late_errors:
         _raise_late(coroutine)
     thread = _background or _start()
     if thread.ident == _thread.get_ident():
@@ -44,7 +44,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
         raise InputError("a synchronous call from a coroutine that is run by one would never end: await it there")
     call = _BlockingCall(coroutine)
     try:
-        _open.add(call)
+        _open_calls.add(call)
         thread.loop.call_soon_threadsafe(call.begin, context=copy_context())
         call.ended.acquire()
     except BaseException as interrupt:
@@ -117,7 +117,7 @@ class _BlockingCall(Generic[T]):
     def _end(self) -> None:
         self.done = True
         self.ended.release()
-        _open.discard(self)
+        _open_calls.discard(self)
 
     def fork(self) -> None:
         """End the caller's wait in a forked process; only a signal handler that forks and returns leads here."""
@@ -126,7 +126,7 @@ class _BlockingCall(Generic[T]):
             self._end()
 
 
-_open: set[_BlockingCall[Any]] = set()  # the calls in progress
+_open_calls: set[_BlockingCall[Any]] = set()  # the calls in progress
 
 
 class _LoopThread:
@@ -147,19 +147,19 @@ class _LoopThread:
     def raise_later(self, error: BaseException) -> None:
         """Raise an exception in the calling thread after a delay, or in its next call if that is earlier."""
         caller = _thread.get_ident()
-        _late[caller] = error.with_traceback(None)  # the traceback's frames would keep the result alive
+        _late_errors[caller] = error.with_traceback(None)  # the traceback's frames would keep the result alive
         self.loop.call_soon_threadsafe(self.loop.call_later, _FOLLOWING_SECONDS, _raise_in, caller)
 
 
 # Pending exceptions by thread; the lock ensures that each is raised once.
-_late: dict[int, BaseException] = {}
-_raising = threading.RLock()
+_late_errors: dict[int, BaseException] = {}
+_raising_lock = threading.RLock()
 
 
 def _raise_late(coroutine: Coroutine[Any, Any, T]) -> None:
     """Raise the pending exception of this thread, instead of running the coroutine."""
-    with _raising:
-        error = _late.pop(_thread.get_ident(), None)
+    with _raising_lock:
+        error = _late_errors.pop(_thread.get_ident(), None)
     if error is not None:
         coroutine.close()
         raise error
@@ -167,8 +167,8 @@ def _raise_late(coroutine: Coroutine[Any, Any, T]) -> None:
 
 def _raise_in(thread: int) -> None:
     """Raise the pending exception of another thread there."""
-    with _raising:
-        if (error := _late.get(thread)) is None:
+    with _raising_lock:
+        if (error := _late_errors.get(thread)) is None:
             return
         if thread == threading.main_thread().ident and _is_ctrl_c(error):
             signal.pthread_kill(thread, signal.SIGINT)  # which also ends a sleep
@@ -176,7 +176,7 @@ def _raise_in(thread: int) -> None:
             # The call takes only a class: this one's instance is the exception.
             later = type("Later", (BaseException,), {"__new__": lambda cls: error})
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(later))
-        del _late[thread]
+        del _late_errors[thread]
 
 
 def _is_ctrl_c(error: BaseException) -> bool:
@@ -184,14 +184,14 @@ def _is_ctrl_c(error: BaseException) -> bool:
 
 
 _background: _LoopThread | None = None
-_starting = threading.RLock()  # reentrant, since a signal handler or `__del__` may call during the start
-_inherited: list[_LoopThread | None] = []
+_start_lock = threading.RLock()  # reentrant, since a signal handler or `__del__` may call during the start
+_inherited_threads: list[_LoopThread | None] = []
 
 
 def _start() -> _LoopThread:
     """Return the background thread; start it if no other call has."""
     global _background
-    with _starting:
+    with _start_lock:
         if _background is None:
             started = _LoopThread()
             if _background is None:
@@ -201,16 +201,16 @@ def _start() -> _LoopThread:
         return _background
 
 
-def _forked() -> None:
+def _drop_inherited_thread() -> None:
     """Drop the parent's thread in a forked process, without closing its loop, which would disturb the parent's."""
-    global _background, _starting, _raising
-    _inherited.append(_background)
+    global _background, _start_lock, _raising_lock
+    _inherited_threads.append(_background)
     _background = None
-    _starting, _raising = threading.RLock(), threading.RLock()
-    _late.clear()
-    for call in list(_open):
+    _start_lock, _raising_lock = threading.RLock(), threading.RLock()
+    _late_errors.clear()
+    for call in list(_open_calls):
         call.fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_child=_drop_inherited_thread)

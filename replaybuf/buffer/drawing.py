@@ -72,7 +72,7 @@ class DrawRequest:
                 raise InputError(f"mix is for draws of completed groups, not of {status} ones")
             replay = check_mix(mix, numbers)
             fresh = {task: size - replay.get(task, 0) for task, size in numbers.items()}
-            node, replayed = _both(node, "$eq"), _both(node, "$gt")
+            node, replayed = _with_earlier_draws(node, "$eq"), _with_earlier_draws(node, "$gt")
         if at_least is not None:
             needed = check_at_least(at_least, fresh)
         else:
@@ -106,7 +106,7 @@ class DrawRequest:
                 item.weight = None if item.weight is None else _power(item.weight, -self.beta)
 
 
-def _both(where: Node | None, operator: str) -> Node:
+def _with_earlier_draws(where: Node | None, operator: str) -> Node:
     """Return a condition on the earlier draws of a group, `times_sampled` against 0, and this one."""
     drawn = ScalarNode("times_sampled", operator, 0)
     return drawn if where is None else LogicNode("$and", (where, drawn))

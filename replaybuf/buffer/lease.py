@@ -51,16 +51,16 @@ class Lease(Generic[R]):
         self._putting = putting
         self._leased = leased
         self.seconds = seconds
-        self._lost = False
-        self._given_back = 0
-        self._open = {item.uid for items in leased.items.values() for item in items}
-        self._added: dict[int, dict[int, int]] = {}  # uids of finished rollouts, by group and index
+        self._is_lost = False
+        self._given_back_count = 0
+        self._open_uids = {item.uid for items in leased.items.values() for item in items}
+        self._added_parts: dict[int, dict[int, int]] = {}  # uids of finished rollouts, by group and index
         self._stop: Callable[[], None] | None = None
-        if heartbeat and self._open:
+        if heartbeat and self._open_uids:
             self._stop = self.storage.run_in_background(partial(_renew, weakref.ref(self), seconds))
 
     def __repr__(self) -> str:
-        return f"<Lease {self.token}: {len(self._open)} groups open>"
+        return f"<Lease {self.token}: {len(self._open_uids)} groups open>"
 
     def _repr_html_(self) -> str:
         items = [item for of_task in self._leased.items.values() for item in of_task]
@@ -73,7 +73,7 @@ class Lease(Generic[R]):
                 item.reward,
                 item.staleness,
                 item.rollouts,
-                item.uid in self._open,
+                item.uid in self._open_uids,
             )
             for item in items
         ]
@@ -95,10 +95,10 @@ class Lease(Generic[R]):
         It can be pickled. Either process may settle the groups; heartbeats of both renew the same lease.
         """
         items = {
-            task: [replace(item, item=[]) for item in items if item.uid in self._open]
+            task: [replace(item, item=[]) for item in items if item.uid in self._open_uids]
             for task, items in self.items.items()
         }
-        is_part = self._leased.is_part or len(self._open) < sum(map(len, self.items.values()))
+        is_part = self._leased.is_part or len(self._open_uids) < sum(map(len, self.items.values()))
         return replace(self._leased, items=items, is_part=is_part)
 
     @property
@@ -116,7 +116,7 @@ class Lease(Generic[R]):
     @property
     def open(self) -> frozenset[int]:
         """The uids of the groups that aren't settled yet."""
-        return frozenset(self._open)
+        return frozenset(self._open_uids)
 
     @property
     def lost(self) -> bool:
@@ -124,7 +124,7 @@ class Lease(Generic[R]):
 
         Detected within a third of `seconds`. Without a heartbeat, only settling or extending the lease detects it.
         """
-        return self._lost
+        return self._is_lost
 
     @traced("replaybuf.acknowledge")
     async def acknowledge(self, uids: Iterable[int] | None = None, *, train_step: int | None = None) -> None:
@@ -138,12 +138,12 @@ class Lease(Generic[R]):
         adopted it gave them back), also if another consumer has them now; and if this lease gave back all groups that
         were left. Groups already acknowledged by another process are skipped.
         """
-        if uids is None and self._given_back and not self._open:
+        if uids is None and self._given_back_count and not self._open_uids:
             raise LeaseLostError(
-                f"{self._given_back} groups of lease {self.token} were given back, and none is left: acknowledge "
+                f"{self._given_back_count} groups of lease {self.token} were given back, and none is left: acknowledge "
                 "before that, inside the block of the lease"
             )
-        chosen, leased = self._chosen(uids), self._leased
+        chosen, leased = self._check_open(uids), self._leased
         if train_step is not None:
             leased = replace(leased, named_step=check_whole(train_step, "train_step"))
         await self.storage.acknowledge(leased, chosen)
@@ -168,7 +168,7 @@ class Lease(Generic[R]):
         lease no longer holds one of the groups; then nothing is stored. `place` is the name of a prompt ledger and the
         place in its dataset of the prompt to whose statistics the rewards are added.
         """
-        chosen = self._replaced(replaces)
+        chosen = self._check_replaced(replaces)
         return await self._store(items, task_name, chosen, options, timeout=timeout, place=place)
 
     @traced("replaybuf.save", of_uid)
@@ -180,7 +180,7 @@ class Lease(Generic[R]):
         If this consumer dies, the new group can be drawn instead of them. It takes no room, so this never waits for
         room. A caller that is cancelled during the call still holds either the new group or the others.
         """
-        chosen = self._replaced(replaces)
+        chosen = self._check_replaced(replaces)
         return await shielded(self._store(items, task_name, chosen, options, stays_leased=True))
 
     async def _store(
@@ -207,7 +207,7 @@ class Lease(Generic[R]):
             **options,
         )
         if stays_leased and uid is not None:
-            self._open.add(uid)
+            self._open_uids.add(uid)
         if as_group(items):
             self._settle(chosen)
         return uid
@@ -219,19 +219,19 @@ class Lease(Generic[R]):
         transaction, since their group has it. Raises the errors of `put`, and LeaseLostError if the lease no longer
         holds the group; then nothing is stored.
         """
-        self._chosen([uid])
+        self._check_open([uid])
         place = Part(uid, 0, 0, task_name=task_name, wanted=check_whole(index, "index"))
         part = await self._putting.put([item], task_name, lease=self._leased, prompt=place, model_step=model_step)
         assert part is not None
-        self._added.setdefault(uid, {})[index] = part
+        self._added_parts.setdefault(uid, {})[index] = part
 
     async def stored(self, task_name: str) -> dict[int, dict[int, R]]:
         """Return the rollouts that earlier consumers of the open groups of a task have added, by uid and index."""
         filling = await self.storage.filling_groups(task_name)
-        self._added |= {
-            uid: dict(group.uids) for uid, group in filling.items() if isinstance(uid, int) and uid in self._open
+        self._added_parts |= {
+            uid: dict(group.uids) for uid, group in filling.items() if isinstance(uid, int) and uid in self._open_uids
         }
-        parts = {part: (uid, index) for uid, added in self._added.items() for index, part in added.items()}
+        parts = {part: (uid, index) for uid, added in self._added_parts.items() for index, part in added.items()}
         query = SetNode("uid", "$in", tuple(parts))
         rollouts: dict[int, dict[int, R]] = {}
         damaged: list[int] = []
@@ -242,13 +242,13 @@ class Lease(Generic[R]):
             else:
                 _logger.warning("rollout %d of group %d is generated again: %s", index, uid, item.error)
                 damaged.append(item.uid)
-                del self._added[uid][index]
+                del self._added_parts[uid][index]
         if damaged:
             await self.storage.delete(SetNode("uid", "$in", tuple(damaged)))
         return rollouts
 
     def _parts_of(self, uids: Iterable[int]) -> list[int]:
-        return [part for uid in uids for part in self._added.get(uid, {}).values()]
+        return [part for uid in uids for part in self._added_parts.get(uid, {}).values()]
 
     @traced("replaybuf.give_back")
     async def give_back(self, uids: Iterable[int] | None = None, *, failed: str | None = None) -> int:
@@ -257,7 +257,7 @@ class Lease(Generic[R]):
         `failed` is the reason why the consumer could not use them; the delivery then counts towards `max_deliveries`.
         A caller that is cancelled waits until they are released.
         """
-        return await shielded(self._give_back(self._chosen(uids), check_reason(failed)))
+        return await shielded(self._give_back(self._check_open(uids), check_reason(failed)))
 
     async def give_back_after(self, error: BaseException) -> None:
         """Release all open groups after an error of their consumer.
@@ -269,17 +269,17 @@ class Lease(Generic[R]):
 
     async def _give_back_after(self, error: BaseException) -> None:
         failed = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else None
-        if named := _named(error):
-            if chosen := self._open & named:
+        if named := _uids_named_by(error):
+            if chosen := self._open_uids & named:
                 await self.give_back(chosen, failed=failed)
             failed = None
-        if self._open:
+        if self._open_uids:
             await self.give_back(failed=failed)
 
     async def _give_back(self, chosen: Sequence[int], reason: str | None) -> int:
         count = await self.storage.give_back(self._leased, chosen, failed=reason)
         self._settle(chosen)
-        self._given_back += len(chosen)
+        self._given_back_count += len(chosen)
         return count
 
     async def extend(self, seconds: float | None = None) -> None:
@@ -292,34 +292,34 @@ class Lease(Generic[R]):
             await self._extend(self.seconds)
         except (LeaseLostError, FencedError, ClosedError) as error:
             _logger.debug("%r ends: %s", self, error)
-            self._lost = not isinstance(error, ClosedError) and bool(self._open)
+            self._is_lost = not isinstance(error, ClosedError) and bool(self._open_uids)
             return False
         except Exception as error:  # of any kind: the other leases still need their heartbeats
             _logger.warning("%r could not be extended and will be tried again: %s", self, error)
         return True
 
     async def _extend(self, seconds: float) -> None:
-        leased, chosen = self._leased, sorted(self._open)
+        leased, chosen = self._leased, sorted(self._open_uids)
         if chosen:
             until = await self.storage.extend(leased, chosen, seconds)
             self._leased = replace(leased, until=until)
 
-    def _chosen(self, uids: Iterable[int] | None, name: str = "uids") -> list[int]:
-        chosen = sorted(self._open if uids is None else set(check_uids(uids, name)))
-        if unknown := [uid for uid in chosen if uid not in self._open]:
+    def _check_open(self, uids: Iterable[int] | None, name: str = "uids") -> list[int]:
+        chosen = sorted(self._open_uids if uids is None else set(check_uids(uids, name)))
+        if unknown := [uid for uid in chosen if uid not in self._open_uids]:
             raise InputError(f"group {unknown[0]} is not open in this lease: settled before, or of another lease")
         return chosen
 
-    def _replaced(self, uids: Iterable[int]) -> list[int]:
-        chosen = self._chosen(check_list(uids, "replaces"), "replaces")
+    def _check_replaced(self, uids: Iterable[int]) -> list[int]:
+        chosen = self._check_open(check_list(uids, "replaces"), "replaces")
         if not chosen:
             raise InputError("replaces is empty: name the groups of the lease that the new one was made from")
         return chosen
 
     def _settle(self, uids: Iterable[int]) -> None:
         """Record that these groups are no longer held."""
-        self._open.difference_update(uids)
-        if not self._open:
+        self._open_uids.difference_update(uids)
+        if not self._open_uids:
             self.stop()
 
     def stop(self) -> None:
@@ -389,10 +389,10 @@ class Leasing(Generic[R]):
             lease.stop()
 
 
-def _named(error: BaseException) -> frozenset[int]:
+def _uids_named_by(error: BaseException) -> frozenset[int]:
     """Return the uids that a GroupError names, or those in an exception group."""
     if isinstance(error, BaseExceptionGroup):
-        return frozenset[int]().union(*map(_named, error.exceptions))
+        return frozenset[int]().union(*map(_uids_named_by, error.exceptions))
     return error.uids if isinstance(error, GroupError) else frozenset()
 
 

@@ -110,25 +110,25 @@ def checks_of(statuses: Statuses) -> Callable[[FillOptions], Checked]:
 
     It raises InputError, and TypeError for an option that puts don't have.
     """
-    check = partial(_checked, statuses)
+    check = partial(_checked_options, statuses)
     # Most puts of a train step have the same options. Typed: True equals 1, and is neither a step nor a threshold.
     cached: Callable[..., Checked] = lru_cache(maxsize=1024, typed=True)(check)
 
     def checked(options: FillOptions) -> Checked:
-        is_common = _OF_ONE.isdisjoint(options) and _PLAIN.issuperset(map(type, options.values()))
+        is_common = _OPTIONS_OF_ONE.isdisjoint(options) and _PLAIN_TYPES.issuperset(map(type, options.values()))
         return (cached if is_common else check)(**options)
 
     return checked
 
 
 #: Types of options by which checked ones are found again: a tensor or a dict may have changed since.
-_PLAIN: Final = frozenset({int, float, bool, str, Status, type(None)})
+_PLAIN_TYPES: Final = frozenset({int, float, bool, str, Status, type(None)})
 #: Options that are of one put.
-_OF_ONE: Final = frozenset({"key", "group", "index"})
+_OPTIONS_OF_ONE: Final = frozenset({"key", "group", "index"})
 _OPTIONS: Final = FillOptions.__annotations__.keys()
 
 
-def _checked(statuses: Statuses, **options: Unpack[FillOptions]) -> Checked:
+def _checked_options(statuses: Statuses, **options: Unpack[FillOptions]) -> Checked:
     check_options("a put", options, _OPTIONS)
     get: Callable[..., Any] = options.get
     step, newest, token_threshold = get("current_train_step"), get("model_step"), get("token_stale_threshold")

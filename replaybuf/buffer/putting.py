@@ -53,9 +53,9 @@ class Putting:
         self.storage = storage
         self.rollout_type = storage.codec.rollout_type
         self.waits = waits
-        self._checked = checks_of(self.rollout_type.statuses)
+        self._check_options = checks_of(self.rollout_type.statuses)
         self._timeout = check_timeout(timeout)
-        self._free = free_object_refs
+        self._frees_refs = free_object_refs
 
     async def put(
         self,
@@ -174,7 +174,7 @@ class Putting:
         """
         self.storage.check_open()
         check_task_name(task_name)
-        chosen = self._checked(options)
+        chosen = self._check_options(options)
         (rollouts, segments), replaced = segmented(items, chosen.parents), check_uids(replaces, "replaces")
         if not rollouts:
             return None, False
@@ -183,16 +183,16 @@ class Putting:
         unfit: Sequence[Any] = ()
         if part is not None:
             part.train_step, part.rule = chosen.train_step, chosen.rule  # which holds for the whole group
-            normal = _as_part(await self._normalised(rollouts, chosen._replace(rule=NO_RULE)))
+            normal = _as_part(await self._normalise(rollouts, chosen._replace(rule=NO_RULE)))
         elif chosen.min_size is not None:
-            rollouts, segments, unfit, normal = await self._without_unfit(items, chosen)
+            rollouts, segments, unfit, normal = await self._leave_out_unfit(items, chosen)
         else:
-            normal = await self._normalised(rollouts, chosen)
+            normal = await self._normalise(rollouts, chosen)
         if part is None and normal.status == Status.FILLING:
             raise InputError(
                 "the status filling is that of groups with put(group=, size=): their rollouts are completed"
             )
-        self._doubt(task_name, normal, is_new=chosen.status is None and lease is None)
+        self._warn_of_doubts(task_name, normal, is_new=chosen.status is None and lease is None)
         new = NewGroup(
             task_name=task_name,
             status=normal.status,
@@ -215,13 +215,13 @@ class Putting:
             parts=tuple(parts),
         )
         if unfit and chosen.keep_unfit:
-            new.rest = await self._rest(new, unfit)
+            new.rest = await self._group_of_unfit(new, unfit)
         return new, normal.dropped or (normal.status in UNFIT and not chosen.keep_unfit)
 
-    def _normalised(self, rollouts: Sequence[Any], chosen: Checked) -> Coroutine[Any, Any, Normalised]:
+    def _normalise(self, rollouts: Sequence[Any], chosen: Checked) -> Coroutine[Any, Any, Normalised]:
         return normalise(rollouts, self.rollout_type, chosen.model_step, chosen.train_step, chosen.rule, chosen.status)
 
-    async def _without_unfit(
+    async def _leave_out_unfit(
         self, items: Sequence[Any], chosen: Checked
     ) -> tuple[list[Any], Segments | None, list[Any], Normalised]:
         """Apply the put rules to a group with a `min_size`.
@@ -234,7 +234,7 @@ class Putting:
         )
         return *segmented(fit), unfit, normal
 
-    def _doubt(self, task_name: str, normal: Normalised, *, is_new: bool) -> None:
+    def _warn_of_doubts(self, task_name: str, normal: Normalised, *, is_new: bool) -> None:
         """Log a warning, once for each kind of mistake, about a group that is probably not as its caller meant it.
 
         `is_new`: the group isn't stored for a lease, and its put named no status.
@@ -244,7 +244,7 @@ class Putting:
         for kind, sentence in normal.doubts.items():
             self.waits.warn(kind, f"a group of task {named(task_name)} {sentence}", _logger)
 
-    async def _rest(self, new: NewGroup, unfit: Sequence[Any]) -> NewGroup:
+    async def _group_of_unfit(self, new: NewGroup, unfit: Sequence[Any]) -> NewGroup:
         """Return the unfit rollouts that a group goes without, as a group of their own."""
         rollouts, segments = segmented(unfit)
         normal = await normalise(rollouts, self.rollout_type, None, None, NO_RULE)
@@ -292,7 +292,7 @@ class Putting:
                 new.fetched = fetched
             del missing  # the frame may live as long as an error's traceback
         for new in groups if fetched else ():
-            if self._free:
+            if self._frees_refs:
                 codec.release(new.rollouts)
             new.fetched = None
         return result

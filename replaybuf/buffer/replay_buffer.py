@@ -122,7 +122,7 @@ class ReplayBuffer(Generic[R]):
         )
 
     async def __aenter__(self) -> Self:
-        storage = self._opened
+        storage = self._open_store
         try:
             await storage.open()
         except BaseException:
@@ -161,7 +161,7 @@ class ReplayBuffer(Generic[R]):
 
     def __len__(self) -> int:
         """Return the number of groups in the buffer, of all tasks and statuses. Blocks for the time of one query."""
-        return len(self._opened)
+        return len(self._open_store)
 
     # Putting
 
@@ -368,7 +368,7 @@ class ReplayBuffer(Generic[R]):
         """
         if not isinstance(handle, Leased):
             raise InputError(f"handle must be the handle of a Lease, got {type(handle).__name__}")
-        check_database(handle, self._opened.identity)
+        check_database(handle, self._open_store.identity)
         return Lease(self.putting, handle, check_seconds(seconds, "seconds"), heartbeat=heartbeat)
 
     async def is_ready(
@@ -430,7 +430,7 @@ class ReplayBuffer(Generic[R]):
 
     async def delete(self, query: Query) -> int:
         """Remove the groups that match and return their number. `{}` removes all."""
-        return await self._opened.delete(self._parsed(query))
+        return await self._open_store.delete(self._parse(query))
 
     async def update(
         self,
@@ -447,7 +447,7 @@ class ReplayBuffer(Generic[R]):
         """
         if isinstance(status, Unset) and isinstance(priority, Unset) and isinstance(tags, Unset):
             raise InputError("there is nothing to set: give status=, priority= or tags=")
-        node = self._parsed(query)
+        node = self._parse(query)
         if not isinstance(status, Unset):
             status = self.rollout_type.statuses.check(status)
             if status == Status.FILLING:
@@ -458,11 +458,11 @@ class ReplayBuffer(Generic[R]):
             priority=priority if isinstance(priority, Unset) else check_priority(priority),
             tags=tags if isinstance(tags, Unset) else check_tags(tags),
         )
-        return await self._opened.update(node, changes)
+        return await self._open_store.update(node, changes)
 
     async def update_priorities(self, priorities: Mapping[int, float]) -> int:
         """Set the priorities of groups by uid, leased ones included. Return the number of groups found."""
-        return await self._opened.update_priorities(check_priorities(priorities))
+        return await self._open_store.update_priorities(check_priorities(priorities))
 
     async def annotate(self, annotations: ByGroup, *, train_step: int | None = None) -> int:
         """Write what a trainer has found out about groups that were drawn, by uid. Return the number of groups.
@@ -480,7 +480,7 @@ class ReplayBuffer(Generic[R]):
         """
         step = None if train_step is None else check_step(train_step, "train_step")
         try:
-            return await self._opened.annotate(annotations, step)
+            return await self._open_store.annotate(annotations, step)
         except InputError as error:
             raise InputError(f"{error}; nothing was annotated") from error
 
@@ -522,7 +522,7 @@ class ReplayBuffer(Generic[R]):
             raise InputError("groups that fill have no staleness until they are whole: leave the status filling out")
         check_dropped(dropped)
         refresh = Refresh(step, rules, chosen, dropped)
-        refreshing = self._opened.refresh(refresh)
+        refreshing = self._open_store.refresh(refresh)
         expired = await (refreshing if dropped is None else shielded(refreshing))
         self.putting.warn_of(refresh)
         return expired
@@ -532,13 +532,13 @@ class ReplayBuffer(Generic[R]):
     async def count(self, task_name: str, group_status: StatusLike) -> int:
         """Return the number of groups of a task with this status."""
         lane = (check_task_name(task_name), self.rollout_type.statuses.check(group_status))
-        return sizes_of(await self._opened.tallies()).get(lane, 0)
+        return sizes_of(await self._open_store.tallies()).get(lane, 0)
 
     async def count_statuses(self, tasks: Iterable[str], statuses: Iterable[S]) -> dict[str, dict[S, int]]:
         """Return the number of groups of each task and status, by the statuses as they were given."""
         tasks = [check_task_name(task) for task in check_list(tasks, "tasks")]
         checked = {status: self.rollout_type.statuses.check(status) for status in check_list(statuses, "statuses")}
-        counts = sizes_of(await self._opened.tallies())
+        counts = sizes_of(await self._open_store.tallies())
         return {task: {name: counts.get((task, status), 0) for name, status in checked.items()} for task in tasks}
 
     async def filling(self, task_name: str) -> dict[str, FillingGroup]:
@@ -547,21 +547,21 @@ class ReplayBuffer(Generic[R]):
         `missing` has the indices of the rollouts that didn't come yet: after a crash, a worker goes on with these. No
         payload is read.
         """
-        groups = await self._opened.filling_groups(check_task_name(task_name))
+        groups = await self._open_store.filling_groups(check_task_name(task_name))
         return {name: group for name, group in groups.items() if isinstance(name, str)}
 
     async def count_where(self, query: Query) -> int:
         """Return the number of groups that match a query."""
-        return await self._opened.count(self._parsed(query))
+        return await self._open_store.count(self._parse(query))
 
     async def tallies(self) -> Mapping[tuple[str, Status, Tally], int]:
         """Return all counts by task and status, as of one moment; counts that never changed are missing, or 0."""
-        return await self._opened.tallies()
+        return await self._open_store.tallies()
 
     async def dropped(self, task_name: str) -> int:
         """Return how many groups of a task have been dropped so far because they expired and weren't retryable."""
         task = check_task_name(task_name)
-        tallies = await self._opened.tallies()
+        tallies = await self._open_store.tallies()
         return sum(n for (name, _, tally), n in tallies.items() if name == task and tally == Tally.DROPPED)
 
     async def metrics(self, *, distributions: bool = True) -> dict[str, Any]:
@@ -574,7 +574,7 @@ class ReplayBuffer(Generic[R]):
         adds those of `staleness` and `times_sampled` among the completed groups, which reads the metadata of all of
         them. `waits` are those of this buffer object, for `groups` and for `room`: `count`, `seconds`, `timeouts`.
         """
-        return await read_metrics(self._opened, self.waits, distributions=distributions)
+        return await read_metrics(self._open_store, self.waits, distributions=distributions)
 
     def find(
         self,
@@ -598,17 +598,17 @@ class ReplayBuffer(Generic[R]):
         """
         fields = self.rollout_type.deferrable(check_list(deferred, "deferred"))
         order, number = parse_order(order_by), check_limit(limit)
-        return self._opened.find(self._parsed(query), order=order, limit=number, deferred=fields, payloads=payloads)
+        return self._open_store.find(self._parse(query), order=order, limit=number, deferred=fields, payloads=payloads)
 
     async def check_fence(self) -> None:
         """Raise FencedError if another process has restored the buffer since it was opened here."""
-        await self._opened.check_fence()
+        await self._open_store.check_fence()
 
-    def _parsed(self, query: Query) -> Node:
+    def _parse(self, query: Query) -> Node:
         return parse(query, self.rollout_type.statuses)
 
     @property
-    def _opened(self) -> SQLStorage:
+    def _open_store(self) -> SQLStorage:
         """The storage. Raises the errors of its `check_open`."""
         self.storage.check_open()
         return self.storage
@@ -635,7 +635,7 @@ class ReplayBuffer(Generic[R]):
         StorageError, AccessError, QueryError and, for Parquet, MissingDriverError without pyarrow. `progress` is called
         as in `save`.
         """
-        chosen = self._chosen(exact=exact, **selection)
+        chosen = self._export_query(exact=exact, **selection)
         return await export_file(self.storage, chosen, check_folder(path), force=force, progress=progress)
 
     async def to_pandas(
@@ -643,7 +643,7 @@ class ReplayBuffer(Generic[R]):
         **selection: Unpack[Selection],
     ) -> Any:
         """Return groups as a pandas DataFrame with the rows of `export`; all of them are in memory. Needs pandas."""
-        return await to_pandas(self.storage, self._chosen(**selection))
+        return await to_pandas(self.storage, self._export_query(**selection))
 
     async def import_from(
         self,
@@ -689,11 +689,11 @@ class ReplayBuffer(Generic[R]):
         with working_as(self.worker):
             return await import_from(self.storage, file, options, progress)
 
-    def _chosen(
+    def _export_query(
         self, *, where: Query | None = None, order_by: OrderBy = None, limit: int | None = None, exact: bool = False
     ) -> ExportQuery:
         self.storage.check_open()
-        query = self._parsed({} if where is None else where)
+        query = self._parse({} if where is None else where)
         return ExportQuery(query, parse_order(order_by), check_limit(limit), bool(exact))
 
     # Checkpoints
@@ -707,7 +707,7 @@ class ReplayBuffer(Generic[R]):
         ledgers are included. A checkpoint of the same step is replaced. The last `keep_checkpoints` are kept (a setting
         of the config; default 3). Their payloads take space until they are dropped.
         """
-        return await self._opened.checkpoint(check_whole(step, "step"), self._keep_checkpoints)
+        return await self._open_store.checkpoint(check_whole(step, "step"), self._keep_checkpoints)
 
     @traced("replaybuf.restore", lambda result: {"groups": result.groups})
     async def restore(self, step: int, *, keep_new: bool = False) -> Checkpoint:
@@ -723,15 +723,15 @@ class ReplayBuffer(Generic[R]):
         All other processes that have the buffer open belong to the earlier run and are fenced off: their puts, draws,
         waits and acknowledgements raise FencedError until they build the buffer again.
         """
-        return await self._opened.restore(check_step(step, "step"), keep_new=keep_new)
+        return await self._open_store.restore(check_step(step, "step"), keep_new=keep_new)
 
     async def checkpoints(self) -> list[Checkpoint]:
         """Return the step checkpoints, in the order in which they were made."""
-        return await self._opened.checkpoints()
+        return await self._open_store.checkpoints()
 
     async def drop_checkpoint(self, step: int) -> None:
         """Drop the checkpoint of this train step, and the payloads that only it needs. Raises CheckpointError."""
-        await self._opened.drop_checkpoint(check_step(step, "step"))
+        await self._open_store.drop_checkpoint(check_step(step, "step"))
 
     # Snapshots
 
@@ -749,7 +749,7 @@ class ReplayBuffer(Generic[R]):
         beginning, at the end, and at most five times a second in between. It is called in the database's thread, not
         the caller's, and must not block. An exception from it ends the save, and nothing is written.
         """
-        return await self._opened.save(check_folder(path), {"policy": self.policy.name}, progress)
+        return await self._open_store.save(check_folder(path), {"policy": self.policy.name}, progress)
 
     async def resume(self, path: str | os.PathLike[str], *, progress: OnProgress | None = None) -> None:
         """Load the snapshot in the folder `path` into this buffer, all of it or nothing.
@@ -759,4 +759,4 @@ class ReplayBuffer(Generic[R]):
         Raises SnapshotError if the buffer isn't empty, SnapshotError or StorageError if the snapshot is of another
         policy or schema, and SnapshotError if it is damaged or truncated. `progress` is called as in `save`.
         """
-        await self._opened.resume(check_folder(path), {"policy": self.policy.name}, progress)
+        await self._open_store.resume(check_folder(path), {"policy": self.policy.name}, progress)

@@ -26,7 +26,7 @@ T = TypeVar("T")
 Attributes = Mapping[str, Any]
 
 #: Errors whose texts may quote the content of a rollout: spans record only their types.
-_QUOTING = (RolloutError, DecodeError, InputError)
+_QUOTING_ERRORS = (RolloutError, DecodeError, InputError)
 _LONGEST = 200
 _MODULE = "opentelemetry.trace"
 
@@ -65,7 +65,7 @@ def traced(
 
         async def in_span(*args: P.args, **kwargs: P.kwargs) -> T:
             with span(name) as open_span:
-                _describe(open_span, lambda: _of_call(signature.bind(*args, **kwargs)))
+                _describe(open_span, lambda: _call_attributes(signature.bind(*args, **kwargs)))
                 result = await method(*args, **kwargs)
                 if of_result is not None:
                     _describe(open_span, lambda: of_result(result))
@@ -81,7 +81,7 @@ def span(name: str, **attributes: str) -> Iterator[Any]:
     """Make a current span of the block, with its error; yield None without a tracer, or if that fails."""
     current = open_span = None
     if (tracer := _tracer()) is not None:
-        with _harmless():
+        with _logging_errors():
             current = tracer.start_as_current_span(name, record_exception=False, set_status_on_exception=False)
             open_span = current.__enter__()
             _describe(open_span, lambda: attributes)
@@ -92,11 +92,11 @@ def span(name: str, **attributes: str) -> Iterator[Any]:
         raise
     finally:
         if current is not None and open_span is not None:
-            with _harmless():
+            with _logging_errors():
                 current.__exit__(None, None, None)
 
 
-def _of_call(bound: inspect.BoundArguments) -> Attributes:
+def _call_attributes(bound: inspect.BoundArguments) -> Attributes:
     """Return the attributes of a call, by its arguments."""
     bound.apply_defaults()
     values = bound.arguments
@@ -133,31 +133,31 @@ def of_drawn(drawn: Mapping[str, Sequence[Any]]) -> Attributes:
 
 
 @contextmanager
-def _harmless() -> Iterator[None]:
+def _logging_errors() -> Iterator[None]:
     try:
         yield
     except Exception:
         _logger.warning("a span was lost: the application's tracing failed", exc_info=True)
 
 
-_NONE: tuple[Any, Any] = (None, None)
-_known = _NONE  # a provider and its tracer, replaced as one tuple for thread safety
+_NO_TRACER: tuple[Any, Any] = (None, None)
+_known_tracer = _NO_TRACER  # a provider and its tracer, replaced as one tuple for thread safety
 
 
 def _tracer() -> Any:
     """Return the tracer of the application's provider, or None if it has set none."""
-    global _known
+    global _known_tracer
     trace = sys.modules.get(_MODULE)
     if trace is None:
         return None
     try:
         provider = trace.get_tracer_provider()
-        current, tracer = _known
+        current, tracer = _known_tracer
         if provider is not current:
             # Before a provider is set, this is a proxy.
             is_unset = isinstance(provider, (trace.ProxyTracerProvider, trace.NoOpTracerProvider))
             tracer = None if is_unset else provider.get_tracer("replaybuf", __version__)
-            _known = provider, tracer
+            _known_tracer = provider, tracer
         return tracer
     except AttributeError:  # another thread is still importing opentelemetry.trace
         return None
@@ -175,12 +175,12 @@ def _record(open_span: Any, error: BaseException) -> None:
     """Record an error in a span, without traceback and causes, in which drivers quote parameters."""
     if open_span is None:
         return
-    with _harmless():
+    with _logging_errors():
         if isinstance(error, (asyncio.CancelledError, GeneratorExit)):
             open_span.set_attribute("replaybuf.cancelled", True)
             return
         trace, kind = sys.modules[_MODULE], type(error).__name__
-        shows_text = isinstance(error, ReplayBufError) and not isinstance(error, _QUOTING)
+        shows_text = isinstance(error, ReplayBufError) and not isinstance(error, _QUOTING_ERRORS)
         text = redact_words(str(error)) if shows_text else ""
         open_span.add_event("exception", {"exception.type": kind, "exception.message": text})
         open_span.set_status(trace.Status(trace.StatusCode.ERROR, f"{kind}: {text}" if text else kind))

@@ -30,9 +30,9 @@ class WaitReport:
 
     def __init__(self, storage: SQLStorage, what: str, worker: str, wait: Wait) -> None:
         self._storage = storage
-        self._what = what
-        self._began = time.monotonic()
-        self._log_at, self._show_at = self._began + REPORT_SECONDS, self._began + SHOW_SECONDS
+        self._activity = what
+        self._began_at = time.monotonic()
+        self._log_at, self._show_at = self._began_at + REPORT_SECONDS, self._began_at + SHOW_SECONDS
         self._worker = worker
         self.wait = wait
         self._published: Waiting | None = None
@@ -52,7 +52,7 @@ class WaitReport:
         now = time.monotonic()
         if now >= self._log_at:
             self._log_at = now + REPORT_SECONDS
-            _logger.warning("%s for %.0f s: %s", self._what, now - self._began, numbers or reason)
+            _logger.warning("%s for %.0f s: %s", self._activity, now - self._began_at, numbers or reason)
         if now < self._show_at:
             return
         self._show_at = now + REASON_SECONDS

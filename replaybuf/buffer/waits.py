@@ -79,7 +79,7 @@ class Waits:
         self._circumstances: Circumstances | None = None
         self._tasks_at = -math.inf
         self._known_tasks: set[str] = set()  # tasks that groups were put into
-        self._warned: set[str] = set()  # kinds of warnings
+        self._warned_kinds: set[str] = set()
         # Queues of puts that wait for room: one for each event loop, task and status.
         self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[LaneName, _WaitQueue]]
         self._queues = weakref.WeakKeyDictionary()
@@ -119,7 +119,7 @@ class Waits:
             # Another process was faster, or has locked some of the groups.
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                await self.report_timeout(draw, _began(deadline, timeout), timeout)
+                await self.report_timeout(draw, _start_of_wait(deadline, timeout), timeout)
                 raise NotReadyError(f"after {timeout:g} s: others hold some of the groups; nothing was taken")
             await asyncio.sleep(min(_RETRY_SECONDS, remaining))
         return drawn
@@ -147,8 +147,8 @@ class Waits:
 
     def warn(self, kind: str, sentence: str, logger: logging.Logger = _logger) -> None:
         """Log a warning, once for each kind."""
-        if kind not in self._warned:
-            self._warned.add(kind)
+        if kind not in self._warned_kinds:
+            self._warned_kinds.add(kind)
             logger.warning("%s (said once)", sentence)
 
     async def until_ready(self, draw: Draw, deadline: float, timeout: float) -> bool:
@@ -159,15 +159,15 @@ class Waits:
         """
         check_possible(draw, self._storage.rules.limits)
         waited = False
-        began = _began(deadline, timeout)
+        began = _start_of_wait(deadline, timeout)
         wait = self._wait_of(draw, began, timeout)
         with ExitStack() as stack, closing(self.open_report("waiting for groups", wait)) as report:
             while True:
                 self._storage.check_open()
                 version = self.version()
                 tallies = await self.tallies()
-                in_store = await self._in_store(draw, tallies)
-                available = self._available(draw, tallies, in_store)
+                in_store = await self._count_matching(draw, tallies)
+                available = self._count_drawable(draw, tallies, in_store)
                 if draw.is_met_by(available):
                     return waited
                 remaining = deadline - time.monotonic()
@@ -175,7 +175,7 @@ class Waits:
                     diagnosis = await self.why(
                         report.wait, tallies, None if draw.where is None else in_store, over=remaining <= 0
                     )
-                    if remaining <= 0 or (diagnosis.final and not _is_coming(tallies, diagnosis.task_name)):
+                    if remaining <= 0 or (diagnosis.final and not _is_group_coming(tallies, diagnosis.task_name)):
                         after = min(timeout, time.time() - began)
                         error = NotReadyError(and_also(f"after {after:.3g} s: {diagnosis}", "nothing was taken"))
                         error.diagnosis = diagnosis
@@ -183,7 +183,7 @@ class Waits:
                         raise error
                     report.update(diagnosis.sentence, str(diagnosis))
                 if not waited:
-                    stack.enter_context(_timed(self.for_groups, "groups"))
+                    stack.enter_context(_timed_wait(self.for_groups, "groups"))
                     waited = True
                 await self.changed(version, min(remaining, report.pause))
 
@@ -195,9 +195,9 @@ class Waits:
     async def ready(self, draw: Draw) -> bool:
         """Return whether the groups that the draw needs are available."""
         tallies = await self._storage.tallies()
-        return draw.is_met_by(self._available(draw, tallies, await self._in_store(draw, tallies)))
+        return draw.is_met_by(self._count_drawable(draw, tallies, await self._count_matching(draw, tallies)))
 
-    async def _in_store(self, draw: Draw, tallies: Tallies) -> dict[str, int]:
+    async def _count_matching(self, draw: Draw, tallies: Tallies) -> dict[str, int]:
         """Return the numbers of matching groups in the store, by task of the draw; queries count up to `at_least`."""
         counts = {task: tallies.get((task, draw.status, Tally.SIZE), 0) for task in draw.at_least}
         if draw.where is not None:
@@ -207,7 +207,7 @@ class Waits:
                 counts[task] = await self._storage.count(query, at_most=least) if least and counts[task] else 0
         return counts
 
-    def _available(self, draw: Draw, tallies: Tallies, in_store: dict[str, int]) -> dict[str, int]:
+    def _count_drawable(self, draw: Draw, tallies: Tallies, in_store: dict[str, int]) -> dict[str, int]:
         """Return how many of the groups in the store the limits allow to be drawn now."""
         limits = self._storage.rules.limits
         if draw.status != Status.COMPLETED or not limits.slows_draws:
@@ -238,12 +238,12 @@ class Waits:
     async def why_not(self, draw: Draw) -> Diagnosis:
         """Return the diagnosis of a draw if it were issued now."""
         tallies = await self.tallies()
-        matches = None if draw.where is None else await self._in_store(draw, tallies)
+        matches = None if draw.where is None else await self._count_matching(draw, tallies)
         return await self.why(self._wait_of(draw, time.time(), 0), tallies, matches)
 
     def for_trainer(self, timeout: float) -> WaitReport:
         """Return the report of a producer's wait for the trainer, to be closed by the caller."""
-        wait = self._described({}, time.time(), timeout, kind="trainer", worker=self._storage.worker)
+        wait = self._new_wait({}, time.time(), timeout, kind="trainer", worker=self._storage.worker)
         return self.open_report("waiting for the trainer", wait)
 
     def dataset_ended(self, task_name: str, ledger: str, drawn: int) -> None:
@@ -260,9 +260,9 @@ class Waits:
         query = None if draw.where is None else to_text(draw.where)
         takes_more = any(draw.sizes[task] > least for task, least in wants.items())
         about = {"status": draw.status, "query": query, "worker": draw.worker, "at_least": takes_more}
-        return self._described(wants, since, timeout, **about)
+        return self._new_wait(wants, since, timeout, **about)
 
-    def _described(self, wants: Mapping[str, int], since: float, timeout: float, **about: Any) -> Wait:
+    def _new_wait(self, wants: Mapping[str, int], since: float, timeout: float, **about: Any) -> Wait:
         deadline = None if math.isinf(timeout) else since + timeout
         return Wait(wants, since=since, deadline=deadline, limits=self._storage.rules.limits, **about)
 
@@ -283,10 +283,10 @@ class Waits:
                 if limits.on_full == "reject" or timeout <= 0:
                     await self._refuse(new, f"{error}; nothing was stored. {_ADVICE}", error)
 
-        wait = self._described({}, began, timeout, kind="room", status=new.status, worker=new.worker)
+        wait = self._new_wait({}, began, timeout, kind="room", status=new.status, worker=new.worker)
         queue.waiting += 1
         try:
-            with _timed(self.for_room, "room"), closing(self.open_report("waiting for room", wait)) as report:
+            with _timed_wait(self.for_room, "room"), closing(self.open_report("waiting for room", wait)) as report:
                 try:
                     async with asyncio.timeout_at(_loop_deadline(deadline)):
                         await queue.turn.acquire()
@@ -353,7 +353,7 @@ class Waits:
         return self._queues.setdefault(asyncio.get_running_loop(), {}).setdefault(lane, _WaitQueue())
 
 
-def _is_coming(tallies: Tallies, task: str | None) -> bool:
+def _is_group_coming(tallies: Tallies, task: str | None) -> bool:
     """Return whether a group of a task is leased or unfinished: it may still be completed."""
     unfinished = ((status, Tally.SIZE) for status in IN_FLIGHT)
     leased = ((status, Tally.LEASED) for status in Status)
@@ -361,7 +361,7 @@ def _is_coming(tallies: Tallies, task: str | None) -> bool:
 
 
 @contextmanager
-def _timed(waited: WaitStats, kind: str) -> Iterator[None]:
+def _timed_wait(waited: WaitStats, kind: str) -> Iterator[None]:
     """Time a wait, and make a span of it."""
     began = time.monotonic()
     try:
@@ -375,7 +375,7 @@ def _timed(waited: WaitStats, kind: str) -> Iterator[None]:
         waited.seconds += time.monotonic() - began
 
 
-def _began(deadline: float, timeout: float) -> float:
+def _start_of_wait(deadline: float, timeout: float) -> float:
     """Return the start of a wait with this deadline, in seconds since the epoch; now without a timeout."""
     return time.time() - (0.0 if math.isinf(timeout) else timeout - (deadline - time.monotonic()))
 

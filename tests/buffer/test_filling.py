@@ -329,7 +329,7 @@ async def test_groups_that_cant_be_completed_dont_keep_others_from_it(
     shared_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither for lack of room in their task, nor because their rollouts can't be read; each is logged once."""
-    monkeypatch.setattr(filling, "_AT_ONCE", 1)
+    monkeypatch.setattr(filling, "_GROUPS_AT_ONCE", 1)
     async with build(shared_url, capacity=1, on_full="reject", fill_seconds=0.01) as buffer:
         await buffer.put(one(9), "full")
         for name in ("p1", "p2"):

@@ -278,7 +278,7 @@ _OBSERVE = [
     ("observe-leased-drawable", "storage/sql/statements/buffer_facts.py", 'if not row["is_leased"]', "if True", "distributions are of groups that can be drawn"),
     ("observe-overdue", "storage/sql/statements/buffer_facts.py", "WHEN g.leased_until <= :now THEN", "WHEN 1 = 1 THEN", "a lease that goes on isn't overdue"),
     ("observe-replayed", "view/metrics.py", "(item.times_sampled > 1)", "(item.times_sampled > 0)", "what is drawn for the first time is new"),
-    ("tracing-quotes", "buffer/tracing.py", "_QUOTING = (RolloutError, DecodeError, InputError)", "_QUOTING = (DecodeError,)", "spans quote no rollout"),
+    ("tracing-quotes", "buffer/tracing.py", "_QUOTING_ERRORS = (RolloutError, DecodeError, InputError)", "_QUOTING_ERRORS = (DecodeError,)", "spans quote no rollout"),
     ("tracing-cancelled", "buffer/tracing.py", "if isinstance(error, (asyncio.CancelledError, GeneratorExit)):", "if False:", "a cancelled call is no error"),
 ]  # fmt: skip
 
@@ -346,7 +346,7 @@ _FILLING = [
     ("fit-too-few", "values/rollouts/normalise.py", "if unfit and len(fit) >= least and", "if unfit and", "a group goes without others only with min_size completed ones"),
     ("fit-unfinished", "values/rollouts/normalise.py", " and len(fit) + len(unfit) == len(entries):", ":", "interrupted rollouts keep a group whole"),
     ("filling-counted", _TRANSITIONS, "{} if place.status == Status.FILLING else {why: 1}", "{why: 1}", "rollouts of a group that fills are counted by the group"),
-    ("added-rollouts-stay", "buffer/lease.py", "return [part for uid in uids for part in self._added.get(uid, {}).values()]", "return []", "a finished prompt replaces the rollouts added to it"),
+    ("added-rollouts-stay", "buffer/lease.py", "return [part for uid in uids for part in self._added_parts.get(uid, {}).values()]", "return []", "a finished prompt replaces the rollouts added to it"),
     ("added-rollouts-forgotten", "produce/sampler.py", "prompt.group[index] = rollout", "pass", "a prompt comes back with its finished rollouts"),
     ("failed-are-enough-too-soon", "produce/generations.py", "return min_size is not None and self._is_last(prompt) and", "return min_size is not None and", "a group goes without failed rollouts after its last attempt"),
 ]  # fmt: skip
