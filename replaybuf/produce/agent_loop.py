@@ -146,7 +146,7 @@ def text_of(error: str | BaseException) -> str:
 _logger = logging.getLogger("replaybuf.produce")
 
 _KINDS = {Status.FILTERED: "filtered", Status.EXPIRED: "too old when done"}
-_UNASKED = "interrupted, though generation was not paused (does resume() end the pause?)"
+_UNASKED_PAUSE = "interrupted, though generation was not paused (does resume() end the pause?)"
 
 
 class FailureTracker:
@@ -188,7 +188,7 @@ class FailureTracker:
         """Count a group if it was wasted."""
         if generated.status == Status.ABORTED:
             if not generated.tokens and not pausing:  # no progress was made
-                self._wasted[_UNASKED] += 1
+                self._wasted[_UNASKED_PAUSE] += 1
         elif generated.status != Status.COMPLETED:
             self._wasted[_KINDS.get(generated.status, "failed")] += 1
 

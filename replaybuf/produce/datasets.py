@@ -21,12 +21,12 @@ from replaybuf.common.checks import shown, whole
 from replaybuf.errors import InputError
 
 _GO_ON = "go on with the dataset and the settings of the run, or give the ledger another name="
-_INSTEAD = (
+_ADVICE = (
     "give a list, or an object whose iter() begins anew, such as a class with __iter__ that makes the generator or "
     "opens the file"
 )
 
-_FAR = 1 << 62  # an upper bound of positions
+_UPPER_BOUND = 1 << 62  # an upper bound of positions
 
 _END: Any = object()
 _Seed = int | list[int] | None
@@ -51,7 +51,7 @@ class _Place(NamedTuple):
         try:
             place = cls(*msgpack.unpackb(position))
             numbers = (place.epoch, place.item, place.mark, place.size if indexed else 0)
-            if (place.size is not None) == indexed and all(type(n) is int and 0 <= n < _FAR for n in numbers):
+            if (place.size is not None) == indexed and all(type(n) is int and 0 <= n < _UPPER_BOUND for n in numbers):
                 return place
         except (ValueError, TypeError, msgpack.UnpackException):
             pass
@@ -67,13 +67,13 @@ def fingerprint(item: Any) -> int:
     It is the same in all processes. Of values of other classes only the name of the class counts.
     """
     try:
-        packed = msgpack.packb(item, default=_plain, unicode_errors="surrogatepass")
+        packed = msgpack.packb(item, default=_as_packable, unicode_errors="surrogatepass")
     except (ValueError, TypeError, OverflowError, RecursionError):
         return 0
     return int.from_bytes(blake2b(packed, digest_size=7).digest(), "big")
 
 
-def _plain(value: Any) -> Any:
+def _as_packable(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype != object:
         return [value.dtype.str, value.shape, value.tobytes()]
     if isinstance(value, (np.generic, np.ndarray)):
@@ -95,7 +95,7 @@ def epoch_order(seed: int | list[int], epoch: int, size: int) -> np.ndarray[Any,
     return np.argsort(numbers, kind="stable")
 
 
-class _Indexed:
+class _IndexedSource:
     """A dataset with `len` and `[]`; with a seed, every epoch in another order."""
 
     def __init__(self, dataset: Sequence[Any], seed: _Seed) -> None:
@@ -125,7 +125,7 @@ class _Indexed:
         """Release the items before this one."""
 
 
-class RandomAccess(_Indexed):
+class RandomAccess(_IndexedSource):
     """A dataset with `len` and `[]`, of which any item may come next; positions in it are of no other dataset."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
@@ -138,7 +138,7 @@ class RandomAccess(_Indexed):
         return self._dataset[index] if index < len(self._dataset) else _END
 
 
-class _Iterated:
+class _IteratedSource:
     """A dataset that is iterated, only as far as needed: the next item of a live stream may be hours away.
 
     Items are kept until the next read, which is repeated if another worker has moved the cursor or the caller was
@@ -150,44 +150,44 @@ class _Iterated:
     def __init__(self, dataset: Iterable[Any]) -> None:
         self._dataset = dataset
         self._items: Iterator[Any] = iter(())
-        self._at: tuple[int, int] | None = None  # the epoch and the number of the next item; None: begin anew
-        self._kept: dict[tuple[int, int], Any] = {}
+        self._next_place: tuple[int, int] | None = None  # the epoch and the number of the next item; None: begin anew
+        self._kept_items: dict[tuple[int, int], Any] = {}
 
     def item(self, epoch: int, index: int) -> Any:
         """Return an item of an epoch, or _END after the last one; those before it are skipped."""
-        if (epoch, index) in self._kept:
-            return self._kept[epoch, index]
-        if self._at is None or self._at[0] != epoch or self._at > (epoch, index):
+        if (epoch, index) in self._kept_items:
+            return self._kept_items[epoch, index]
+        if self._next_place is None or self._next_place[0] != epoch or self._next_place > (epoch, index):
             self._begin(epoch)
         item: Any = None
-        for at in range(self._at[1] if self._at else 0, index + 1):
-            if (item := self._next()) is _END:
+        for at in range(self._next_place[1] if self._next_place else 0, index + 1):
+            if (item := self._next_item()) is _END:
                 return _END
-            self._at = (epoch, at + 1)
-        self._kept[epoch, index] = item
+            self._next_place = (epoch, at + 1)
+        self._kept_items[epoch, index] = item
         return item
 
     def again(self, epoch: int, index: int) -> Any:
         """Return an item that was read before, read again."""
-        self._kept.clear()
-        self._at = None
+        self._kept_items.clear()
+        self._next_place = None
         return self.item(epoch, index)
 
     def forget(self, epoch: int, index: int) -> None:
         """Release the items before this one."""
-        self._kept = {place: item for place, item in self._kept.items() if place >= (epoch, index)}
+        self._kept_items = {place: item for place, item in self._kept_items.items() if place >= (epoch, index)}
 
     def _begin(self, epoch: int) -> None:
         """Iterate from the start of an epoch."""
         if (set_epoch := getattr(self._dataset, "set_epoch", None)) is not None:
             set_epoch(epoch)
-        self._items, self._at = iter(self._dataset), (epoch, 0)
+        self._items, self._next_place = iter(self._dataset), (epoch, 0)
 
-    def _next(self) -> Any:
+    def _next_item(self) -> Any:
         try:
             return next(self._items, _END)
         except BaseException:  # a generator is then at its end, which isn't that of the epoch
-            self._at = None
+            self._next_place = None
             raise
 
 
@@ -211,7 +211,7 @@ class PromptDataset:
         self._epochs = epochs
         self._source = shuffle if isinstance(shuffle, RandomAccess) else _source_of(dataset, seed_of(shuffle))
         self._last = b""  # the position returned last
-        self._is_known = False  # whether an item that others have read was compared
+        self._is_compared = False  # whether an item that others have read was compared
 
     def read(self, position: bytes, count: int) -> tuple[list[Any], bytes]:
         """Return up to `count` items from a position on, and the position after them; blocks. Fewer only at the end.
@@ -232,15 +232,15 @@ class PromptDataset:
                 elif epoch and not index and not items:
                     raise InputError(
                         f"the dataset gave no item when it was iterated for epoch {epoch} (from 0), as if it could be "
-                        f"iterated only once: {_INSTEAD}"
+                        f"iterated only once: {_ADVICE}"
                     )
                 else:
                     break
             if not items:
                 return [], position
-            return items, self._after(epoch, index, items[-1])
+            return items, self._position_after(epoch, index, items[-1])
 
-    def _after(self, epoch: int, index: int, item: Any) -> bytes:
+    def _position_after(self, epoch: int, index: int, item: Any) -> bytes:
         """Return the position after an item, the one before `index`."""
         self._last = bytes(msgpack.packb(_Place(epoch, index, self._source.size, self._source.seed, fingerprint(item))))
         return self._last
@@ -264,7 +264,7 @@ class PromptDataset:
             reason = "its shuffled order is another one, and prompts would be read twice or never"
             problem = "with order= it must keep its size" if isinstance(seed, list) else reason
             raise InputError(f"the dataset had {size_then} items and has {source.size} now: {problem}; {_GO_ON}")
-        if index and (source.size != size_then or not (self._is_known or position == self._last)):
+        if index and (source.size != size_then or not (self._is_compared or position == self._last)):
             self._compare(epoch, index - 1, mark)
         source.forget(epoch, index)
         return epoch, index
@@ -284,7 +284,7 @@ class PromptDataset:
                 f"item {index} of epoch {epoch} of the dataset (both from 0) is another one than the run has read "
                 f"there: this is another dataset, or its order has changed; {_GO_ON}"
             )
-        self._is_known = True
+        self._is_compared = True
 
 
 def _order_text(seed: _Seed) -> str:
@@ -302,14 +302,14 @@ def seed_of(shuffle: Any) -> int | None:
     return seed
 
 
-def _source_of(dataset: Any, seed: int | None) -> _Indexed | _Iterated:
+def _source_of(dataset: Any, seed: int | None) -> _IndexedSource | _IteratedSource:
     if isinstance(dataset, (str, bytes, bytearray, memoryview, Mapping)):
         hint = "choose one of its values" if isinstance(dataset, Mapping) else "give a list of prompts"
         raise InputError(f"expected a dataset of prompts, got {type(dataset).__name__}: {hint}")
     if is_indexed(dataset):
-        return _Indexed(dataset, seed)
+        return _IndexedSource(dataset, seed)
     if hasattr(dataset, "__next__") and iter(dataset) is dataset:
-        raise InputError(f"this {type(dataset).__name__} can be iterated only once: {_INSTEAD}")
+        raise InputError(f"this {type(dataset).__name__} can be iterated only once: {_ADVICE}")
     if not (hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__")):
         raise InputError(
             f"expected a dataset of prompts, got {type(dataset).__name__}: it needs len() and [], or iter()"
@@ -319,7 +319,7 @@ def _source_of(dataset: Any, seed: int | None) -> _Indexed | _Iterated:
             f"shuffle needs a dataset with len() and [], got {type(dataset).__name__}: shuffle the dataset "
             "itself (the same way in every process), or give list(dataset)"
         )
-    return _Iterated(dataset)
+    return _IteratedSource(dataset)
 
 
 def is_indexed(dataset: Any) -> bool:

@@ -24,7 +24,7 @@ Order = Callable[[Statistics], Any]
 Changed = Sequence[Sequence[Any]]
 
 #: The highest keys are searched for above about `_SPARE` of a sample of so many prompts.
-_SAMPLE, _SPARE = 8192, 8
+_SAMPLE_SIZE, _SPARE = 8192, 8
 
 
 def varied(statistics: Statistics) -> Any:
@@ -73,20 +73,20 @@ class OrderedPrompts(PromptDataset):
         if not callable(function) or isinstance(function, type):
             raise InputError(f"order must be 'varied', 'unsolved', Unsolved(...), or a function, got {shown(order)}")
         self._order = function
-        self._at = -1, -1  # the number of restores and the version of the cursor up to which changes were taken in
+        self._version = -1, -1  # the number of restores and the version of the cursor up to which changes were taken in
         self._clear()
 
     def _clear(self) -> None:
         size = self._source.size or 0
         self.statistics = np.zeros(size, STATISTICS)
         self.statistics["item"] = np.arange(size)
-        self._drawn = np.full(size, -1)  # the epoch of the last draw
+        self._drawn_epochs = np.full(size, -1)  # the epoch of the last draw
         self._keys = np.zeros(size, np.uint64)  # the order of `_epoch`, the highest first; 0: not in it any more
         self._epoch = -1
 
     def known(self, cursor: Cursor) -> int:
         """Return the version of the cursor since which changes are needed; -1: all."""
-        return self._at[1] if cursor.epoch == self._at[0] else -1
+        return self._version[1] if cursor.epoch == self._version[0] else -1
 
     def choose(self, cursor: Cursor, changes: Changed, count: int) -> tuple[list[Any], dict[int, int], bytes]:
         """Return up to `count` next items of an epoch, the epoch of each by its place, and the position after them;
@@ -96,29 +96,29 @@ class OrderedPrompts(PromptDataset):
             epoch, index = self._begin(cursor.value)
             if self._epochs == 0:
                 return [], {}, cursor.value
-            next_places = self._first(epoch, count)
+            next_places = self._first_places(epoch, count)
             if not len(next_places) and index and epoch + 1 != self._epochs:
                 epoch += 1
-                next_places = self._first(epoch, count)
-            self.why_none, size = PromptDataset.why_none, len(self._drawn)
-            if size and not len(next_places) and (self._drawn < epoch).all():
+                next_places = self._first_places(epoch, count)
+            self.why_none, size = PromptDataset.why_none, len(self._drawn_epochs)
+            if size and not len(next_places) and (self._drawn_epochs < epoch).all():
                 kind = " (solved or hopeless)" if isinstance(self._order, Unsolved) else ""
                 self.why_none = f"all {size} prompts are skipped by order={kind}"
             places = next_places.tolist()
             items = [self._source.item(epoch, place) for place in places]
-            position = self._after(epoch, places[-1] + 1, items[-1]) if items else cursor.value
+            position = self._position_after(epoch, places[-1] + 1, items[-1]) if items else cursor.value
             return items, dict.fromkeys(places, epoch), position
 
     def update_statistics(self, cursor: Cursor, changes: Changed) -> None:
         """Take in what has changed, unless another thread has taken in what was read later."""
         with self._lock:
-            if (cursor.epoch, cursor.version) < self._at:
+            if (cursor.epoch, cursor.version) < self._version:
                 return
-            if cursor.epoch != self._at[0]:
+            if cursor.epoch != self._version[0]:
                 self._clear()
             if changes:
                 self._update_rows(*zip(*changes, strict=True))
-            self._at = cursor.epoch, cursor.version
+            self._version = cursor.epoch, cursor.version
 
     def _update_rows(self, items: Any, epochs: Any, times: Any, rollouts: Any, *sums: Any) -> None:
         if max(items) >= len(self.statistics):
@@ -129,7 +129,7 @@ class OrderedPrompts(PromptDataset):
         rows["times"], rows["mean"], rows["last"] = times, reward / count, np.nan_to_num(last)
         rows["spread"] = np.sqrt(np.maximum(squares / count - rows["mean"] ** 2, 0.0))
         self.statistics[places] = rows
-        self._drawn[places] = [-1 if epoch is None else epoch for epoch in epochs]
+        self._drawn_epochs[places] = [-1 if epoch is None else epoch for epoch in epochs]
         if self._epoch >= 0:
             self._rank(places, self._epoch)
 
@@ -148,16 +148,16 @@ class OrderedPrompts(PromptDataset):
             ties = places.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + seeded
             for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):  # SplitMix64's finaliser
                 ties = (ties ^ (ties >> np.uint64(shift))) * np.uint64(factor)
-        excluded = (priorities == -np.inf) | (self._drawn[places] >= epoch)
+        excluded = (priorities == -np.inf) | (self._drawn_epochs[places] >= epoch)
         self._keys[places] = np.where(excluded, np.uint64(0), upper << np.uint64(32) | ties >> np.uint64(32))
 
-    def _first(self, epoch: int, count: int) -> Places:
+    def _first_places(self, epoch: int, count: int) -> Places:
         """Return the places of the prompts that come next in an epoch, without a sort of all."""
         if epoch != self._epoch:
             self._rank(np.arange(len(self.statistics)), epoch)
             self._epoch = epoch
         keys = self._keys
-        step = max(1, len(keys) // _SAMPLE)
+        step = max(1, len(keys) // _SAMPLE_SIZE)
         sample, rank = keys[::step], count // step + _SPARE
         floor = np.partition(sample, -rank)[-rank] if rank <= len(sample) else np.uint64(0)
         places = np.flatnonzero(keys >= max(floor, np.uint64(1)))

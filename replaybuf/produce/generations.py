@@ -86,10 +86,10 @@ class Generations:
         self.patience = check_timeout(timeout)
         self.sampler, self.buffer, self.task_name = sampler, sampler.buffer, sampler.task_name
         self.summary, self.failures = ProduceSummary(), FailureTracker()
-        self._agent_loop, self.strategy, self._pausing = check_agent_loop(agent_loop), strategy, False
+        self._agent_loop, self.strategy, self._is_pausing = check_agent_loop(agent_loop), strategy, False
         self._kind, self._timeout = self.buffer.rollout_type, strategy.pause_timeout
         self._tasks: list[asyncio.Task[None]] = []  # in the order in which they were started
-        self._calling: set[asyncio.Task[None] | None] = set()  # tasks in a call of the agent loop
+        self._calling_tasks: set[asyncio.Task[None] | None] = set()  # tasks in a call of the agent loop
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -161,7 +161,7 @@ class Generations:
         """
         if not self._tasks:
             return
-        began, self._pausing = time.monotonic(), True
+        began, self._is_pausing = time.monotonic(), True
         try:
             async with asyncio.timeout(self._timeout) as limit:
                 await self._agent_loop.pause()
@@ -170,7 +170,7 @@ class Generations:
             if not limit.expired():
                 raise  # the agent loop's own
         finally:
-            self._pausing = False
+            self._is_pausing = False
         if late_count := sum(not task.done() for task in self._tasks):
             text = "task %s: %d groups were not done %g s after pause(); they begin anew later"
             _logger.warning(text, self.task_name, late_count, self._timeout)
@@ -192,7 +192,7 @@ class Generations:
         # Only calls of the agent loop are left behind: those of the store have timeouts of their own.
         while late_tasks := [task for task in self._tasks if not task.done()]:
             remaining = max(0.0, deadline - time.monotonic()) or None
-            waited_for = late_tasks if remaining else [task for task in late_tasks if task not in self._calling]
+            waited_for = late_tasks if remaining else [task for task in late_tasks if task not in self._calling_tasks]
             if not waited_for:
                 text = "task %s: %d groups are still being generated %g s after they were cancelled"
                 _logger.warning(text, self.task_name, len(late_tasks), self._timeout)
@@ -261,7 +261,7 @@ class Generations:
                 )
             if status == Status.COMPLETED:
                 get, key = self._kind.get, self._kind.reward_key
-                completed = self._completed(group)
+                completed = self._completed_rollouts(group)
                 self.summary.add_rewards(rewards_of(completed, lambda item: reward_value(get(item, "reward"), key)))
         except (Exception, asyncio.CancelledError) as raised:
             task = asyncio.current_task()
@@ -281,18 +281,18 @@ class Generations:
             status = await self._fail(prompt, error, text)
         self.summary.add(status, tokens, seconds)
         outcome = Generated(self.task_name, group, status, tokens, seconds, prompt.attempt, model_step, text)
-        self.failures.add_wasted(outcome, pausing=self._pausing)
+        self.failures.add_wasted(outcome, pausing=self._is_pausing)
         if self.strategy.on_group is not None:
             self.strategy.on_group(outcome)
 
     async def _call(self, group: list[Any]) -> list[Any]:
         task = asyncio.current_task()
-        self._calling.add(task)
+        self._calling_tasks.add(task)
         try:
             generated = await self._agent_loop.generate_group(group, partial=self.strategy.partial)
             return group if generated is None else as_group(generated)
         finally:
-            self._calling.discard(task)
+            self._calling_tasks.discard(task)
 
     async def _call_each(self, prompt: Prompt) -> BaseException | None:
         """Generate the rollouts of a group by a call each, and add each to its prompt when it is completed.
@@ -300,15 +300,15 @@ class Generations:
         A call that fails leaves its rollout FAILED. Return the first error.
         """
         task = asyncio.current_task()
-        places = [place for place, rollout in enumerate(prompt.group) if not self._completed([rollout])]
+        places = [place for place, rollout in enumerate(prompt.group) if not self._completed_rollouts([rollout])]
         calls = [asyncio.create_task(self._call_one(prompt, place)) for place in places]
-        self._calling.add(task)
+        self._calling_tasks.add(task)
         try:
             errors = await asyncio.gather(*calls)
         finally:
             for call in calls:
                 call.cancel()
-            self._calling.discard(task)
+            self._calling_tasks.discard(task)
         return next(filter(None, errors), None)
 
     async def _call_one(self, prompt: Prompt, place: int) -> BaseException | None:
@@ -331,13 +331,13 @@ class Generations:
             await prompt.add(place, model_step=model_step if self._is_dated else None)
         return None
 
-    def _completed(self, group: Sequence[Any]) -> list[Any]:
+    def _completed_rollouts(self, group: Sequence[Any]) -> list[Any]:
         return [rollout for rollout in group if {*map(self._kind.status, flat([rollout]))} == {Status.COMPLETED}]
 
     def _is_enough(self, prompt: Prompt, group: Sequence[Any]) -> bool:
         """Return whether a group goes without its failed rollouts, since this was the last attempt at it."""
         min_size = self.strategy.min_size
-        return min_size is not None and self._is_last(prompt) and len(self._completed(group)) >= min_size
+        return min_size is not None and self._is_last(prompt) and len(self._completed_rollouts(group)) >= min_size
 
     def _is_last(self, prompt: Prompt) -> bool:
         return 0 < self.buffer.limits.max_deliveries <= prompt.attempt
@@ -362,7 +362,7 @@ class Generations:
         if (times := prompt.tags.get(INTERRUPTED)) is not None:
             tags[INTERRUPTED] = times
         override = None  # None: the status of the rollouts
-        if status == Status.COMPLETED and not self.strategy.is_valid(self._completed(group)):
+        if status == Status.COMPLETED and not self.strategy.is_valid(self._completed_rollouts(group)):
             status = override = Status.FILTERED
             for rollout in flat(group):
                 self._kind.set_status(rollout, Status.FILTERED)

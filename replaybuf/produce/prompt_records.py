@@ -36,7 +36,7 @@ class JSONLines:
         self.paths = tuple(map(_check_path, path_list))
         if not self.paths:
             raise InputError("the list of JSONL files is empty")
-        self._found: list[tuple[Path, int, bytes]] | None = None
+        self._found_lines: list[tuple[Path, int, bytes]] | None = None
 
     def __len__(self) -> int:
         return len(self._lines())
@@ -58,16 +58,16 @@ class JSONLines:
         return f"JSONLines({', '.join(map(str, self.paths))})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"paths": self.paths, "_found": None}
+        return {"paths": self.paths, "_found_lines": None}
 
     def _lines(self) -> list[tuple[Path, int, bytes]]:
         """Return the lines with their files and numbers.
 
         There is no lock, which a fork could leave held: concurrent first calls read twice.
         """
-        if self._found is None:
-            self._found = list(self._read())
-        return self._found
+        if self._found_lines is None:
+            self._found_lines = list(self._read())
+        return self._found_lines
 
     def _read(self) -> Iterator[tuple[Path, int, bytes]]:
         for path in self.paths:
@@ -90,13 +90,13 @@ def _check_path(path: Any) -> Path:
     return file
 
 
-_UNDERSTOOD = (
+_EXPECTED_RECORD = (
     'understood are {"message": [...]} with the fields of RolloutState, {"messages": [...]} (OpenAI), '
     '{"prompt": [...]} (verl, xtuner), {"prompt": "a text"}, and a RolloutState'
 )
 
 #: Fields of generated results. In records of other formats they have other meanings, such as a reference answer.
-_GENERATED = frozenset(
+_GENERATED_FIELDS = frozenset(
     (
         *("tokens", "response", "tool_calls", "response_ids", "logprobs", "routed_experts", "finish_reason"),
         *("response_mask", "response_model_steps", "seq_staleness", "input_ids", "labels", "reward", "status"),
@@ -129,14 +129,14 @@ def to_rollout(record: Any) -> RolloutState:
         return record.model_copy(deep=True)
     if not isinstance(record, Mapping):
         raise RolloutError(
-            f"expected a record of a prompt, got {type(record).__name__}: {shown(record)}; {_UNDERSTOOD}"
+            f"expected a record of a prompt, got {type(record).__name__}: {shown(record)}; {_EXPECTED_RECORD}"
         )
-    fields = {name: _plain(value) for name, value in record.items()}
+    fields = {name: _plain_copy(value) for name, value in record.items()}
     if fields.get("message") is not None:
         accepted = FIELDS
         fields["message"] = _check_messages(fields["message"], "message")
     else:
-        accepted = FIELDS - _GENERATED
+        accepted = FIELDS - _GENERATED_FIELDS
         fields = _from_messages(fields) if fields.get("messages") is not None else _from_prompt(fields)
     return _build(fields, accepted)
 
@@ -165,7 +165,7 @@ def _with_reference(fields: dict[str, Any], turns: list[dict[str, Any]]) -> dict
 def _from_prompt(fields: dict[str, Any]) -> dict[str, Any]:
     prompt = fields.pop("prompt", None)
     if prompt is None:
-        raise RolloutError(f"the record has no prompt, only {_names(fields)}: {_UNDERSTOOD}")
+        raise RolloutError(f"the record has no prompt, only {_field_names(fields)}: {_EXPECTED_RECORD}")
     if isinstance(prompt, str):
         fields["message"] = [{"role": "user", "content": prompt}]
     else:
@@ -214,18 +214,18 @@ def _check_messages(messages: Any, name: str) -> list[dict[str, Any]]:
     return messages
 
 
-def _plain(value: Any) -> Any:
+def _plain_copy(value: Any) -> Any:
     """Return a copy with dicts and lists in place of table readers' types."""
     if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: _plain_copy(item) for name, item in value.items()}
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):
-        return _plain(value.item()) if isinstance(value, np.ndarray) else value.item()
+        return _plain_copy(value.item()) if isinstance(value, np.ndarray) else value.item()
     if isinstance(value, np.ndarray) and value.dtype.kind in "OU":
-        return [_plain(item) for item in value.tolist()]
+        return [_plain_copy(item) for item in value.tolist()]
     if type(value) in (list, tuple):
-        return [_plain(item) for item in value]
+        return [_plain_copy(item) for item in value]
     return value
 
 
-def _names(fields: dict[Any, Any]) -> str:
+def _field_names(fields: dict[Any, Any]) -> str:
     return ", ".join(map(repr, list(fields)[:10])) + (", ..." if len(fields) > 10 else "") if fields else "no fields"

@@ -30,12 +30,12 @@ from replaybuf.rules.transitions import Tally, level_of, total
 #: Who waits looks at the store when it has changed, and after so many seconds at the latest; at the earliest after so
 #: many, however often it changes.
 _LONGEST_SECONDS, _SHORTEST_SECONDS = 5.0, 0.25
-_NOTHING: bytes = msgpack.packb(None)
+_NO_STATE: bytes = msgpack.packb(None)
 
 
 async def publish(buffer: ReplayBuffer, state: TrainState | None) -> None:
     """Publish the trainer's state to all workers; None withdraws it. Raises FencedError, StorageError."""
-    position, value = (0, _NOTHING) if state is None else (max(0, state.train_step), state.encode())
+    position, value = (0, _NO_STATE) if state is None else (max(0, state.train_step), state.encode())
     await overwrite(buffer.cursors, TRAINER, position, value)
 
 
@@ -45,7 +45,7 @@ async def published(buffer: ReplayBuffer) -> TrainState | None:
     Raises InputError if it can't be read.
     """
     cursor = await buffer.cursors.read(TRAINER)
-    return TrainState.decode(cursor.value) if cursor.version and cursor.value != _NOTHING else None
+    return TrainState.decode(cursor.value) if cursor.version and cursor.value != _NO_STATE else None
 
 
 async def wait_published(buffer: ReplayBuffer, *, after: TrainState | None = None, timeout: float | None) -> TrainState:
@@ -72,10 +72,10 @@ async def wait_published(buffer: ReplayBuffer, *, after: TrainState | None = Non
             if report.due:
                 reason = await buffer.waits.why(report.wait, await buffer.tallies())
                 report.update(reason.sentence, str(reason))
-            await _changed(buffer, version, min(remaining, report.pause))
+            await _wait_for_change(buffer, version, min(remaining, report.pause))
 
 
-async def _changed(buffer: ReplayBuffer, version: int, timeout: float) -> None:
+async def _wait_for_change(buffer: ReplayBuffer, version: int, timeout: float) -> None:
     """Wait for a change of the store since `version`, for up to `timeout` seconds."""
     await asyncio.sleep(min(_SHORTEST_SECONDS, timeout))
     await buffer.waits.changed(version, max(0.0, min(timeout, _LONGEST_SECONDS) - _SHORTEST_SECONDS))
@@ -129,9 +129,9 @@ class _Work(Generations):
     strategy: AsyncProduceStrategy
     max_lag = 0
     load_weights: LoadWeights | None = None
-    loaded: int | None = None  # the published model step at the last load
-    busy: float  # the last time with work to do
-    idle: WaitReport | None = None  # the current idle period
+    loaded_step: int | None = None  # the published model step at the last load
+    busy_at: float  # the last time with work to do
+    idle_report: WaitReport | None = None  # the current idle period
     produced = 0  # groups
     wasted = 0  # groups, until the last one was produced
 
@@ -141,16 +141,16 @@ class _Work(Generations):
         state, _ = await first_of(wait_published(self.buffer, timeout=self.patience), stop.wait())
         if state is None:  # `stop` was set first
             return
-        self.model_step, self.busy = state.model_step, time.monotonic()
+        self.model_step, self.busy_at = state.model_step, time.monotonic()
         with self.summary.producing():
             async with self.ending():
                 try:
-                    await self._until_finished(state, stop)
+                    await self._work_until_finished(state, stop)
                 finally:
                     self._end_idle()
                 await self.pause()
 
-    async def _until_finished(self, state: TrainState, stop: asyncio.Event) -> None:
+    async def _work_until_finished(self, state: TrainState, stop: asyncio.Event) -> None:
         version = -1
         while not state.finished and not stop.is_set():
             self.train_step = state.train_step
@@ -165,7 +165,7 @@ class _Work(Generations):
             if started:
                 self._end_idle()
             else:
-                await self._rest(state, stop, version)
+                await self._wait_for_work(state, stop, version)
             if self.summary.produced > self.produced:
                 self.produced, self.wasted = self.summary.produced, self.failures.wasted
             self.check_waste("none was completed lately", since=self.wasted)
@@ -176,7 +176,7 @@ class _Work(Generations):
         """Return whether generation may go on. Loads newer weights if there are any and nothing is being generated."""
         step_before = self.model_step
         is_fresh = not self.strategy.too_old(step_before, state.train_step)
-        is_behind = self.loaded is None or state.model_step - self.loaded > self.max_lag
+        is_behind = self.loaded_step is None or state.model_step - self.loaded_step > self.max_lag
         if not is_behind and (is_fresh or state.model_step <= step_before):
             return is_fresh
         if self.strategy.partial:
@@ -185,9 +185,9 @@ class _Work(Generations):
             return False
         loaded = None if self.load_weights is None else await self.load_weights(state)
         self.model_step = state.model_step if loaded is None else check_step(loaded, "load_weights()")
-        if self.model_step != step_before or self.loaded is None:
-            self.busy = time.monotonic()
-        self.loaded = max(self.model_step, state.model_step)
+        if self.model_step != step_before or self.loaded_step is None:
+            self.busy_at = time.monotonic()
+        self.loaded_step = max(self.model_step, state.model_step)
         await self.resume()
         return not self.strategy.too_old(self.model_step, state.train_step)
 
@@ -201,7 +201,7 @@ class _Work(Generations):
         tallies = await self.buffer.waits.tallies()
         return level_of(tallies, self.task_name), total(tallies, self.task_name, Tally.LEASED, IN_FLIGHT)
 
-    async def _rest(self, state: TrainState, stop: asyncio.Event, version: int) -> None:
+    async def _wait_for_work(self, state: TrainState, stop: asyncio.Event, version: int) -> None:
         """Wait until a group is done, `stop` is set, or the store has changed since `version`.
 
         Raises NotReadyError after too long without work.
@@ -209,25 +209,25 @@ class _Work(Generations):
         timeout = _LONGEST_SECONDS
         is_idle = not self
         if is_idle:
-            self.idle = self.idle or self.buffer.waits.for_trainer(self.patience)
-            timeout = self.busy + self.patience - time.monotonic()
+            self.idle_report = self.idle_report or self.buffer.waits.for_trainer(self.patience)
+            timeout = self.busy_at + self.patience - time.monotonic()
             if timeout <= 0:
                 reason = await self._why_idle(state)
-                await self.idle.timed_out(reason, self.task_name)
+                await self.idle_report.timed_out(reason, self.task_name)
                 raise NotReadyError(f"after {self.patience:g} s: {reason}")
-            if self.idle.due:
-                self.idle.update(await self._why_idle(state))
-            timeout = min(timeout, self.idle.pause)
-        await self.wait(timeout, _changed(self.buffer, version, timeout), stop.wait())
+            if self.idle_report.due:
+                self.idle_report.update(await self._why_idle(state))
+            timeout = min(timeout, self.idle_report.pause)
+        await self.wait(timeout, _wait_for_change(self.buffer, version, timeout), stop.wait())
         if not is_idle:
             self._end_idle()
 
     def _end_idle(self) -> None:
         """End the idle period."""
-        self.busy = time.monotonic()
-        if self.idle is not None:
-            self.idle.close()
-            self.idle = None
+        self.busy_at = time.monotonic()
+        if self.idle_report is not None:
+            self.idle_report.close()
+            self.idle_report = None
 
     async def _why_idle(self, state: TrainState) -> str:
         task = f"task {self.task_name}"

@@ -116,12 +116,12 @@ class Sampler:
         self.task_name = check_task_name(task_name)
         self.name = check_task_name(task_name if name is None else name, "name")
         self.prompt_repeat_k = check_whole(prompt_repeat_k, "prompt_repeat_k", 1)
-        self._ordered = None if order is None else OrderedPrompts(dataset, times, shuffle, order)
-        self._source = self._ordered or PromptDataset(dataset, times, shuffle)
-        self._make_rollout, self._make_group = make_rollout, make_group or self._repeated
+        self._ordered_prompts = None if order is None else OrderedPrompts(dataset, times, shuffle, order)
+        self._source = self._ordered_prompts or PromptDataset(dataset, times, shuffle)
+        self._make_rollout, self._make_group = make_rollout, make_group or self._repeat_prompt
         self._partial_rollouts = partial_rollouts
-        self._again = tuple(status for status, _ in self._returning(again))
-        self._seconds = check_seconds(seconds, "seconds")
+        self._returning_statuses = tuple(status for status, _ in self._check_again(again))
+        self._lease_seconds = check_seconds(seconds, "seconds")
         self._ended_at: int | None = None  # the number of prompts drawn at the end of the dataset that was reported
 
     @property
@@ -147,7 +147,7 @@ class Sampler:
         """
         size = check_whole(count, "count", 1)
         patience = check_timeout(timeout)
-        returning = self._returning(self._again if again is None else again)
+        returning = self._check_again(self._returning_statuses if again is None else again)
         keeps_partial = self._partial_rollouts if partial_rollouts is None else partial_rollouts
         deadline = time.monotonic() + patience
         while True:
@@ -178,11 +178,11 @@ class Sampler:
         """
         drawn = (await self.buffer.cursors.read(self.name)).position
         count = partial(total, await self.buffer.tallies(), self.task_name)
-        returned, in_flight = count(Tally.SIZE, self._again), count(Tally.LEASED, self._again)
-        waiting = returned if again is None else count(Tally.SIZE, {status for status, _ in self._returning(again)})
+        returned, in_flight = count(Tally.SIZE, self._returning_statuses), count(Tally.LEASED, self._returning_statuses)
+        waiting = returned if again is None else count(Tally.SIZE, {status for status, _ in self._check_again(again)})
         return LedgerCounts(drawn, in_flight, waiting, drawn - returned - in_flight)
 
-    def _returning(self, again: Iterable[Again]) -> list[Narrowed]:
+    def _check_again(self, again: Iterable[Again]) -> list[Narrowed]:
         """Return the statuses that are handed out again, in order. INIT is included, for prompts of dead workers."""
         statuses: dict[Any, Narrowed] = {}
         for entry in check_list(again, "again"):
@@ -199,7 +199,7 @@ class Sampler:
                 size = min(count - len(drawn_prompts), tallies.get((self.task_name, status, Tally.SIZE), 0))
                 if size > 0:
                     lease = await self.buffer.lease_batch(
-                        {self.task_name: size}, group_status=status, where=where, seconds=self._seconds
+                        {self.task_name: size}, group_status=status, where=where, seconds=self._lease_seconds
                     )
                     prompts = [self._prompt(lease, item) for item in lease.items[self.task_name]]
                     drawn_prompts += prompts
@@ -217,7 +217,7 @@ class Sampler:
         cursors, attempt = self.buffer.cursors, 0
         while True:
             cursor = await cursors.read(self.name)
-            changes = await self._changed(cursor)
+            changes = await self._read_changes(cursor)
             groups, end, epochs = await asyncio.to_thread(self._read, cursor, count, changes)
             if not groups:
                 if self._ended_at != cursor.position:
@@ -225,7 +225,7 @@ class Sampler:
                     self._ended_at = cursor.position
                 return []
             next_cursor = replace(cursor, position=cursor.position + len(groups), value=end)
-            lease = await cursors.claim(groups, next_cursor, self._seconds, epochs)
+            lease = await cursors.claim(groups, next_cursor, self._lease_seconds, epochs)
             if lease is not None:
                 return [self._prompt(lease, item) for item in lease.items[self.task_name]]
             attempt += 1  # another worker made progress
@@ -236,26 +236,26 @@ class Sampler:
 
         Raises InputError for a ledger without an order, which keeps none.
         """
-        if self._ordered is None:
+        if self._ordered_prompts is None:
             raise InputError("the statistics of prompts are kept by ledgers with order=")
         cursor = await self.buffer.cursors.read(self.name)
-        await asyncio.to_thread(self._ordered.update_statistics, cursor, await self._changed(cursor))
-        return self._ordered.statistics.copy()
+        await asyncio.to_thread(self._ordered_prompts.update_statistics, cursor, await self._read_changes(cursor))
+        return self._ordered_prompts.statistics.copy()
 
-    async def _changed(self, cursor: Cursor) -> Changed:
+    async def _read_changes(self, cursor: Cursor) -> Changed:
         """Return the statistics that changed since the last read."""
-        if self._ordered is None:
+        if self._ordered_prompts is None:
             return ()
-        return await self.buffer.cursors.prompts(self.name, self._ordered.known(cursor))
+        return await self.buffer.cursors.prompts(self.name, self._ordered_prompts.known(cursor))
 
     def _read(self, cursor: Cursor, count: int, rows: Changed) -> tuple[list[NewGroup], bytes, dict[int, int] | None]:
         """Return the next groups of the dataset, the position after them, and with an order the epochs of their
         prompts; blocks."""
         epochs: dict[int, int] | None = None
-        if self._ordered is None:
+        if self._ordered_prompts is None:
             items, end = self._source.read(cursor.value, count)
         else:
-            items, epochs, end = self._ordered.choose(cursor, rows, count)
+            items, epochs, end = self._ordered_prompts.choose(cursor, rows, count)
         groups = [self._new_group(item, cursor.position + offset) for offset, item in enumerate(items)]
         for group, place in zip(groups, epochs or (), strict=epochs is not None):
             group.tags = {ITEM: place}
@@ -278,21 +278,21 @@ class Sampler:
             self.rollout_type.set_status(rollout, Status.INIT)
         return NewGroup(self.task_name, Status.INIT, 0, rollouts, time.time())
 
-    def _repeated(self, item: Any, number: int) -> list[Any]:
+    def _repeat_prompt(self, item: Any, number: int) -> list[Any]:
         rollout, size, kind = self._make_rollout(item), self.prompt_repeat_k, self.rollout_type
         kind.check_class(rollout)
         containers = {name: value for name, value in kind.to_fields(rollout).items() if isinstance(value, (list, dict))}
         group = [copy.copy(rollout) for _ in range(size)]
         for place, member in enumerate(group):
             for name, value in containers.items():
-                kind.set(member, name, _copied(value))
+                kind.set(member, name, _copy_containers(value))
             kind.set(member, "group_id", number)
             kind.set(member, "rollout_id", number * size + place)
             kind.set(member, "task_name", self.task_name)
         return group
 
     def _prompt(self, lease: Lease, item: StorageItem) -> Prompt:
-        return Prompt(lease, item, self.rollout_type, None if self._ordered is None else self.name)
+        return Prompt(lease, item, self.rollout_type, None if self._ordered_prompts is None else self.name)
 
 
 async def overwrite(cursors: Cursors, name: str, position: int, value: bytes) -> None:
@@ -316,12 +316,12 @@ async def _give_back(prompts: Iterable[Prompt]) -> None:
             await prompt.give_back()
 
 
-def _copied(value: Any) -> Any:
+def _copy_containers(value: Any) -> Any:
     """Return a copy of lists and dicts at any depth, with the same other values in them."""
     if type(value) is list:
-        return [_copied(item) for item in value]
+        return [_copy_containers(item) for item in value]
     if type(value) is dict:
-        return {key: _copied(item) for key, item in value.items()}
+        return {key: _copy_containers(item) for key, item in value.items()}
     return value
 
 

@@ -75,7 +75,7 @@ class ProduceStrategy(ReadableConfig):
 
     @field_validator("is_valid", "should_continue", "on_group", "tags")
     @classmethod
-    def _plain_function(cls, hook: Any) -> Any:
+    def _check_function(cls, hook: Any) -> Any:
         if hook is not None and not callable(hook):
             raise ValueError(f"expected a function, or 'module:function', got {shown(hook)}")
         if inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(getattr(type(hook), "__call__", None)):  # noqa: B004
@@ -247,7 +247,7 @@ class _Batch(Generations):
 
     async def produce(self) -> None:
         """Generate until the batch is complete."""
-        self.summary.reused = await self._ready()
+        self.summary.reused = await self._count_completed()
         await self.resume()
         async with self.ending():
             await self._fill()
@@ -260,18 +260,18 @@ class _Batch(Generations):
         while True:
             version = waits.version()
             self.check()  # before the count, which includes the groups that are done
-            completed = await self._ready()
+            completed = await self._count_completed()
             if not should_continue(completed, self.size):
                 return
-            self.check_waste(self._missing(completed))
+            self.check_waste(self._progress(completed))
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 await self.pause()  # which may complete the missing groups
-                completed = await self._ready()
+                completed = await self._count_completed()
                 if not should_continue(completed, self.size):
                     return
-                raise NotReadyError(f"after {self.patience:g} s: task {self.task_name}: {self._missing(completed)}")
-            count = await self._wanted(completed)
+                raise NotReadyError(f"after {self.patience:g} s: task {self.task_name}: {self._progress(completed)}")
+            count = await self._count_to_start(completed)
             if count > 0 and await self.start(count, self.again, self.rest):
                 continue  # until enough groups are in flight, or no prompt is left
             if self:
@@ -280,13 +280,13 @@ class _Batch(Generations):
                 await self._check_exhausted(completed)
                 await waits.changed(version, min(remaining, _POLL_SECONDS))
 
-    async def _ready(self) -> int:
+    async def _count_completed(self) -> int:
         return await self.buffer.count(self.task_name, Status.COMPLETED)
 
-    def _missing(self, completed: int) -> str:
+    def _progress(self, completed: int) -> str:
         return f"{completed} of {self.size} completed groups"
 
-    async def _wanted(self, completed: int) -> int:
+    async def _count_to_start(self, completed: int) -> int:
         """Return the number of groups to start now."""
         count = self.size + self.ahead - completed - len(self)
         is_slowed = self.buffer.limits.slows_puts
@@ -298,6 +298,6 @@ class _Batch(Generations):
         """Raise ProduceError if no prompt is left to draw, and none is in flight elsewhere."""
         again = None if self.again is None else [*self.again, *self.rest]
         counts = await self.sampler.counts(again)
-        if not counts.in_flight and not counts.waiting and await self._ready() <= completed:
-            text = f"task {self.task_name}: {self._missing(completed)}, and {self.sampler.why_none}"
+        if not counts.in_flight and not counts.waiting and await self._count_completed() <= completed:
+            text = f"task {self.task_name}: {self._progress(completed)}, and {self.sampler.why_none}"
             raise ProduceError(text, reason="exhausted")
