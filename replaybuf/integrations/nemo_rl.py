@@ -35,7 +35,7 @@ class TrajectoryBuffer:
             raise ConfigError(f"{', '.join(conflicts)}: a TrajectoryBuffer has its own, as NeMo-RL's buffer has")
         self.max_size = max_size
         self._drops_incomplete = drop_incomplete_targets_on_restore
-        self._last = -1
+        self._last_step = -1
         self._buffer = ReplayBufferConfig[dict[str, Any]](url=url, **settings, **options).build_sync()
 
     def add(self, trajectory: Mapping[str, Any], weight_version: int, target_weight_version: int) -> str:
@@ -56,7 +56,7 @@ class TrajectoryBuffer:
         The result has `trajectories` and `avg_trajectory_age`, in steps.
         """
         self._buffer.delete({"tags.version": {"$lt": current_weight_version - max_age_steps}})
-        sizes, where = {_TASK: num_prompt_groups}, _usable(current_weight_version, max_age_steps)
+        sizes, where = {_TASK: num_prompt_groups}, _usable_trajectories(current_weight_version, max_age_steps)
         if not num_prompt_groups or not self._buffer.is_ready(sizes, where=where):
             return None
         try:
@@ -64,7 +64,7 @@ class TrajectoryBuffer:
         except NotReadyError:  # another process was faster
             return None
         items = batch[_TASK]
-        self._last = max(self._last, current_weight_version)
+        self._last_step = max(self._last_step, current_weight_version)
         versions = [_tags(item)["version"] for item in items]
         return {
             "trajectories": [_as_nemo(item.item[0]) for item in items],
@@ -87,7 +87,7 @@ class TrajectoryBuffer:
         self, target_step: int, num_prompts_per_step: int, max_age_steps: int | None = None
     ) -> int:
         """Return the number of trajectories that the step still needs."""
-        return max(0, num_prompts_per_step - self._buffer.count_where(_usable(target_step, max_age_steps)))
+        return max(0, num_prompts_per_step - self._buffer.count_where(_usable_trajectories(target_step, max_age_steps)))
 
     def has_complete_batch(self, target_step: int, num_prompts_per_step: int, max_age_steps: int | None = None) -> bool:
         """Return whether there are enough trajectories for the step."""
@@ -95,7 +95,7 @@ class TrajectoryBuffer:
 
     def get_last_target_weight_already_generated(self) -> int:
         """Return the last step whose trajectories were taken; -1 before the first."""
-        return self._last
+        return self._last_step
 
     def get_existing_target_weights(self) -> set[int]:
         """Return the steps that have trajectories."""
@@ -113,7 +113,7 @@ class TrajectoryBuffer:
 
     def save_to_path(self, path: str) -> int:
         """Make a step checkpoint in the database, and write its step to a file. Return the number of trajectories."""
-        step = self._last + 1
+        step = self._last_step + 1
         self._buffer.checkpoint(step)
         Path(path).write_text(json.dumps({"checkpoint": step}), "utf-8")
         return self.size()
@@ -136,7 +136,7 @@ class TrajectoryBuffer:
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path} isn't a file that TrajectoryBuffer.save_to_path wrote") from error
         self._buffer.restore(step)
-        self._last = step - 1
+        self._last_step = step - 1
         all_tags = [_tags(item) for item in self._buffer.find({}, payloads=False)]
         self._drop_old(num_prompts_per_step, current_training_step, max_age_steps)
         last_index = max((tags.get("task_index", -1) for tags in all_tags), default=-1)
@@ -147,12 +147,12 @@ class TrajectoryBuffer:
         remaining = [place for place in places if max_age is None or max(0, place[2] - max_age) <= place[1] <= place[2]]
         if step is not None and prompts is not None:
             remaining = [place for place in remaining if place[2] >= step]
-            self._last = step - 1
+            self._last_step = step - 1
         counts = Counter(target for _, _, target in remaining)
         if prompts is not None and (step is None or self._drops_incomplete):
             remaining = [place for place in remaining if counts[place[2]] >= prompts]
         if step is None and prompts is not None:
-            self._last = min(self._last, min((target for _, _, target in remaining), default=0) - 1)
+            self._last_step = min(self._last_step, min((target for _, _, target in remaining), default=0) - 1)
         if uids := sorted({uid for uid, _, _ in places} - {uid for uid, _, _ in remaining}):
             self._buffer.delete({"uid": {"$in": uids}})
 
@@ -166,7 +166,7 @@ def _tags(item: StorageItem[Any]) -> dict[str, Any]:
     return dict(item.tags or {})
 
 
-def _usable(target: int, max_age: int | None) -> Query:
+def _usable_trajectories(target: int, max_age: int | None) -> Query:
     """Return the query for trajectories of a step whose weights aren't too old for it."""
     versions = {} if max_age is None else {"tags.version": {"$gte": max(0, target - max_age), "$lte": target}}
     return {"tags.target": target, **versions}

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch import Tensor  # type: ignore[import-not-found, unused-ignore]
     from verl import DataProto  # type: ignore[import-not-found, unused-ignore]
 
-_OURS = {
+_OUR_FIELDS = {
     "prompts": "prompt_ids",
     "responses": "response_ids",
     "rollout_log_probs": "logprobs",
@@ -93,9 +93,9 @@ def from_groups(groups: Iterable[Sequence[RolloutState]]) -> DataProto:
         if names := {name for fields in batches for name in set(batches[0][part]) ^ set(fields[part])}:
             raise InputError(f"not all of the groups have {', '.join(sorted(names))}: they are of different batches")
     rollouts = [rollout for group in group_lists for rollout in group]
-    tensors = {name: _stacked(torch, name, rollouts) for name in batches[0]["tensors"]}
+    tensors = {name: _stack_rows(torch, name, rollouts) for name in batches[0]["tensors"]}
     arrays = {name: _array(name, rollouts, kind) for name, kind in batches[0]["arrays"].items()}
-    return verl.DataProto.from_dict(tensors=tensors, non_tensors=arrays, meta_info=_meta(batches))
+    return verl.DataProto.from_dict(tensors=tensors, non_tensors=arrays, meta_info=_merged_meta(batches))
 
 
 def _group(batch: DataProto, value: Any, rows: list[int]) -> list[RolloutState]:
@@ -116,8 +116,8 @@ def _rollout(batch: DataProto, value: Any, row: int) -> RolloutState:
     """Return a row of a batch as a rollout."""
     tensors: dict[str, Tensor] = {name: tensor[row] for name, tensor in batch.batch.items()}
     arrays = {name: array[row] for name, array in batch.non_tensor_batch.items()}
-    stored = {name: _stored(name, tensors) for name in tensors}
-    fields = {_OURS[name]: _moved(stored[name]) for name in _OURS if name in stored}
+    stored = {name: _without_padding(name, tensors) for name in tensors}
+    fields = {_OUR_FIELDS[name]: _take_tokens(stored[name]) for name in _OUR_FIELDS if name in stored}
     rewards = next((tensors[name] for name in _REWARDS if name in tensors), None)
     oldest_step, prompt = arrays.get("min_global_steps"), arrays.get("raw_prompt")
     return RolloutState(
@@ -131,7 +131,7 @@ def _rollout(batch: DataProto, value: Any, row: int) -> RolloutState:
     )
 
 
-def _moved(stored: dict[str, Any]) -> Any:
+def _take_tokens(stored: dict[str, Any]) -> Any:
     """Remove the tokens, and return them as an array; dtypes that numpy lacks aren't removed, and return float32."""
     try:
         array = stored["tokens"].numpy()
@@ -141,7 +141,7 @@ def _moved(stored: dict[str, Any]) -> Any:
     return array
 
 
-def _stored(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def _without_padding(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return a row's tensor without its padding, and the padding's shape and values; {} for a derivable tensor."""
     row, prompts, responses = tensors[name], tensors["prompts"], tensors["responses"]
     width = prompts.shape[0]
@@ -182,20 +182,20 @@ def _batch_of(group: Sequence[RolloutState]) -> dict[str, Any]:
     return fields
 
 
-def _stacked(torch: Any, name: str, rollouts: list[RolloutState]) -> Tensor:
-    rows = [_restored(torch, name, rollout) for rollout in rollouts]
+def _stack_rows(torch: Any, name: str, rollouts: list[RolloutState]) -> Tensor:
+    rows = [_padded_row(torch, name, rollout) for rollout in rollouts]
     kinds = {(tuple(row.shape), str(row.dtype)) for row in rows}
     if len(kinds) > 1:
         raise InputError(f"the groups are of batches in which {name} has other widths or dtypes: {sorted(kinds)}")
     return torch.stack(rows)
 
 
-def _restored(torch: Any, name: str, rollout: RolloutState) -> Tensor:
+def _padded_row(torch: Any, name: str, rollout: RolloutState) -> Tensor:
     """Return a row's tensor with its original padding."""
     stored = rollout.extra_fields["verl"]["tensors"][name]
     if not stored:  # input_ids, derived from prompts and responses
-        return torch.cat([_restored(torch, part, rollout) for part in ("prompts", "responses")])
-    tokens = stored["tokens"] if "tokens" in stored else torch.from_numpy(getattr(rollout, _OURS[name]))
+        return torch.cat([_padded_row(torch, part, rollout) for part in ("prompts", "responses")])
+    tokens = stored["tokens"] if "tokens" in stored else torch.from_numpy(getattr(rollout, _OUR_FIELDS[name]))
     if "axis" not in stored:
         return tokens
     (left, left_fill), (right, right_fill) = stored["padding"]
@@ -213,7 +213,7 @@ def _array(name: str, rollouts: list[RolloutState], kind: str) -> Any:
     return array
 
 
-def _meta(batches: list[dict[str, Any]]) -> dict[str, Any]:
+def _merged_meta(batches: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the `meta_info` of groups; the metrics are those of all their rows."""
     metas = [batch["meta_info"] for batch in batches]
     merged = dict(metas[0])

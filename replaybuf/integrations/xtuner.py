@@ -90,7 +90,7 @@ class ReplayBuffer:
 
     def __init__(self, buffer: OurBuffer[Any]) -> None:
         self.buffer = buffer
-        self._used = False  # whether this run has used the buffer
+        self._is_used = False  # whether this run has used the buffer
         self._step: int | None = None  # the last train step passed to a call
 
     async def put(
@@ -117,7 +117,7 @@ class ReplayBuffer:
         if model_step is not None:  # unlike the buffer's own `model_step`, a response without token ids gets none
             for rollout in items:
                 fill_model_steps(rollout, check_step(model_step, "model_step"), self.buffer.rollout_type)
-        self._used = True
+        self._is_used = True
         self._step = self._step if step is None else step
         # A put that returns evicted groups is committed by itself, without group commit.
         evicts = self.buffer.limits.capacity is not None
@@ -125,7 +125,7 @@ class ReplayBuffer:
         removed: list[Group] = []
         try:
             uid = await self.buffer.put(
-                _by_session(items),
+                _segments_by_session(items),
                 task_name,
                 status=status,
                 current_train_step=step,
@@ -148,10 +148,10 @@ class ReplayBuffer:
         self, task_batch_sizes: Mapping[str, int], *, group_status: StatusLike = Status.COMPLETED
     ) -> tuple[dict[str, list[Group]], dict[str, int]]:
         """Take up to `task_batch_sizes` groups of each task, in one transaction. Return groups and counts by task."""
-        status, sizes = OUR_STATUSES.check(group_status), _asked_for(task_batch_sizes)
+        status, sizes = OUR_STATUSES.check(group_status), _requested_sizes(task_batch_sizes)
         batch: dict[str, list[Group]] = {task: [] for task in task_batch_sizes}
         if sizes and status != Status.ARCHIVED:  # archived groups are never drawn
-            self._used = True
+            self._is_used = True
             step = self._step if status == Status.COMPLETED else None  # others are drawn for generation, not training
             by_task, _ = await self.buffer.take_batch(sizes, group_status=status, current_train_step=step)
             batch |= {task: [*map(flat, groups)] for task, groups in by_task.items()}
@@ -169,7 +169,7 @@ class ReplayBuffer:
         self, task_batch_sizes: Mapping[str, int], *, group_status: StatusLike = Status.COMPLETED
     ) -> bool:
         """Return whether each task has as many groups as its batch size."""
-        return await self.buffer.is_ready(_asked_for(task_batch_sizes), group_status)
+        return await self.buffer.is_ready(_requested_sizes(task_batch_sizes), group_status)
 
     async def refresh_staleness(
         self,
@@ -185,15 +185,15 @@ class ReplayBuffer:
         EXPIRED groups of tasks that aren't retryable are removed, then their sessions are released by one call.
         """
         tasks = task_stale_thresholds.keys()  # the other arguments may name more
-        retryable = dict.fromkeys(tasks, True) | _of(tasks, expired_groups_retryable_by_task)
+        retryable = dict.fromkeys(tasks, True) | _values_of_tasks(tasks, expired_groups_retryable_by_task)
         candidates = EXPIRING_STATUSES if statuses is None else map(OUR_STATUSES.check, statuses)
         expiring = [status for status in candidates if status in EXPIRING_STATUSES]
-        self._used, self._step = True, current_train_step
+        self._is_used, self._step = True, current_train_step
         removed: list[StorageItem] = []
         try:
             counts = await self.buffer.refresh_staleness(
                 task_stale_thresholds=task_stale_thresholds,
-                task_token_stale_thresholds=_of(tasks, task_token_stale_thresholds),
+                task_token_stale_thresholds=_values_of_tasks(tasks, task_token_stale_thresholds),
                 expired_groups_retryable_by_task=retryable,
                 current_train_step=current_train_step,
                 statuses=expiring,
@@ -226,12 +226,12 @@ class ReplayBuffer:
             await self._resume(Path(path))
         except SnapshotError as error:
             if (
-                error.reason != "not empty" or self._used or await self.buffer.checkpoints()
+                error.reason != "not empty" or self._is_used or await self.buffer.checkpoints()
             ):  # checkpoints are for `buffer.restore` instead
                 raise
             await self.buffer.delete({})
             await self._resume(Path(path))
-        self._used = True
+        self._is_used = True
 
     async def _resume(self, folder: Path) -> None:
         try:
@@ -255,11 +255,11 @@ def status_of(group: Iterable[Any]) -> Status:
     return group_status(status for status in statuses if status not in (Status.INIT, Status.ARCHIVED))
 
 
-def _asked_for(sizes: Mapping[str, int]) -> dict[str, int]:
+def _requested_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
     return {task: size for task, size in sizes.items() if size > 0}
 
 
-def _of(tasks: Collection[str], values: Mapping[str, Any] | None) -> dict[str, Any]:
+def _values_of_tasks(tasks: Collection[str], values: Mapping[str, Any] | None) -> dict[str, Any]:
     return {task: value for task, value in (values or {}).items() if task in tasks}
 
 
@@ -267,7 +267,7 @@ def _groups(items: Sequence[StorageItem]) -> list[list[Any]]:
     return [item.flat for item in items if item.item]  # undecodable groups have no item
 
 
-def _by_session(group: Group) -> list[Any]:
+def _segments_by_session(group: Group) -> list[Any]:
     """Return a group with the segments of each model session in a list: xtuner's trainer counts them as one rollout."""
     sessions = groupby(group, lambda seg: (seg.rollout_id or id(seg)) if seg.session_id is None else seg.session_id)
     rollouts = [list(segments) for _, segments in sessions]
@@ -275,11 +275,11 @@ def _by_session(group: Group) -> list[Any]:
 
 
 # The configs are subclasses of xtuner's, because its trainers' configs declare and check these classes.
-_TheirSync: Any = config_class("SyncReplayBufferConfig")
-_TheirAsync: Any = config_class("AsyncReplayBufferConfig")
+_XtunerSyncConfig: Any = config_class("SyncReplayBufferConfig")
+_XtunerAsyncConfig: Any = config_class("AsyncReplayBufferConfig")
 
 
-class _OverDatabase(config.ReplayBufferConfig[Any]):
+class _DatabaseConfig(config.ReplayBufferConfig[Any]):
     """Takes every setting of `replaybuf.ReplayBufferConfig`, and builds xtuner's face of the buffer.
 
     `rollout_type` is xtuner's RolloutState, or a subclass. Without a url the buffer is a private one in memory, as
@@ -294,13 +294,13 @@ class _OverDatabase(config.ReplayBufferConfig[Any]):
         return ReplayBuffer(super().build())
 
 
-class SyncReplayBufferConfig(_OverDatabase, _TheirSync):  # type: ignore[misc]
+class SyncReplayBufferConfig(_DatabaseConfig, _XtunerSyncConfig):  # type: ignore[misc]
     """For synchronous training: oldest first."""
 
     policy: str | OurPolicy | type[OurPolicy] = "fifo"
 
 
-class AsyncReplayBufferConfig(_OverDatabase, _TheirAsync):  # type: ignore[misc]
+class AsyncReplayBufferConfig(_DatabaseConfig, _XtunerAsyncConfig):  # type: ignore[misc]
     """For asynchronous training: most stale first."""
 
     policy: str | OurPolicy | type[OurPolicy] = "staleness"

@@ -110,7 +110,7 @@ async def test_race__a_chunk_of_a_session_that_has_just_ended_is_not_made(stores
     chunks = stores.open(2, capacity=1)
     await send(chunks, [0], version=9)
     # Somebody begins a session, and gets no further.
-    await chunks._advanced(2, 0)
+    await chunks._advance(2, 0)
     assert (await problem(chunks.put(1, worker=W, index=1, session=1, version=9))).reason == "session"
     assert await stored(chunks) == []
     assert await chunks.buffer.count_where({"tags.session": 1}) == 0
@@ -121,14 +121,14 @@ async def test_race__a_chunk_that_is_stored_as_its_session_ends_is_never_drawn(
 ) -> None:
     chunks = stores.open(1)
     await send(chunks, [0])
-    make = chunks._chunk
+    make = chunks._prepare_chunk
 
     async def late(*arguments: Any) -> Any:
         made = await make(*arguments)
         assert await chunks.advance(0, session=2) == 1
         return made
 
-    monkeypatch.setattr(chunks, "_chunk", late)
+    monkeypatch.setattr(chunks, "_prepare_chunk", late)
     await send(chunks, [1])
     with pytest.raises(NotReadyError):
         await chunks.fetch(1, timeout=0)

@@ -64,7 +64,7 @@ class ChunkBuffer:
         self.name, self._size, self._max_staleness = config.name, config.fragments_per_chunk, config.max_staleness
         self._lease_seconds = config.lease_seconds
         self._fragments, self._selections = f"{self.name}.fragments", f"{self.name}.prepared"  # tasks
-        self._cleared = -1  # the last session for which this object has removed the groups of older ones
+        self._cleared_session = -1  # the last session for which this object has removed the groups of older ones
 
     if not TYPE_CHECKING:
         __enter__ = __exit__ = refused("the calls of a chunk buffer are coroutines: open it by `async with`")
@@ -117,17 +117,17 @@ class ChunkBuffer:
         """
         check_task_name(worker, "worker")
         while True:
-            cursor, _ = await self._worker(worker)
-            rows = await self._unfinished(worker, payloads=False)
+            cursor, _ = await self._read_worker(worker)
+            rows = await self._find_unfinished(worker, payloads=False)
             if await self._move(cursor, None):
                 return await self._remove(rows)
 
     async def expected(self, worker: str) -> int | None:
         """Return the expected index of a worker's next fragment, or None if any is accepted."""
         check_task_name(worker, "worker")
-        if (state := await self._state()) is None:
+        if (state := await self._read_state()) is None:
             return None
-        _, progress = await self._worker(worker, state.session)
+        _, progress = await self._read_worker(worker, state.session)
         return progress and progress.next
 
     async def dropped(self) -> dict[str, int]:
@@ -142,35 +142,35 @@ class ChunkBuffer:
         state, worker = await self._state_for(fragment), fragment.worker
         if fragment.session != state.session:
             raise fragment.error("session", state.session)
-        cursor, progress = await self._worker(worker, state.session)
+        cursor, progress = await self._read_worker(worker, state.session)
         progress = progress or WorkerProgress(state.session, fragment.index, fragment.index)
         if fragment.index != progress.next:
             raise fragment.error("duplicate" if fragment.index < progress.next else "gap", progress.next)
         next_index = fragment.index + 1
         if next_index - progress.start < self._size:
             tags: Tags = {"worker": worker, "session": state.session, "index": fragment.index}
-            group = await self._prepared([fragment.rollout()], self._fragments, tags=tags)
+            group = await self._prepare([fragment.rollout()], self._fragments, tags=tags)
             return await self._move(cursor, progress._replace(next=next_index), group)
-        rows = await self._unfinished(worker, session=state.session) if progress.start < fragment.index else []
+        rows = await self._find_unfinished(worker, session=state.session) if progress.start < fragment.index else []
         next_progress = WorkerProgress(state.session, next_index, next_index)
         by_index = {(row.tags or {})["index"]: row.item for row in rows}  # of two with an index, the later one
         items = [by_index.get(index) for index in range(progress.start, fragment.index)]
         if all(items):
             rollouts = [*(item[0] for item in items if item), fragment.rollout()]
-            return await self._move(cursor, next_progress, await self._chunk(rollouts, state, worker, rows))
+            return await self._move(cursor, next_progress, await self._prepare_chunk(rollouts, state, worker, rows))
         is_stored = await self._move(cursor, next_progress)
         if is_stored:
             await self._remove(rows)
             await self._count_damaged()
         return is_stored
 
-    async def _chunk(
+    async def _prepare_chunk(
         self, fragments: list[dict[str, Any]], state: ModelState, worker: str, rows: list[StorageItem]
     ) -> NewGroup:
         version = min(fragment["version"] for fragment in fragments)
         # The store computes the staleness of the chunk from the model steps.
         completed = {"status": Status.COMPLETED.value, "seq_staleness": 0}
-        return await self._prepared(
+        return await self._prepare(
             [{**fragment, **completed, "response_model_steps": [fragment["version"]]} for fragment in fragments],
             self.name,
             tags={"worker": worker, "session": state.session, "start": fragments[0]["index"], "version": version},
@@ -179,7 +179,7 @@ class ChunkBuffer:
             current_train_step=state.version + 1,
         )
 
-    async def _prepared(self, rollouts: list[dict[str, Any]], task_name: str, **options: Any) -> NewGroup:
+    async def _prepare(self, rollouts: list[dict[str, Any]], task_name: str, **options: Any) -> NewGroup:
         group, _ = await self.buffer.putting.prepare(rollouts, task_name, **options)
         assert group is not None
         return group
@@ -191,7 +191,7 @@ class ChunkBuffer:
 
     # Workers
 
-    async def _worker(self, worker: str, session: int | None = None) -> tuple[Cursor, WorkerProgress | None]:
+    async def _read_worker(self, worker: str, session: int | None = None) -> tuple[Cursor, WorkerProgress | None]:
         """Return the cursor of a worker, and its progress in the session; None if it has put nothing in it."""
         cursor, progress = await self._read(f"worker/{worker}", WorkerProgress)
         return cursor, progress if progress and progress.session == session else None
@@ -201,7 +201,7 @@ class ChunkBuffer:
         cursor = await self.buffer.cursors.read(f"replaybuf:{self.name}.{name}")
         return cursor, kind(*msgpack.unpackb(cursor.value)) if cursor.value else None
 
-    async def _unfinished(self, worker: str, *, payloads: bool = True, **tags: int) -> list[StorageItem]:
+    async def _find_unfinished(self, worker: str, *, payloads: bool = True, **tags: int) -> list[StorageItem]:
         """Return the unfinished fragments of a worker, in the order of their puts."""
         query = {"task_name": self._fragments, "tags.worker": worker} | {f"tags.{name}": tags[name] for name in tags}
         return [row async for row in self.buffer.find(query, payloads=payloads)]
@@ -229,27 +229,27 @@ class ChunkBuffer:
         """
         version = check_whole(version, "version")
         session = None if session is None else check_whole(session, "session")
-        if session is None and await self._state() is None:
+        if session is None and await self._read_state() is None:
             raise InputError(f"no fragment of {self.name} was put yet, so its session isn't known: give session=")
-        state = await self._advanced(session, version)
+        state = await self._advance(session, version)
         if session is not None and session < state.session:
             raise InputError(f"session {session} is over: {self.name} is in session {state.session}")
         return await self._clear(state)
 
     async def _state_for(self, fragment: Fragment) -> ModelState:
         """Return the model's state; the very first fragment begins its session."""
-        state = await self._state() or await self._advanced(fragment.session, fragment.version)
-        if self._cleared < state.session:
+        state = await self._read_state() or await self._advance(fragment.session, fragment.version)
+        if self._cleared_session < state.session:
             # The process that began the session may have died before this, which precedes any fragment of the session.
             await self._clear(state)
         return state
 
-    async def _state(self) -> ModelState | None:
+    async def _read_state(self) -> ModelState | None:
         """Return the session and version of the model, or None before the first fragment."""
         _, state = await self._read("state", ModelState)
         return state
 
-    async def _advanced(self, session: int | None, version: int) -> ModelState:
+    async def _advance(self, session: int | None, version: int) -> ModelState:
         """Move the model to a session and version, unless it has reached or passed them. Return its state."""
         while True:
             cursor, state = await self._read("state", ModelState)
@@ -270,7 +270,7 @@ class ChunkBuffer:
             expired_groups_retryable_by_task={self.name: False},
             statuses=[Status.COMPLETED],
         )
-        self._cleared = state.session
+        self._cleared_session = state.session
         return removed + expired[self.name]
 
     # Drawing
@@ -319,7 +319,7 @@ class ChunkBuffer:
         seconds = self._lease_seconds
         async with self.buffer.lease_batch({self.name: n}, at_least=n, timeout=timeout, seconds=seconds) as lease:
             chunks = [Chunk.of(item) for item in lease.items[self.name]]
-            state = await self._state()
+            state = await self._read_state()
             if state is not None and any(self._is_obsolete(chunk, state) for chunk in chunks):
                 await lease.give_back()
                 await self._clear(state)

@@ -224,9 +224,9 @@ def _table_size(items: Sequence[StorageItem[Any]]) -> int:
     return len(items)  # priorities so far apart that p underflows to 0 for all of them
 
 
-_CONFIG = f"{ReplayBufferConfig[Any].__name__}: "
+_CONFIG_PREFIX = f"{ReplayBufferConfig[Any].__name__}: "
 # The names of limits in errors, and Reverb's names.
-_REVERBS_WORDS = {"capacity": "max_size", "min_size": "min_size_to_sample"}
+_REVERB_OPTIONS = {"capacity": "max_size", "min_size": "min_size_to_sample"}
 
 
 def table_config(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> ReplayBufferConfig[Any]:
@@ -264,6 +264,6 @@ def table_config(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> Re
         config = ReplayBufferConfig[Any](url="memory://" if url is None else url, **settings, **options)
         config.rules()
     except ConfigError as error:
-        words = re.sub(r"\b(capacity|min_size)\b", lambda match: _REVERBS_WORDS[match[0]], str(error))
-        raise config_error(words.removeprefix(_CONFIG)) from None
+        words = re.sub(r"\b(capacity|min_size)\b", lambda match: _REVERB_OPTIONS[match[0]], str(error))
+        raise config_error(words.removeprefix(_CONFIG_PREFIX)) from None
     return config

@@ -90,9 +90,9 @@ Collate = Callable[[list[StorageItem[Any]]], Any]
 
 # Seconds between checks of `stop` while a worker waits for groups.
 _POLL_SECONDS = 0.5
-_SOON = 0.01
+_SHORT_TIMEOUT = 0.01
 
-_WATCH = "replaybuf-trainer"  # the thread of a worker that waits for the trainer's end
+_WATCH_THREAD = "replaybuf-trainer"  # the thread of a worker that waits for the trainer's end
 
 
 class GroupDataset(IterableDataset[Loaded]):
@@ -147,8 +147,8 @@ class GroupDataset(IterableDataset[Loaded]):
         self._draw: dict[str, Any] = {"group_status": group_status, "where": where, "at_least": at_least, "beta": beta}
         self._draw["deferred"] = frozenset(check_list(deferred, "deferred"))
         self.handover = Handover()
-        self._open: tuple[int, ReplayBuffer[Any]] | None = None  # with the id of the process
-        self._sent: list[Lease[Any]] = []  # of a worker: renewed until its process ends, or the trainer settles them
+        self._open_buffer: tuple[int, ReplayBuffer[Any]] | None = None  # with the id of the process
+        self._leases: list[Lease[Any]] = []  # of a worker: renewed until its process ends, or the trainer settles them
         buffer = self._build()
         self._begin_lease(buffer, timeout).discard()  # validates the arguments
         if isinstance(source, ReplayBufferConfig) and not buffer.durable:
@@ -158,7 +158,7 @@ class GroupDataset(IterableDataset[Loaded]):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": None, "_sent": []}
+        return {**self.__dict__, "_open_buffer": None, "_leases": []}
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[ReplayBuffer[Any]]:
@@ -166,16 +166,16 @@ class GroupDataset(IterableDataset[Loaded]):
 
         A worker leaves it open, for the leases of batches that the trainer has not taken over.
         """
-        if self._open is not None and self._open[0] == os.getpid():
-            yield self._open[1]
+        if self._open_buffer is not None and self._open_buffer[0] == os.getpid():
+            yield self._open_buffer[1]
             return
         buffer = self._build()
-        self._open = os.getpid(), buffer
+        self._open_buffer = os.getpid(), buffer
         try:
             yield buffer
         finally:
             if get_worker_info() is None:
-                self._open = None
+                self._open_buffer = None
                 if buffer is not self.source:
                     end(buffer.close())
 
@@ -195,14 +195,14 @@ class GroupDataset(IterableDataset[Loaded]):
             if isinstance(lease, NotReadyError):
                 yield lease
                 return
-            batch, leased = self._collated(lease), lease.handle
+            batch, leased = self._collate_groups(lease), lease.handle
             if get_worker_info() is not None:
                 adopted = buffer.adopt(leased, seconds=self.seconds)  # without the rollouts
-                self._sent = [*(lease for lease in self._sent if not lease.lost), adopted]
+                self._leases = [*(lease for lease in self._leases if not lease.lost), adopted]
             yield LoadedBatch(leased, start, batch)
             del lease  # in this process the trainer has taken it over
 
-    def _collated(self, lease: Lease[Any]) -> Any:
+    def _collate_groups(self, lease: Lease[Any]) -> Any:
         items = [item for task in self.sizes for item in lease.items.get(task, [])]
         if self._collate is None:
             return items
@@ -236,7 +236,7 @@ class GroupDataset(IterableDataset[Loaded]):
     async def _last_try(self, buffer: ReplayBuffer[Any], waited: float) -> Lease[Any] | NotReadyError:
         """Lease the batch if it is available now. Otherwise record and return the timeout of the trainer's wait."""
         try:
-            return await self._begin_lease(buffer, _SOON)
+            return await self._begin_lease(buffer, _SHORT_TIMEOUT)
         except NotReadyError as error:
             statuses = buffer.rollout_type.statuses
             options = {**self._draw, "statuses": statuses, "worker": buffer.worker}
@@ -259,11 +259,11 @@ def _end_with_the_trainer() -> None:
     torch only checks the process that started the worker, which may be a fork server that lives on.
     """
     trainer = None if get_worker_info() is None else multiprocessing.parent_process()
-    if trainer is None or any(thread.name == _WATCH for thread in threading.enumerate()):
+    if trainer is None or any(thread.name == _WATCH_THREAD for thread in threading.enumerate()):
         return
 
     def watch() -> None:
         trainer.join()
         os._exit(1)
 
-    threading.Thread(target=watch, name=_WATCH, daemon=True).start()
+    threading.Thread(target=watch, name=_WATCH_THREAD, daemon=True).start()

@@ -114,16 +114,16 @@ class RankStep:
         has leased them.
         """
         number = self.train_step if train_step is None else train_step
-        self._together("acknowledge", lambda step: step.acknowledge(train_step=number))
+        self._settle_together("acknowledge", lambda step: step.acknowledge(train_step=number))
 
     def give_back(self, *, failed: str | None = None) -> None:
         """Give all groups back, to be drawn again. Raises ReplayBufError."""
-        self._together("give back", lambda step: step.give_back(failed=failed))
+        self._settle_together("give back", lambda step: step.give_back(failed=failed))
 
-    def _together(self, verb: str, settle: Callable[[AnyStep], object]) -> None:
+    def _settle_together(self, verb: str, settle: Callable[[AnyStep], object]) -> None:
         verbs = self._link.gather(verb, f"all ranks to {verb} the step")
         if len(set(verbs)) > 1:
-            text = f"the ranks do different things, and nothing was changed: {_numbered(map(str, verbs))}"
+            text = f"the ranks do different things, and nothing was changed: {_text_by_rank(map(str, verbs))}"
             raise ReplayBufError(text, reason="ranks")
         failure = None
         try:
@@ -135,7 +135,7 @@ class RankStep:
         if failure is not None:
             raise failure
         if any(outcomes):
-            raise ReplayBufError(f"other ranks could not {verb} the step: {_numbered(outcomes)}", reason="ranks")
+            raise ReplayBufError(f"other ranks could not {verb} the step: {_text_by_rank(outcomes)}", reason="ranks")
 
     def __enter__(self) -> Self:
         return self
@@ -160,7 +160,7 @@ def same_steps(
     raised there, and as ReplayBufError on the others. `timeout` limits a rank's wait for the others: make it longer
     than the timeout of the source's GroupDataset and than a train step.
     """
-    return _sent(steps, Link(group, timeout), source, split=False)
+    return _send_steps(steps, Link(group, timeout), source, split=False)
 
 
 def split_steps(
@@ -171,16 +171,16 @@ def split_steps(
     The source's batches are lists with a part for each rank, in rank order. All parts belong to one lease, which is
     acknowledged as a whole; `items` are the groups of all ranks.
     """
-    return _sent(steps, Link(group, timeout), source, split=True)
+    return _send_steps(steps, Link(group, timeout), source, split=True)
 
 
-def _sent(steps: Iterable[AnyStep] | None, link: Link, source: int, *, split: bool) -> Generator[RankStep]:
+def _send_steps(steps: Iterable[AnyStep] | None, link: Link, source: int, *, split: bool) -> Generator[RankStep]:
     if (link.rank == source) == (steps is None):
         raise InputError(f"rank {source} of the group gives the steps, and the others None; this is rank {link.rank}")
     own_steps = iter(()) if steps is None else iter(steps)  # what the other ranks pack is ignored
     operation = f"the next step of rank {source}, the source of its batches"
     while True:
-        step, packed, failure = _next(own_steps, link.size if split else None)
+        step, packed, failure = _next_message(own_steps, link.size if split else None)
         kind, content = unpack(link.broadcast(packed, source, operation))
         if failure is not None:
             raise failure
@@ -200,7 +200,7 @@ def largest(value: int, *, group: Any = None, timeout: float = 1800.0) -> int:
     return int(max(Link(group, timeout).gather(value, "the other ranks' numbers")))
 
 
-def _next(steps: Iterator[AnyStep], parts: int | None) -> tuple[AnyStep | None, torch.Tensor, Exception | None]:
+def _next_message(steps: Iterator[AnyStep], parts: int | None) -> tuple[AnyStep | None, torch.Tensor, Exception | None]:
     """Return the next step, None at the end; its packed message; and the error that the source raises afterwards."""
     try:
         step = next(steps, None)
@@ -217,5 +217,5 @@ def _error_text(error: Exception | None) -> str:
     return "" if error is None else f"{type(error).__name__}: {error}"
 
 
-def _numbered(texts: Iterable[str]) -> str:
+def _text_by_rank(texts: Iterable[str]) -> str:
     return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts) if text)

@@ -28,7 +28,7 @@ FIELDS = ("prompt_ids", "response_ids", "response_mask", "logprobs", "reward")
 
 # Avoids a division by zero for groups of equal rewards.
 _EPSILON = 1e-6
-_OTHER_NAMES = "; where your class calls it otherwise, say so as in the config: Pad(fields={{'{name}': 'its name'}})"
+_FIELDS_HINT = "; where your class calls it otherwise, say so as in the config: Pad(fields={{'{name}': 'its name'}})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def _value(rollout: Any, name: str | None) -> Any:
 def _reward(place: str, value: Any, key: str) -> float:
     reward = reward_value(value, key)
     if reward is None:
-        hint = _OTHER_NAMES.format(name="reward") if value is None else ""
+        hint = _FIELDS_HINT.format(name="reward") if value is None else ""
         raise RolloutError(f"{place} has no reward: expected a finite number, got {shown(value)}{hint}")
     return reward
 
@@ -110,7 +110,7 @@ def _sequence(uid: int, place: str, values: Mapping[str, Any], advantage: float)
     response = _row(place, "response_ids", values["response_ids"], np.int64)
     if prompt is None or response is None:
         name = "prompt_ids" if prompt is None else "response_ids"
-        raise RolloutError(f"{place} has no {name}{_OTHER_NAMES.format(name=name)}")
+        raise RolloutError(f"{place} has no {name}{_FIELDS_HINT.format(name=name)}")
     mask = _row(place, "response_mask", values["response_mask"], np.bool_, len(response))
     logprobs = _row(place, "logprobs", values["logprobs"], np.float32, len(response))
     offset = len(prompt)

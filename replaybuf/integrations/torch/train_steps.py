@@ -80,7 +80,7 @@ def leased_steps(loader: DataLoader[Any], *, train_step: int | None = None) -> I
     those that workers have leased in advance. Errors of workers are raised here. Raises InputError for a DataLoader
     that would hold groups back or split batches.
     """
-    dataset = _checked(loader)
+    dataset = _check_loader(loader)
     first_step = None if train_step is None else check_whole(train_step, "train_step")
     if dataset.handover.state != NONE:
         raise InputError("this GroupDataset is being iterated over: end that pass first, or make another dataset")
@@ -105,10 +105,10 @@ def _steps(
     """Yield a Step for each batch, and keep the open ones in `steps`; the first one is of train step `first_step`."""
     batches, numbers = iter(loader), itertools.repeat(None) if first_step is None else itertools.count(first_step)
     try:
-        while (loaded := _received(batches, dataset)) is not None:
+        while (loaded := _next_batch(batches, dataset)) is not None:
             steps[:] = [step for step in steps if step.open]
             lease = buffer.adopt(loaded.leased, seconds=dataset.seconds)
-            if _holds(lease, time.monotonic() - loaded.leased_at):
+            if _holds_groups(lease, time.monotonic() - loaded.leased_at):
                 steps.append(Step(loaded.batch, lease, train_step=next(numbers)))
                 yield steps[-1]
     finally:
@@ -116,7 +116,7 @@ def _steps(
         errors = 0
         while errors <= 2 * loader.num_workers:  # a worker may raise once, and then be reported dead once
             try:
-                loaded = _received(batches, dataset)
+                loaded = _next_batch(batches, dataset)
             except Exception as error:  # batches leased and not sent come back when the leases end
                 errors += 1
                 _logger.debug("a worker ended with %s", error)
@@ -126,7 +126,7 @@ def _steps(
             _give_back(buffer.adopt(loaded.leased, heartbeat=False))
 
 
-def _received(batches: Iterator[Loaded], dataset: GroupDataset) -> LoadedBatch | None:
+def _next_batch(batches: Iterator[Loaded], dataset: GroupDataset) -> LoadedBatch | None:
     """Return the next batch, or None at the end. Raises NotReadyError, and errors of workers."""
     with dataset.handover.waiting():
         loaded = next(batches, None)
@@ -135,7 +135,7 @@ def _received(batches: Iterator[Loaded], dataset: GroupDataset) -> LoadedBatch |
     return loaded
 
 
-def _holds(lease: Lease[Any], age: float) -> bool:
+def _holds_groups(lease: Lease[Any], age: float) -> bool:
     """Return whether a lease that began at most `age` seconds ago still holds its groups."""
     if age < lease.seconds / 2:
         return True
@@ -158,7 +158,7 @@ def _give_back(lease: Lease[Any]) -> None:
         lease.stop()
 
 
-def _checked(loader: DataLoader[Any]) -> GroupDataset:
+def _check_loader(loader: DataLoader[Any]) -> GroupDataset:
     """Return the dataset of a DataLoader; raise InputError for one with unsuitable options."""
     dataset = getattr(loader, "dataset", None)
     if not isinstance(dataset, GroupDataset):
