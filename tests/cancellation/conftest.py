@@ -48,8 +48,8 @@ async def end_background_work(buffer: ReplayBuffer) -> None:
 
     async def end() -> None:
         await state.sweeper.stop()
-        if state.files._tidying is not None:
-            await asyncio.wait([state.files._tidying])
+        if state.files._tidy_task is not None:
+            await asyncio.wait([state.files._tidy_task])
 
     await state.thread.run(end)
 

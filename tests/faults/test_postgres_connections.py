@@ -51,7 +51,7 @@ async def all_told(buffer: ReplayBuffer) -> None:
     """Wait until nothing is announced any more, so that the next COMMIT is that of the next call."""
 
     async def quiet() -> bool:
-        return buffer.storage.watch._announcing is None
+        return buffer.storage.watch._announce_task is None
 
     await until(quiet)
 

@@ -184,7 +184,7 @@ _SQL = [
     ("restore-leaves-counts", f"{_STATEMENTS}/checkpoints.py", "    _set_tallies(tx, lanes, saved[\"tallies\"])", "    pass", "counts go back"),
     ("restore-leaves-lanes", f"{_STATEMENTS}/checkpoints.py", "    _set_lanes(tx, lanes, saved[\"lanes\"])", "    pass", "train steps and clocks go back"),
     ("restore-leased", f"{_STATEMENTS}/checkpoints.py", "    begin_epoch(tx, step, now, shift)\n    return_all(tx)", "    begin_epoch(tx, step, now, shift)", "nobody of the restored run holds a lease"),
-    ("restore-no-fence", f"{_STATEMENTS}/fence.py", "epoch = (_row(tx).epoch or 0) + 1", "epoch = (_row(tx).epoch or 0)", "a restore fences off who was there"),
+    ("restore-no-fence", f"{_STATEMENTS}/fence.py", "epoch = (_fence_row(tx).epoch or 0) + 1", "epoch = (_fence_row(tx).epoch or 0)", "a restore fences off who was there"),
     ("fence-not-checked", f"{_STATEMENTS}/fence.py", "if (row.epoch or 0) != tx.scope.epoch:", "if False:", "who is left over from the run before can't write"),
     ("tickets-not-shifted", f"{_STATEMENTS}/fence.py", "        tx.scope = replace(tx.scope, ticket_shift=shift)", "        pass", "tickets go on where the restore has put them"),
     ("checkpoint-without-cursors", f"{_STATEMENTS}/checkpoints.py", "    copy_cursors(tx, 0, new)\n    note", "    note", "cursors are part of checkpoints"),
@@ -198,7 +198,7 @@ _SQL = [
     ("undone-draw-still-recorded", f"{_STATEMENTS}/batches.py", "        tx.change(\"DELETE FROM rb_past WHERE draw = :draw AND draw > 0 AND removed_at IS NULL\", draw=number)\n", "", "an undone draw had no groups"),
     ("replaced-by-key-forgotten", f"{_STATEMENTS}/put.py", "                replaced.setdefault(by_key[row.column(\"scoped_key\")], []).append(row)\n", "                pass\n", "what replaced a group by its key, also through others, stays in its place"),
     ("leased-version-stays-trained", f"{_STATEMENTS}/leases.py", "CASE WHEN lease IS NULL THEN 0 ELSE 1 END", "0", "an undo takes the trained step back from a version that a lease had"),
-    ("undone-draw-renumbered", f"{_STATEMENTS}/batches.py", "        tx.change(_NOT_DRAWN, draw=number)\n", "", "the number of an undone draw may be given again"),
+    ("undone-draw-renumbered", f"{_STATEMENTS}/batches.py", "        tx.change(_CLEAR_DRAW, draw=number)\n", "", "the number of an undone draw may be given again"),
     ("undo-beside-a-sweep", "storage/sql/tasks/delivery.py", "            lock(tx, uids)  # so that a sweep, which goes by the batch and deletes payloads, has ended or skips them\n", "", "an undo waits for a sweep of its groups"),
     ("pruned-draws-stay", f"{_STATEMENTS}/batches.py", "    tx.change(\"DELETE FROM rb_past WHERE draw {in:draws} AND draw > 0 AND removed_at IS NULL\", draws=draws)\n", "", "the groups of a draw go with it"),
     ("settled-elsewhere", f"{_STATEMENTS}/batches.py", "            tx.send(query, old=recorded[\"id\"], uids=list(uids))\n", "", "groups of another step are of another batch"),
@@ -213,7 +213,7 @@ _SQL = [
     ("reader-writes", f"{_ENGINE}/postgres.py", "' READ ONLY' if self.access.read_only else", "' READ ONLY' if False else", "a reader can't write, whatever its settings"),
     ("pool-busy-unsaid", f"{_ENGINE}/postgres_pool.py", "if self.size == MOST_CONNECTIONS and limit.expired():", "if False:", "who waits in vain for a connection is told why"),
     ("row-too-large", f"{_ENGINE}/dialect.py", "if size > MOST_ROW_BYTES:", "if False:", "what is larger than a row isn't sent"),
-    ("commits-not-together", f"{_ENGINE}/sqlite.py", "if self._changed:  # all", "if False:  # all", "who waits looks once at the commits of some milliseconds"),
+    ("commits-not-together", f"{_ENGINE}/sqlite.py", "if self._has_changed:  # all", "if False:  # all", "who waits looks once at the commits of some milliseconds"),
     ("lease-wall-clock", f"{_ENGINE}/sqlite_dialect.py", "return time.time() if start is None else", "return time.time() if True else", "leases pass evenly, though the clock is set"),
 ]  # fmt: skip
 

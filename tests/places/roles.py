@@ -122,8 +122,8 @@ async def _tend(buffer: ReplayBuffer) -> None:
         for _ in range(4):
             await storage.files.maintain(True)
             await storage.engine.write(lambda tx: sweep(tx, time.time(), 100), storage.transactions.scope)
-            if storage.files._tidying is not None:
-                await storage.files._tidying
+            if storage.files._tidy_task is not None:
+                await storage.files._tidy_task
 
     await storage.thread.run(step)
 

@@ -17,7 +17,7 @@ from replaybuf.errors import DecodeError, PayloadStoreError, StorageError
 from replaybuf.storage.places.store import FILES, MARKER, Extent, PlaceStore, StoredFile
 
 _MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 
 class FolderStore(PlaceStore):
@@ -88,7 +88,7 @@ class FolderStore(PlaceStore):
             with contextlib.suppress(OSError):
                 for path in begun:
                     path.unlink(missing_ok=True)
-            if error.errno in _FULL:
+            if error.errno in _FULL_ERRORS:
                 raise StorageError(
                     f"the disk of the folder for payloads {self.path} is full; nothing of the put was stored, and what "
                     "was committed before is safe: free some space",

@@ -21,11 +21,11 @@ from replaybuf.storage.places.store import FILES, MARKER, Extent, PlaceStore, St
 SCHEMES: Final = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure Blob Storage", "abfs": "Azure Blob Storage"}
 _REQUESTS = 16  # concurrent
 #: The share of the caller's timeout after which a request is given up, so that the error can quote the answer.
-_PART = 0.8
+_PART_OF_PATIENCE = 0.8
 _STATUS = re.compile(r"\b(?:status(?: code)?:?|HTTP error) *\(?([1-5]\d\d)\b|\b([45]\d\d) [A-Z][a-z]+")
 
 #: The process in which `obstore` runs its threads, which a forked child doesn't have.
-_running_in: int | None = None
+_running_pid: int | None = None
 
 
 class ObjectStore(PlaceStore):
@@ -47,7 +47,7 @@ class ObjectStore(PlaceStore):
             ) from error
         self.errors = (self._errors.BaseError, OSError)
         self.url = url.rstrip("/")
-        self._patience = _PART * patience
+        self._patience = _PART_OF_PATIENCE * patience
         client = {"timeout": "30s", "connect_timeout": "5s", "allow_http": _endpoint().startswith("http://")}
         retries = {"max_retries": 1000, "retry_timeout": timedelta(seconds=self._patience), "backoff": _BACKOFF}
         try:
@@ -58,7 +58,7 @@ class ObjectStore(PlaceStore):
                 "az://container/prefix, with credentials in the environment"
             ) from error
         self._pool = ThreadPoolExecutor(_REQUESTS, thread_name_prefix="replaybuf-objects")
-        _run_here(self.url)
+        _check_process(self.url)
 
     def read_marker(self) -> bytes | None:
         with self.ours("read"):
@@ -148,15 +148,15 @@ def _status(error: Exception) -> str | None:
     return next((match[1] or match[2] for match in _STATUS.finditer(str(error))), None)
 
 
-def _run_here(url: str) -> None:
+def _check_process(url: str) -> None:
     """Record that `obstore` runs in this process. Raises PayloadStoreError in a forked child: its calls would hang."""
-    global _running_in
-    if _running_in not in (None, os.getpid()):
+    global _running_pid
+    if _running_pid not in (None, os.getpid()):
         raise PayloadStoreError(
             f"{url} can't be used in this process, which was forked from one that uses an object store: start it with "
             "multiprocessing's 'spawn' or 'forkserver', or fork before the first buffer is opened"
         )
-    _running_in = os.getpid()
+    _running_pid = os.getpid()
 
 
 def _endpoint() -> str:

@@ -144,24 +144,24 @@ def parse_place(payloads: str) -> str | None:
 
 
 #: URLs of places that open buffers of this process write to, by process id, database and number of the place.
-_here: dict[tuple[int, str, int], list[str]] = {}
+_registered_urls: dict[tuple[int, str, int], list[str]] = {}
 
 
 def register_url(database: str, number: int, url: str) -> None:
     """Register this process's URL of a place, which may differ from the URL that the database has."""
-    _here.setdefault((os.getpid(), database, number), []).append(url)
+    _registered_urls.setdefault((os.getpid(), database, number), []).append(url)
 
 
 def unregister_url(database: str, number: int, url: str) -> None:
     """Undo one `register_url`."""
-    urls = _here.get((os.getpid(), database, number), [])
+    urls = _registered_urls.get((os.getpid(), database, number), [])
     if url in urls:
         urls.remove(url)
 
 
 def local_url(database: str, number: int, url: str) -> str:
     """Return this process's URL of a place, by default the one that the database has."""
-    urls = _here.get((os.getpid(), database, number))
+    urls = _registered_urls.get((os.getpid(), database, number))
     return urls[-1] if urls else url
 
 

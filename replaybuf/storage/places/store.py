@@ -34,7 +34,7 @@ ALIGNMENT: Final = 64
 #: The size and the number of groups from which a file has no more: it is deleted when its last group has gone.
 FILE_BYTES, FILE_GROUPS = 4 << 20, 64
 #: Buffers with a smaller average size are joined first: a system call is slower for many small buffers.
-_JOINED = 8 << 10
+_SMALL_BUFFER = 8 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ class FileBatch:
     """
 
     threshold: int
-    _number: int
+    _place_number: int
     _store: PlaceStore
     _sync: bool
     _files: dict[int, list[Any]] = field(default_factory=dict)  # the buffers of each
@@ -243,9 +243,9 @@ class FileBatch:
             self._files[secrets.randbits(63)] = []  # random: of two transactions, none names the same file
             self._end = self._groups = 0
         number, written = next(reversed(self._files.items()))
-        extent, padding = Extent(self._number, number, self._end, split.size), bytes(-split.size % ALIGNMENT)
+        extent, padding = Extent(self._place_number, number, self._end, split.size), bytes(-split.size % ALIGNMENT)
         buffers = [*split.tail, padding]
-        written += [b"".join(buffers)] if split.size < _JOINED * len(buffers) else buffers
+        written += [b"".join(buffers)] if split.size < _SMALL_BUFFER * len(buffers) else buffers
         self._end += split.size + len(padding)
         self._groups += 1
         return extent

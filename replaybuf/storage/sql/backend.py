@@ -70,7 +70,7 @@ class SQLStorage(Store):
 
     def group_counts(self) -> Tallied:
         """Return the numbers of groups, buffered and leased ones apart, by task and status; callable as `len` is."""
-        tallies = self._blocking(lambda: self.transactions.read(lambda tx: read_tallies(tx, self.name)))
+        tallies = self._run_blocking(lambda: self.transactions.read(lambda tx: read_tallies(tx, self.name)))
         return {name: n for name, n in tallies.items() if n and name[2] in (Tally.SIZE, Tally.LEASED)}
 
     # Putting and taking
@@ -205,7 +205,7 @@ class SQLStorage(Store):
         metadata is read, and the items have no rollouts.
         """
         size_of = itemgetter(1) if payloads else lambda _: 0
-        async for page in self._find(query, order, limit):
+        async for page in self._find_pages(query, order, limit):
             for piece in in_pieces(page, size_of, transactions.PIECE_GROUPS, transactions.PIECE_BYTES):
                 uids = [uid for uid, _ in piece]
                 if payloads:
@@ -216,7 +216,7 @@ class SQLStorage(Store):
                     for row in await self._read(matching.read_matching, uids, query, payloads):
                         yield row.item([])
 
-    async def _find(self, query: Node, order: Order, limit: int | None) -> AsyncIterator[list[tuple[int, int]]]:
+    async def _find_pages(self, query: Node, order: Order, limit: int | None) -> AsyncIterator[list[tuple[int, int]]]:
         """Yield pages of the uids of the groups that match, each with the size of its payload."""
         if order and (order[0].field not in UIDS or order[0].descending):
             yield await self._read(matching.find_uids, query, order, limit)

@@ -49,7 +49,7 @@ Ts = TypeVarTuple("Ts")
 _CLOSE_SECONDS = 60
 _BLOCKING_SECONDS = 600
 # State inherited at forks: never released here, since its connections and files are shared with the parent process.
-_inherited: list[dict[str, Any]] = []
+_inherited_states: list[dict[str, Any]] = []
 
 
 class Store:
@@ -108,10 +108,10 @@ class Store:
         self._on_any_filesystem = allow_network_filesystem or read_only
         self._history = check_most(history, "history", 0)
         self._worker = None if worker is None else check_worker(worker)
-        self._made_in = os.getpid()
+        self._made_in_pid = os.getpid()
         self._lock = threading.Lock()
         self._pid: int | None = None  # of the process that the thread and the tasks belong to
-        self._ready = False
+        self._is_prepared = False
         self.closed = False
 
     def __repr__(self) -> str:
@@ -132,17 +132,17 @@ class Store:
         """Raise ClosedError, and StorageError for a buffer in memory that was built before a fork."""
         if self.closed:
             raise ClosedError
-        if not self.durable and os.getpid() != self._made_in:
+        if not self.durable and os.getpid() != self._made_in_pid:
             raise StorageError(reason="forked")
 
     # Opening
 
     async def open(self) -> None:
         """Connect, and create a missing schema; every operation calls this first. Raises ClosedError."""
-        if self._ready and self._pid == os.getpid() and not self.closed:
+        if self._is_prepared and self._pid == os.getpid() and not self.closed:
             return
         self.begin()
-        if not self._ready:
+        if not self._is_prepared:
             await self.thread.run(self._prepare)
 
     def begin(self) -> None:
@@ -152,7 +152,7 @@ class Store:
             if self._pid == os.getpid():
                 return
             if self._pid is not None:  # threads and connections don't survive a fork: the child opens its own
-                _inherited.append(dict(self.__dict__))
+                _inherited_states.append(dict(self.__dict__))
             self._begin()
 
     def _begin(self) -> None:
@@ -168,15 +168,15 @@ class Store:
         self.commits = GroupCommit(self.transactions, self.encoding, self.presence, self.draws.lanes)
         self.filling = Filling(self.thread, self.transactions, self.encoding, self.commits)
         self.sweeper = Sweeper(self.transactions, self._history, self.presence, self.files, self.filling)
-        self._preparing = asyncio.Lock()
-        self._pid, self._ready = os.getpid(), False
+        self._prepare_lock = asyncio.Lock()
+        self._pid, self._is_prepared = os.getpid(), False
         register_database(self.files.reader.url, self)
-        # A garbage-collected buffer is closed by its finalizer. So neither `_End` nor a task may refer to it, nor a
+        # A garbage-collected buffer is closed by its finalizer. So neither `_Closer` nor a task may refer to it, nor a
         # function that runs in a transaction, since the driver's thread keeps a reference to the last one.
         steps = [self.commits.close, self.sweeper.stop, self.presence.end, self.watch.stop, self.files.close]
         if self._access.read_only:
             steps.remove(self.presence.end)
-        self._end = end = _End(self.thread, self.engine, self.transactions, [*steps, self.engine.dispose])
+        self._closer = end = _Closer(self.thread, self.engine, self.transactions, [*steps, self.engine.dispose])
         weakref.finalize(self, end.abandon).atexit = False
 
     @property
@@ -186,8 +186,8 @@ class Store:
 
     async def _prepare(self) -> None:
         """Check the schema, or create it in a new database (database's thread)."""
-        async with self._preparing:
-            if self._ready:
+        async with self._prepare_lock:
+            if self._is_prepared:
                 return
             engine, transactions = self.engine, self.transactions
             if engine.path is not None and not self._on_any_filesystem:
@@ -201,7 +201,7 @@ class Store:
             await self.files.prepare(transactions.scope, writes=not self._access.read_only)
             if not self._access.read_only:
                 self.sweeper.start()
-            self._ready = True
+            self._is_prepared = True
 
     async def _join(self) -> Scope | None:
         """Return the scope of the buffer's users, None without a schema. A missing SQLite file isn't created."""
@@ -233,7 +233,7 @@ class Store:
             lambda: self.transactions.write(lambda tx: function(tx, *args), alone=alone, brief=brief)
         )
 
-    def _blocking(self, work: Callable[[], Awaitable[T]]) -> T:
+    def _run_blocking(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run `work()` in the database's thread, blocking the calling one."""
         self.begin()
 
@@ -280,27 +280,27 @@ class Store:
         if self.is_running:
             # In a thread, and shielded: a cancelled close still commits pending puts.
             try:
-                closing = asyncio.get_running_loop().run_in_executor(None, self._end.close)
+                closing = asyncio.get_running_loop().run_in_executor(None, self._closer.close)
             except RuntimeError:  # the interpreter is shutting down: no new thread can be started
-                self._end.close()
+                self._closer.close()
             else:
                 await asyncio.shield(closing)
 
 
 @dataclass(slots=True)
-class _End:
+class _Closer:
     """Shuts down the thread and the tasks of a buffer that was closed or garbage-collected, in these steps."""
 
     _thread: DatabaseThread
     _engine: Database
     _transactions: Transactions
     _steps: Sequence[Callable[[], Awaitable[object]]]
-    _closing: threading.Lock = field(default_factory=threading.Lock)
+    _closing_lock: threading.Lock = field(default_factory=threading.Lock)
     _closed: bool = False
 
     def close(self) -> None:
         """Commit pending puts and release all resources; blocks. A second call waits for the first."""
-        with self._closing:
+        with self._closing_lock:
             if self._closed:
                 return
             self._closed = True

@@ -66,7 +66,7 @@ _PATIENCE = 60.0
 T = TypeVar("T")
 Row = dict[str, Any]
 #: The columns of a row of `rb_payload` with a whole payload.
-_INSIDE: Row = {"file": None, "size": None}
+_NO_FILE: Row = {"file": None, "size": None}
 
 
 async def copy_to(
@@ -96,7 +96,7 @@ async def copy_to(
 
                 async def convert(rows: list[Row]) -> list[Row]:
                     payloads = await _read_whole([row["data"] for row in rows], places)
-                    return [row | {"data": data} | _INSIDE for row, data in zip(rows, payloads, strict=True)]
+                    return [row | {"data": data} | _NO_FILE for row, data in zip(rows, payloads, strict=True)]
 
                 try:
                     await _copy_rows(*ends, convert, progress)
@@ -171,7 +171,7 @@ async def _copy_rows(
     last, ticket = await source.run(_read_ends)
     shift = await target.run(free_shift, last)
     if convert is None:
-        _begin_anew(target.scope.rules, lanes)
+        _clear_races(target.scope.rules, lanes)
     ids = await target.run(write_lanes, lanes)
     await target.run(insert_rows, tally, [{**row, "lane": ids[row["lane"]], "shard": 0} for row in tallies])
     counted = (str(Tally.SIZE), str(Tally.LEASED))
@@ -236,7 +236,7 @@ def _read_ends(tx: Transaction) -> tuple[int, int]:
     return last_uid(tx), next_ticket(tx)
 
 
-def _begin_anew(rules: Rules, lanes: Sequence[dict[str, Any]]) -> None:
+def _clear_races(rules: Rules, lanes: Sequence[dict[str, Any]]) -> None:
     """Let lanes run no race if it isn't that of the buffer's own rules: their next random draw begins one."""
     key, seed = rules.random or (None, None)
     for row in lanes:
@@ -269,9 +269,9 @@ def _batch(tx: Transaction, after: int, size: int) -> tuple[list[Row], list[Row]
     return groups, payloads
 
 
-_OURS = "g.lane {in:lanes}"
-_GROUPS = f"FROM rb_group g WHERE uid > :after AND {_OURS} ORDER BY uid LIMIT :count"
-_PAYLOADS = f"FROM rb_payload p JOIN rb_group g ON g.uid = p.uid WHERE p.uid BETWEEN :first AND :last AND {_OURS}"
+_OWN_LANES = "g.lane {in:lanes}"
+_GROUPS = f"FROM rb_group g WHERE uid > :after AND {_OWN_LANES} ORDER BY uid LIMIT :count"
+_PAYLOADS = f"FROM rb_payload p JOIN rb_group g ON g.uid = p.uid WHERE p.uid BETWEEN :first AND :last AND {_OWN_LANES}"
 
 
 def _rows(tx: Transaction, table: Table, alias: str, source: str, **values: Any) -> list[Row]:

@@ -34,9 +34,9 @@ SNAPSHOT_FILE = "replaybuf.sqlite"
 BUFFER = "buffer"
 
 # A snapshot has no checkpoints and no past. Rows of payloads may be large: few are read at a time.
-_SMALL = ("rb_lane", "rb_group", "rb_tally", "rb_buffer", "rb_cursor", "rb_prompt", "rb_info")
-_TABLES = dict.fromkeys(_SMALL, 5000) | {"rb_payload": 50}
-_BITS = (1 << 64) - 1
+_SMALL_TABLES = ("rb_lane", "rb_group", "rb_tally", "rb_buffer", "rb_cursor", "rb_prompt", "rb_info")
+_TABLES = dict.fromkeys(_SMALL_TABLES, 5000) | {"rb_payload": 50}
+_BIT_MASK = (1 << 64) - 1
 
 #: Runs a function of a transaction.
 Run = Callable[..., Awaitable[Any]]
@@ -70,7 +70,7 @@ async def _digest(run: Run) -> tuple[str, int]:
         after, rows = -1, 0
         while part := await run(_digest_part, table, after):
             after, total, rows = part[0], total + part[1], rows + part[2]
-    return f"{total & _BITS:016x}", rows
+    return f"{total & _BIT_MASK:016x}", rows
 
 
 def _digest_part(tx: Transaction, table: str, after: int) -> tuple[int, int, int] | None:
@@ -139,7 +139,7 @@ async def open_file(path: str, expected: Mapping[str, str]) -> SqliteDatabase:
     """Open a snapshot and return its engine. Raises SnapshotError or StorageError when its facts aren't as expected."""
     engine = file_engine(path, read_only=True)
     try:
-        facts = await engine.read(lambda tx: _facts(tx, path))
+        facts = await engine.read(lambda tx: _checked_facts(tx, path))
         for name, value in expected.items():
             if facts.get(name, value) != value:
                 raise SnapshotError(
@@ -164,7 +164,7 @@ async def read_snapshot_facts(path: str) -> dict[str, str]:
         await engine.dispose()
 
 
-def _facts(tx: Transaction, path: str) -> dict[str, str]:
+def _checked_facts(tx: Transaction, path: str) -> dict[str, str]:
     if not check_schema(tx, path):
         raise SnapshotError(f"{path} is a database, but not a snapshot of replaybuf", reason="mismatch")
     facts = read_facts(tx)

@@ -87,7 +87,7 @@ def _driver_error(error: BaseException) -> BaseException:
         inner = getattr(cause, "orig", None) or getattr(cause, "__cause__", None)
         if inner is None or inner is cause or isinstance(inner, asyncio.CancelledError):  # raised by a timeout
             return cause
-        if isinstance(inner, OSError) and (getattr(cause, "sqlstate", None) or _HUNG_UP) != _HUNG_UP:
+        if isinstance(inner, OSError) and (getattr(cause, "sqlstate", None) or _HUNG_UP_STATE) != _HUNG_UP_STATE:
             return cause
         cause = inner
 
@@ -95,7 +95,7 @@ def _driver_error(error: BaseException) -> BaseException:
 # PostgreSQL
 
 #: The SQLSTATE that asyncpg itself gives to a lost connection, whatever the cause.
-_HUNG_UP = "08003"
+_HUNG_UP_STATE = "08003"
 
 
 #: Error classes and messages by state; `{0}` is the server's message, with advice.
@@ -136,7 +136,7 @@ _STATES = {
     "23505": "conflict",  # unique violation: the retry finds the other transaction's group
 }
 #: States in which a retry would fail again.
-_FINAL = ("refused", "read-only", "no database", "disk full")
+_FINAL_STATES = ("refused", "read-only", "no database", "disk full")
 
 
 def _state(error: BaseException) -> str | None:
@@ -191,7 +191,7 @@ def is_lost(error: BaseException, *, connected: bool) -> bool:
     if reason in ("no primary", "only standbys"):
         return True
     causes = list(_causes(error))
-    if any(_state(cause) in _FINAL for cause in causes):
+    if any(_state(cause) in _FINAL_STATES for cause in causes):
         return False
     return any(_says_lost(cause, connected) for cause in causes)
 
@@ -221,7 +221,7 @@ def explains_refusal(error: BaseException) -> bool:
     """Return whether an error explains why a reachable server of the right role refuses a connection."""
     return (
         isinstance(error, ReplayBufError)
-        or _state(error) in (*_FINAL, "not admitted")
+        or _state(error) in (*_FINAL_STATES, "not admitted")
         or getattr(error, "sqlstate", None) in ("53300", "08P01")  # the latter: as PgBouncer refuses
         or _is_about_tls(error)
     )

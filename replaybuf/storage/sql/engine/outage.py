@@ -55,36 +55,36 @@ class Outage:
     def __init__(self, where: str, seconds: float) -> None:
         self._where = where
         self.seconds = seconds
-        self._since: float | None = None
+        self._broken_since: float | None = None
         self._logged_at, self._is_logged = (
             -_QUIET_SECONDS,
             False,
         )  # when an outage was logged last; whether this one was
-        self._hurried = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._hurried_at = 0.0
         self._limits: dict[asyncio.Timeout, tuple[float | None, float]] = {}
 
     @property
     def on(self) -> bool:
-        return self._since is not None
+        return self._broken_since is not None
 
     @property
     def hurried(self) -> bool:
-        return self._hurried.is_set()
+        return self._hurry.is_set()
 
     def begin(self, error: BaseException) -> None:
         """Record that a connection was lost, or that none is available. Of many losses the log has a few."""
         now = time.monotonic()
-        if self._since is None:
-            self._since, self._is_logged = now, False
+        if self._broken_since is None:
+            self._broken_since, self._is_logged = now, False
         if not self._is_logged and now - self._logged_at >= _QUIET_SECONDS:
             self._logged_at, self._is_logged = now, True
             _logger.warning("operations wait for a connection: %s", error)
 
     def end(self) -> None:
         """Record that an operation succeeded."""
-        if self._since is not None:
-            since, self._since = self._since, None
+        if self._broken_since is not None:
+            since, self._broken_since = self._broken_since, None
             level = logging.INFO if self._is_logged else logging.DEBUG
             _logger.log(level, "connected to %s again after %.1f s", self._where, time.monotonic() - since)
 
@@ -92,7 +92,7 @@ class Outage:
         """Shorten the retries, because the store is being closed."""
         if not self.hurried:
             self._hurried_at = time.monotonic()
-            self._hurried.set()
+            self._hurry.set()
             for limit in self._limits:
                 self._limit(limit)
 
@@ -103,7 +103,7 @@ class Outage:
 
     async def pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._hurried.wait(), seconds) if not self.hurried else await asyncio.sleep(seconds)
+            await asyncio.wait_for(self._hurry.wait(), seconds) if not self.hurried else await asyncio.sleep(seconds)
 
     @asynccontextmanager
     async def bounded(self, since: float | None, least: float = 0.0) -> AsyncIterator[asyncio.Timeout]:

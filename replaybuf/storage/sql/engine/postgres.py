@@ -62,16 +62,16 @@ class PostgresDatabase(Database):
 
     async def read(self, function: Function[T], scope: Scope = DEFAULT, *, single: bool = False) -> T:
         async def once(attempt: Attempt[T]) -> T:
-            async with self._connected(attempt) as connection:
+            async with self._lent_connection(attempt) as connection:
                 tx = PostgresTransaction(connection, scope)
                 if single:  # a single statement sees one snapshot, too
                     return await run(lambda: function(tx))
-                async with self._begun(connection, self._begin(_READS)):
+                async with self._transaction(connection, self._begin(_READS)):
                     result = await run(lambda: function(tx))
                     await commit(connection)
                 return result
 
-        return await self._until_done(once)
+        return await self._repeat_until_done(once)
 
     async def write(
         self,
@@ -86,9 +86,9 @@ class PostgresDatabase(Database):
         bound = "" if patience is None else f"SET LOCAL lock_timeout = {round(patience * 1000)};"
 
         async def once(attempt: Attempt[T]) -> T:
-            async with self._connected(attempt) as connection:
+            async with self._lent_connection(attempt) as connection:
                 self._refuse_lost(accepts_loss=accepts_loss)
-                async with self._begun_writing(connection, attempt, alone=alone, bound=bound):
+                async with self._write_transaction(connection, attempt, alone=alone, bound=bound):
                     waiting: list[str] = []
                     tx = PostgresTransaction(connection, scope, waiting)
                     was_committed = attempt.stamp is not None and not attempt.is_raised  # by the attempt before
@@ -101,21 +101,21 @@ class PostgresDatabase(Database):
                     else:
                         await send(connection, "ROLLBACK;")
                 if attempt.committing:
-                    self._committed(attempt, accepts_loss=accepts_loss)
+                    self._note_commit(attempt, accepts_loss=accepts_loss)
             return attempt.result  # type: ignore[no-any-return]
 
-        return await self._until_done(once, stored="; nothing of it was stored")
+        return await self._repeat_until_done(once, stored="; nothing of it was stored")
 
     async def _commit(self, connection: Connection, last: Sequence[str] = (), since: float | None = None) -> None:
         """Commit, after last statements, in the time for attempts that began at `since`, by default now.
 
         Raises CommitUnansweredError.
         """
-        async with self._answered(since):
+        async with self._commit_answered(since):
             await commit(connection, last)
 
     @asynccontextmanager
-    async def _answered(self, since: float | None = None) -> AsyncIterator[None]:
+    async def _commit_answered(self, since: float | None = None) -> AsyncIterator[None]:
         began = time.monotonic()
         try:
             async with self._outage.bounded(began if since is None else since, began + COMMIT_SECONDS):
@@ -131,7 +131,7 @@ class PostgresDatabase(Database):
         if self.missing_commits and not accepts_loss:
             raise FencedError(self.missing_commits, reason="commits lost")
 
-    def _committed(self, attempt: Attempt[Any], *, accepts_loss: bool = False) -> None:
+    def _note_commit(self, attempt: Attempt[Any], *, accepts_loss: bool = False) -> None:
         """Record a commit. Raises OSError if this process meanwhile follows another server, which lacks the commit."""
         if attempt.server is not None and self.pool.servers.is_superseded(attempt.server):
             raise ConnectionResetError("meanwhile another server took over")
@@ -144,7 +144,7 @@ class PostgresDatabase(Database):
         return f"BEGIN ISOLATION LEVEL {level}{' READ ONLY' if self.access.read_only else ''};"
 
     @asynccontextmanager
-    async def _begun_writing(
+    async def _write_transaction(
         self, connection: Any, attempt: Attempt[Any], *, alone: bool, bound: str = ""
     ) -> AsyncIterator[None]:
         """Begin a write in one message, which takes the locks and raises the stamp; the block must end it.
@@ -155,12 +155,12 @@ class PostgresDatabase(Database):
         if self.opened:
             attempt.stamp = attempt.stamp or connection.next_stamp()
             begin += raise_stamp(attempt.stamp)
-        async with self._begun(connection, begin) as status:
+        async with self._transaction(connection, begin) as status:
             attempt.is_raised = is_raised(status)
             yield
 
     @asynccontextmanager
-    async def _begun(self, connection: Connection, begin: str) -> AsyncIterator[str]:
+    async def _transaction(self, connection: Connection, begin: str) -> AsyncIterator[str]:
         """Begin a transaction in one message; the block must end it. Rolled back on an exception.
 
         Yields the server's answer to the last statement of the message.
@@ -188,7 +188,7 @@ class PostgresDatabase(Database):
 
     # Retries
 
-    async def _until_done(self, once: Callable[[Attempt[T]], Awaitable[T]], *, stored: str = "") -> T:
+    async def _repeat_until_done(self, once: Callable[[Attempt[T]], Awaitable[T]], *, stored: str = "") -> T:
         """Run `once` until it returns. If the answer to COMMIT was lost, the next attempt has its stamp and result."""
         patience, conflicts = Patience(self._outage), 0
         doubtful: Attempt[T] | None = None
@@ -207,10 +207,10 @@ class PostgresDatabase(Database):
                     continue
                 if attempt.committing and attempt.stamp is not None:
                     if error.reason == "commit unanswered":
-                        raise self._in_doubt(attempt, f"{error}. The primary may have it", error.reason) from error
+                        raise self._doubt_error(attempt, f"{error}. The primary may have it", error.reason) from error
                     if self._is_lost(error, attempt):
                         doubtful = attempt
-                cause = self._why_again(error, attempt, doubtful)
+                cause = self._repeatable_error(error, attempt, doubtful)
                 try:
                     if cause is None:
                         raise
@@ -218,7 +218,7 @@ class PostgresDatabase(Database):
                 except (TimeoutError, ReplayBufError) as end:
                     if doubtful is not None and not isinstance(end, FencedError):
                         sentence = "the answer to a commit was lost, and it isn't known whether it succeeded"
-                        raise self._in_doubt(doubtful, f"{patience if cause else error}; {sentence}") from error
+                        raise self._doubt_error(doubtful, f"{patience if cause else error}; {sentence}") from error
                     if cause is not None and isinstance(end, TimeoutError):
                         raise patience.given_up(stored) from error
                     raise
@@ -226,7 +226,7 @@ class PostgresDatabase(Database):
                 self._outage.end()
                 return result
 
-    def _why_again(
+    def _repeatable_error(
         self, error: ReplayBufError, attempt: Attempt[Any], doubtful: Attempt[Any] | None
     ) -> ReplayBufError | None:
         """Return the error for which an attempt is repeated; None if it isn't."""
@@ -242,7 +242,7 @@ class PostgresDatabase(Database):
         # A lost answer to COMMIT counts as a lost connection.
         return is_lost(error, connected=attempt.connected and not attempt.committing)
 
-    def _in_doubt(self, attempt: Attempt[Any], sentence: str, reason: str = "") -> OutcomeUnknownError:
+    def _doubt_error(self, attempt: Attempt[Any], sentence: str, reason: str = "") -> OutcomeUnknownError:
         return OutcomeUnknownError(
             f"{sentence}: a put with key= can be repeated, and what was taken comes back",
             lambda: self._was_committed(attempt),
@@ -255,8 +255,8 @@ class PostgresDatabase(Database):
         stamp, asking = attempt.stamp, Attempt[bool]()
         assert stamp is not None
         async with (
-            self._connected(asking) as connection,
-            self._answered(),
+            self._lent_connection(asking) as connection,
+            self._commit_answered(),
             connection.transaction(isolation="read_committed"),
         ):
             number = await connection.fetchval(READ_STAMP, stamp.row, stamp.number - 1)
@@ -265,7 +265,7 @@ class PostgresDatabase(Database):
     # Connections
 
     @asynccontextmanager
-    async def _connected(self, attempt: Attempt[Any]) -> AsyncIterator[Connection]:
+    async def _lent_connection(self, attempt: Attempt[Any]) -> AsyncIterator[Connection]:
         with translated(self.access):
             async with self.pool.lend(self._outage.bounded(attempt.since)) as connection:
                 attempt.connected, attempt.server = True, connection.server
@@ -280,13 +280,13 @@ class PostgresDatabase(Database):
                     self._refuse_lost()
                 attempt.server = connection.server
                 async with (
-                    self._begun_writing(connection, attempt, alone=alone)
+                    self._write_transaction(connection, attempt, alone=alone)
                     if write
-                    else self._begun(connection, self._begin(_READS))
+                    else self._transaction(connection, self._begin(_READS))
                 ):
                     yield Steps(PostgresTransaction(connection, scope), run)
                     await self._commit(connection)
-                    self._committed(attempt)
+                    self._note_commit(attempt)
 
     def changes(self, hint: Callable[[], object]) -> CommitWatch:
         return Notifications(self.pool, hint)
@@ -323,43 +323,43 @@ class Notifications(CommitWatch):
         self._pool, self._hint = pool, hint
         self._listening: Connection | None = None
         self._snapshot: str | None = None
-        self._lacking: set[str] = set()
-        self._seconds = _POLL_SECONDS
+        self._lacking_effects: set[str] = set()
+        self._pause_seconds = _POLL_SECONDS
 
     async def poll(self) -> bool:
         if (old := self._listening) is not None and (old.is_closed() or self._pool.servers.is_superseded(old.server)):
             await self.close()
         if self._listening is None and self.announces:
             self._listening = await self._pool.take()
-            with self._learning(_NO_HINTS):
-                await self._listening.add_listener(_CHANNEL, self._heard)
+            with self._tolerate_lack(_NO_HINTS):
+                await self._listening.add_listener(_CHANNEL, self._on_notification)
             await self.announce()  # hearing it oneself shows that notifications arrive
-        with self._learning(_NO_SNAPSHOTS):
+        with self._tolerate_lack(_NO_SNAPSHOTS):
             previous, self._snapshot = self._snapshot, await self._ask(SNAPSHOT)
         return self._snapshot != previous
 
-    def _heard(self, *_: object) -> None:
-        self._seconds = _HEARING_SECONDS
+    def _on_notification(self, *_: object) -> None:
+        self._pause_seconds = _HEARING_SECONDS
         self._hint()
 
     async def pause(self) -> None:
-        await asyncio.sleep(self._seconds)
+        await asyncio.sleep(self._pause_seconds)
 
     async def announce(self) -> None:
         # Only a hint, and not retried: if it is lost, other processes notice the commit at their next poll.
-        with self._learning(_NO_HINTS):
+        with self._tolerate_lack(_NO_HINTS):
             await self._ask(_ANNOUNCE)
 
     @contextlib.contextmanager
-    def _learning(self, effect: str) -> Iterator[None]:
+    def _tolerate_lack(self, effect: str) -> Iterator[None]:
         """Warn once of the effect when the server refuses this block as unknown, and ask for no more notifications."""
         try:
             yield
         except Exception as error:
-            if lacks_feature(error) and effect not in self._lacking:
-                self._lacking.add(effect)
+            if lacks_feature(error) and effect not in self._lacking_effects:
+                self._lacking_effects.add(effect)
                 _watch_logger.warning("the server lacks what a wait asks for (%s): %s", error, effect)
-            self.announces = _NO_HINTS not in self._lacking
+            self.announces = _NO_HINTS not in self._lacking_effects
             raise
 
     async def _ask(self, statement: str) -> Any:
@@ -368,7 +368,7 @@ class Notifications(CommitWatch):
 
     async def close(self) -> None:
         connection, self._listening, self._snapshot = self._listening, None, None
-        self._seconds = _POLL_SECONDS
+        self._pause_seconds = _POLL_SECONDS
         if connection is not None:
             with contextlib.suppress(Exception):
                 await self._pool.discard(connection)

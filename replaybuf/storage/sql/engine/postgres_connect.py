@@ -45,7 +45,7 @@ class ServerState(NamedTuple):
 #: For a server that wasn't queried.
 UNKNOWN = ServerState()
 
-_ASK = """
+_ASK_STATE = """
 SELECT CASE WHEN pg_is_in_recovery() THEN NULL
        ELSE CAST(CAST('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) AS bit(32)) AS bigint) END,
     pg_is_in_recovery(), pg_postmaster_start_time(), pg_backend_pid()
@@ -118,7 +118,7 @@ class Connection(asyncpg.Connection):
         with contextlib.suppress(  # a server that only speaks PostgreSQL's protocol has no WAL
             asyncpg.SyntaxOrAccessError, asyncpg.FeatureNotSupportedError, asyncpg.ObjectNotInPrerequisiteStateError
         ):
-            row: Any = await self.fetchrow(_ASK)
+            row: Any = await self.fetchrow(_ASK_STATE)
             self.server = ServerState(*row)
         return self.server
 
@@ -146,13 +146,13 @@ class Connection(asyncpg.Connection):
 
 
 # This text also appears in the server's log, after "invalid input syntax for type integer:".
-_OTHER = "replaybuf: another server than before answers on this connection"
+_OTHER_SERVER = "replaybuf: another server than before answers on this connection"
 _SAME_SERVER = f"""SELECT CASE
-    WHEN pg_is_in_recovery() THEN CAST(concat('{_OTHER}: a standby at ', pg_last_wal_replay_lsn()) AS int)
+    WHEN pg_is_in_recovery() THEN CAST(concat('{_OTHER_SERVER}: a standby at ', pg_last_wal_replay_lsn()) AS int)
     WHEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) = '{{timeline}}' THEN 1
-    ELSE CAST(concat('{_OTHER}: a primary at ', pg_current_wal_insert_lsn()) AS int) END;"""
+    ELSE CAST(concat('{_OTHER_SERVER}: a primary at ', pg_current_wal_insert_lsn()) AS int) END;"""
 
 
 def is_other_server(error: BaseException) -> bool:
     """Return whether an error was raised by the statement of `Connection.same_server`."""
-    return getattr(error, "sqlstate", None) == "22P02" and _OTHER in str(error)
+    return getattr(error, "sqlstate", None) == "22P02" and _OTHER_SERVER in str(error)

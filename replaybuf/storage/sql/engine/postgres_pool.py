@@ -28,21 +28,21 @@ class Pool:
     def __init__(self, access: Access) -> None:
         self._lock_timeout = access.lock_timeout
         self.servers = Servers(access)
-        self._open: set[Connection] = set()
-        self._idle: list[Connection] = []  # the most recently used one last
+        self._open_connections: set[Connection] = set()
+        self._idle_connections: list[Connection] = []  # the most recently used one last
         self._is_making = False
         self._freed = asyncio.Event()
-        self._closing: asyncio.Task[None] | None = None
+        self._closing_task: asyncio.Task[None] | None = None
 
     @property
     def size(self) -> int:
         """The number of open connections."""
-        return len(self._open)
+        return len(self._open_connections)
 
     @property
     def lent(self) -> int:
         """The number of connections in use."""
-        return len(self._open) - len(self._idle)
+        return len(self._open_connections) - len(self._idle_connections)
 
     async def take(self) -> Connection:
         """Return a connection outside any transaction, to be given back or discarded. Raises UnreachableError."""
@@ -69,14 +69,14 @@ class Pool:
         waited, and all others may be served by those that are given back meanwhile.
         """
         begun = time.monotonic()
-        while not self._idle:
+        while not self._idle_connections:
             patience = next(seconds for connections, seconds in _PATIENCE if self.size <= connections)
             remaining = begun + patience - time.monotonic()
             if remaining <= 0 and not self._is_making and self.size < MOST_CONNECTIONS:
                 self._is_making = True
                 try:
                     connection = await self.servers.connect()
-                    self._open.add(connection)
+                    self._open_connections.add(connection)
                     return connection
                 finally:
                     self._is_making = False
@@ -85,7 +85,7 @@ class Pool:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(remaining if remaining > 0 else None):
                     await self._freed.wait()
-        return self._idle.pop()
+        return self._idle_connections.pop()
 
     async def discard(self, connection: Connection) -> None:
         """Close an unusable connection, and free its place."""
@@ -95,7 +95,7 @@ class Pool:
         try:
             await connection.end(_CLOSING_SECONDS)
         finally:
-            self._open.discard(connection)
+            self._open_connections.discard(connection)
             self._freed.set()
 
     @asynccontextmanager
@@ -116,13 +116,13 @@ class Pool:
             await self.discard(connection)
             return
         connection.used_at = time.monotonic()
-        self._idle.append(connection)
+        self._idle_connections.append(connection)
         self._freed.set()
         # Background work gives connections back all the time, so that no timer is needed.
-        if self._idle[0].used_at < connection.used_at - KEPT_SECONDS:
-            self._closing = asyncio.create_task(self._close(self._idle.pop(0)))
+        if self._idle_connections[0].used_at < connection.used_at - KEPT_SECONDS:
+            self._closing_task = asyncio.create_task(self._close(self._idle_connections.pop(0)))
 
     async def close(self) -> None:
         """Close all connections."""
-        self._idle.clear()
-        await asyncio.gather(*map(self._close, [*self._open]))
+        self._idle_connections.clear()
+        await asyncio.gather(*map(self._close, [*self._open_connections]))

@@ -48,10 +48,10 @@ def choose(
     reasons = {host: answer if isinstance(answer, str) else "" for host, answer in states.items()}
     fit = {host: state for host, state in states.items() if isinstance(state, ServerState)}
     if writes:
-        reasons |= {host: _why_not(state, followed) for host, state in fit.items()}
+        reasons |= {host: _why_unfit(state, followed) for host, state in fit.items()}
         fit = {host: state for host, state in fit.items() if not reasons[host]}
     if not fit:
-        raise _none(reasons)
+        raise _no_server_error(reasons)
     newest = max(state.timeline or 0 for state in fit.values())
     best = {host: state for host, state in fit.items() if (state.timeline or 0) == newest}
     for host, state in best.items():
@@ -59,26 +59,26 @@ def choose(
             return host
     if writes and len({state.started for state in best.values()}) > 1:
         raise UnreachableError(
-            f"{' and '.join(map(_named, best))} both say that they are the primary, and each has what the other "
+            f"{' and '.join(map(_host_text, best))} both say that they are the primary, and each has what the other "
             "lacks; end one of them, make it a standby of the other (pg_rewind), or name the servers of one cluster",
             reason="no primary",
         )
     return next(iter(best))
 
 
-def _named(host: Host | None) -> str:
+def _host_text(host: Host | None) -> str:
     return "the server" if host is None else str(host)
 
 
-def _why_not(state: ServerState, followed: ServerState | None) -> str:
+def _why_unfit(state: ServerState, followed: ServerState | None) -> str:
     """Return why a server takes no writes of this process, as the end of a sentence; an empty string if it does."""
     if followed is not None and state.is_superseded(followed):
         return f"is an old primary (timeline {state.timeline}; this process follows timeline {followed.timeline})"
     return _STANDBY if state.is_standby else ""
 
 
-def _none(reasons: Mapping[Host | None, str]) -> UnreachableError | AccessError:
-    listed = "; ".join(f"{_named(host)} {reason}" for host, reason in reasons.items())
+def _no_server_error(reasons: Mapping[Host | None, str]) -> UnreachableError | AccessError:
+    listed = "; ".join(f"{_host_text(host)} {reason}" for host, reason in reasons.items())
     if all(reason == _STANDBY for reason in reasons.values()):
         return AccessError(
             f"{listed}, which takes no writes; name the primary in the url, or promote a standby (pg_ctl promote, or "
@@ -96,24 +96,24 @@ class Seen:
     """The last commits of this process: the stamp of each connection's row."""
 
     def __init__(self) -> None:
-        self._last: dict[str, tuple[int, float]] = {}  # a stamp, and the time when its commit was known
+        self._last_commits: dict[str, tuple[int, float]] = {}  # a stamp, and the time when its commit was known
 
     def add(self, stamp: Stamp, began: float) -> None:
         """Record the commit of a transaction that began at `began`, a time of the monotonic clock.
 
         Stamps known before `began` precede it in the WAL, and are dropped.
         """
-        self._last = {row: commit for row, commit in self._last.items() if commit[1] >= began}
-        self._last[stamp.row] = stamp.number, time.monotonic()
+        self._last_commits = {row: commit for row, commit in self._last_commits.items() if commit[1] >= began}
+        self._last_commits[stamp.row] = stamp.number, time.monotonic()
 
     def clear(self) -> None:
-        self._last.clear()
+        self._last_commits.clear()
 
     @property
     def marks(self) -> dict[str, int]:
         """The last stamp of each connection."""
         oldest = time.monotonic() - _REMEMBERED_SECONDS
-        return {row: number for row, (number, at) in self._last.items() if at > oldest}
+        return {row: number for row, (number, at) in self._last_commits.items() if at > oldest}
 
 
 class Servers:
@@ -133,17 +133,17 @@ class Servers:
         hosts: list[Host | None] = [*dict.fromkeys(hosts_of(access.url))]
         self._hosts = hosts or [None]
         # Readers' `target_session_attrs` are the driver's.
-        self._asks = self._writes or (bool(hosts) and attrs is None)
+        self._asks_state = self._writes or (bool(hosts) and attrs is None)
         #: The host of the last connection, of several.
         self.last: Host | None = None
-        self._meeting = asyncio.Lock()
+        self._meeting_lock = asyncio.Lock()
         self.followed: ServerState | None = None
         self.seen = Seen()
         self.lost = ""
 
     async def connect(self) -> Connection:
         """Return a connection to the server that the URL asks for."""
-        if not self._asks:
+        if not self._asks_state:
             return await self._connector.connect()
         if self.last is not None:
             try:
@@ -221,22 +221,22 @@ class Servers:
         state = connection.server
         if not self._writes or state.timeline is None:
             return
-        async with self._meeting:
+        async with self._meeting_lock:
             before = self.followed
             if before is not None and state[:3] == before[:3]:
                 return
             if before is not None and state.is_superseded(before):  # another task has met a newer timeline meanwhile
-                raise ConnectionResetError(f"{_named(host)} is an old primary")
+                raise ConnectionResetError(f"{_host_text(host)} is an old primary")
             if state.timeline > 1:
                 await _enter(connection, state.timeline)
             if before is not None and state.timeline > (before.timeline or 0):
                 clause = "it is another server" if host is None else f"this process follows {host}"
                 _logger.warning("%s: %s from now on (timeline %d)", self._where, clause, state.timeline)
             if (marks := self.seen.marks) and not self.lost:
-                stamps = dict(map(tuple, await connection.fetch(_MARKS, list(marks))))
+                stamps = dict(map(tuple, await connection.fetch(_READ_STAMPS, list(marks))))
                 if any(stamps.get(row, 0) < number for row, number in marks.items()):
                     self.lost = (
-                        f"{self._where}: {_named(host)} (timeline {state.timeline}) lacks transactions that this "
+                        f"{self._where}: {_host_text(host)} (timeline {state.timeline}) lacks transactions that this "
                         "process saw committed. It took over before it had them, and what this process does next would "
                         "rest on them, so nothing was changed. Go back to a step whose checkpoint is there, with its "
                         "weights: restore(step), and checkpoints() lists them; or build a new buffer, which accepts "
@@ -257,7 +257,7 @@ async def _end(tasks: Iterable[asyncio.Future[Connection]]) -> None:
 # These writes needn't be replicated: every later commit follows them in the WAL, and on another timeline they are
 # repeated.
 _UNREPLICATED = "SELECT set_config('synchronous_commit', 'local', true)"
-_MARKS = "SELECT name, number FROM rb_info WHERE name = ANY(CAST($1 AS text[]))"
+_READ_STAMPS = "SELECT name, number FROM rb_info WHERE name = ANY(CAST($1 AS text[]))"
 # Sequence numbers of lost transactions must not be reused, since they identify leases. The first writing
 # process on a new timeline advances the sequences, before other writers continue there.
 _ENTER = f"""

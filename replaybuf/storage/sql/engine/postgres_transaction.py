@@ -56,7 +56,7 @@ class PostgresTransaction(Transaction):
     def run_many(self, sql: str, rows: Sequence[Row]) -> None:
         on_statement(sql, rows, many=True)
         self._raw.has_written = True
-        self._answer(self._many, sql, rows)
+        self._answer(self._run_each, sql, rows)
 
     def send_many(self, sql: str, rows: Sequence[Row]) -> None:
         if self.waiting is None:
@@ -70,10 +70,10 @@ class PostgresTransaction(Transaction):
         if self.waiting:
             message = _message(self.waiting)
             self.waiting.clear()
-            await_only(_answered(self._raw, self._raw.execute, message))
-        return await_only(_answered(self._raw, ask, *arguments))
+            await_only(_ask_server(self._raw, self._raw.execute, message))
+        return await_only(_ask_server(self._raw, ask, *arguments))
 
-    async def _many(self, sql: str, rows: Sequence[Row]) -> None:
+    async def _run_each(self, sql: str, rows: Sequence[Row]) -> None:
         """Run a statement for each row. (`executemany` alone may wait on after the connection was lost.)"""
         lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -170,7 +170,7 @@ async def run(function: Callable[[], T]) -> T:
     return await greenlet_spawn(function)
 
 
-async def _answered(connection: Connection, ask: Callable[..., Any], *arguments: Any) -> Any:
+async def _ask_server(connection: Connection, ask: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return await ask(*arguments)
     except Exception as error:

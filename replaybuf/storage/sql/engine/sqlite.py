@@ -42,13 +42,13 @@ class SqliteDatabase(Database):
         self._turn = asyncio.Lock()
         self._writer: SqliteConnection | None = None
         self._checkpointer: SqliteConnection | None = None
-        self._log = WalCheckpoints(None if self.path is None else f"{self.path}-wal", self._checkpoint)
+        self._wal_checkpoints = WalCheckpoints(None if self.path is None else f"{self.path}-wal", self._checkpoint)
 
     async def read(self, function: Function[T], scope: Scope = DEFAULT, *, single: bool = False) -> T:
         with translated(self.access):
             if self.memory or (single and not self._turn.locked()):
                 try:
-                    return await self._in_turn(function, scope, write=False, brief=single)
+                    return await self._run_in_turn(function, scope, write=False, brief=single)
                 except sqlite3.OperationalError as error:
                     if self.memory or not is_busy(error):
                         raise
@@ -67,11 +67,11 @@ class SqliteDatabase(Database):
     ) -> T:
         # A commit either succeeds or raises: no unknown outcome, no retry.
         with translated(self.access, patience):
-            result = await self._in_turn(function, scope, write=True, brief=brief, patience=patience)
-        self._log.committed()
+            result = await self._run_in_turn(function, scope, write=True, brief=brief, patience=patience)
+        self._wal_checkpoints.committed()
         return result
 
-    async def _in_turn(
+    async def _run_in_turn(
         self, function: Function[T], scope: Scope, *, write: bool, brief: bool, patience: float | None = None
     ) -> T:
         """Run a transaction on the writer's connection; a brief one in this thread, unless the database is locked."""
@@ -104,7 +104,7 @@ class SqliteDatabase(Database):
                     await asyncio.shield(connection.in_thread(connection.roll_back))
                     raise
         if write:
-            self._log.committed()
+            self._wal_checkpoints.committed()
 
     @asynccontextmanager
     async def _connection(self, write: bool) -> AsyncIterator[SqliteConnection]:
@@ -120,7 +120,7 @@ class SqliteDatabase(Database):
             self._checkpointer = await self.connections.open()
         copier = self._checkpointer
         await copier.in_thread(partial(sync_wal, f"{self.path}-wal"))
-        await self._in_turn(
+        await self._run_in_turn(
             lambda _: checkpoint_wal(copier.raw), DEFAULT, write=True, brief=False, patience=self.lock_timeout
         )
 
@@ -141,7 +141,7 @@ class SqliteDatabase(Database):
             return read() if writer.idle else await writer.in_thread(read)
 
     async def dispose(self) -> None:
-        await self._log.close()
+        await self._wal_checkpoints.close()
         async with self._turn:
             connections = (self._checkpointer, self._writer)
             self._checkpointer = self._writer = None
@@ -177,7 +177,7 @@ class WalCheckpoints:
 
     def __init__(self, path: str | None, copy: Callable[[], Awaitable[object]]) -> None:
         self._path, self._copy = path, copy
-        self._copying: asyncio.Task[None] | None = None
+        self._copy_task: asyncio.Task[None] | None = None
         self._commits = self._bytes = 0  # since the last checkpoint, and the size of the WAL file then
         self._closed = False
 
@@ -192,9 +192,9 @@ class WalCheckpoints:
             return
         self._bytes = min(self._bytes, size)  # a WAL that begins anew is shortened
         is_due = self._commits >= _COMMITS or size >= self._bytes + _GROWTH_BYTES
-        if is_due and self._copying is None and not self._closed:
+        if is_due and self._copy_task is None and not self._closed:
             self._commits, self._bytes = 0, size
-            self._copying = asyncio.get_running_loop().create_task(self._run())
+            self._copy_task = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
         try:
@@ -202,13 +202,13 @@ class WalCheckpoints:
         except Exception as error:  # a later commit tries again
             _logger.debug("can't copy the log of %s: %s", self._path, error)
         finally:
-            self._copying = None
+            self._copy_task = None
 
     async def close(self) -> None:
         """Start no more checkpoints, and wait for the running one (database's thread)."""
         self._closed = True
-        if self._copying is not None:
-            await asyncio.wait([self._copying])
+        if self._copy_task is not None:
+            await asyncio.wait([self._copy_task])
 
 
 # Commits of other processes
@@ -228,46 +228,46 @@ class DataVersion(CommitWatch):
     """
 
     def __init__(self, read: Callable[[], Awaitable[int | None]], path: str) -> None:
-        self._read, self._log = read, f"{path}-wal"
+        self._read_version, self._wal_path = read, f"{path}-wal"
         self._version: int | None = None
-        self._writes: int | None = None  # a descriptor that can be read after writes to the WAL
-        self._changed = False
-        self._gap = 0.0
+        self._writes_fd: int | None = None  # a descriptor that can be read after writes to the WAL
+        self._has_changed = False
+        self._hint_gap = 0.0
         self._seconds = _LONGEST_POLL
 
     async def poll(self) -> bool:
-        if self._writes is None:
-            self._writes = _writes_to(self._log)
-        previous, version = self._version, await self._read()
+        if self._writes_fd is None:
+            self._writes_fd = _writes_to(self._wal_path)
+        previous, version = self._version, await self._read_version()
         if version is not None:
             self._version = version
-        self._changed = version is not None and version != previous
-        return version is None or self._changed
+        self._has_changed = version is not None and version != previous
+        return version is None or self._has_changed
 
     async def pause(self) -> None:
-        if self._changed:  # all of these milliseconds' commits are one hint
-            self._gap = 0.0
+        if self._has_changed:  # all of these milliseconds' commits are one hint
+            self._hint_gap = 0.0
             await asyncio.sleep(HINT_SECONDS)
             return
-        if self._writes is None:
+        if self._writes_fd is None:
             await asyncio.sleep(_BLIND_POLL)
             return
         loop, written = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self._writes, written.set)
+        loop.add_reader(self._writes_fd, written.set)
         try:
             await asyncio.wait_for(written.wait(), self._seconds)
         except TimeoutError:
-            self._seconds, self._gap = min(_LONGEST_POLL, 2 * self._seconds), 0.0
+            self._seconds, self._hint_gap = min(_LONGEST_POLL, 2 * self._seconds), 0.0
             return
         finally:
-            loop.remove_reader(self._writes)
-        os.read(self._writes, 1 << 16)
+            loop.remove_reader(self._writes_fd)
+        os.read(self._writes_fd, 1 << 16)
         # A commit can be seen some time after its last write, at least that of an fsync; a long one writes often.
-        await asyncio.sleep(self._gap)
-        self._seconds, self._gap = _FIRST_POLL, min(_FIRST_POLL, self._gap + _FIRST_POLL / 4)
+        await asyncio.sleep(self._hint_gap)
+        self._seconds, self._hint_gap = _FIRST_POLL, min(_FIRST_POLL, self._hint_gap + _FIRST_POLL / 4)
 
     async def close(self) -> None:
-        writes, self._writes, self._version = self._writes, None, None
+        writes, self._writes_fd, self._version = self._writes_fd, None, None
         if writes is not None:
             os.close(writes)
 

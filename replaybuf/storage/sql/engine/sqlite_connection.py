@@ -53,8 +53,8 @@ class SqliteConnection:
         self._connect, self._files = connect, files or OpenFiles(None)
         self._worker: threading.Thread | None = None
         self._raw: RawConnection | None = None
-        self._sent = self._done = 0  # each counted by one thread
-        self._connection = _made_by_a_daemon(lambda: aiosqlite.Connection(self._connect_here, iter_chunk_size=64))
+        self._sent_count = self._done_count = 0  # each counted by one thread
+        self._connection = _make_in_daemon(lambda: aiosqlite.Connection(self._connect_here, iter_chunk_size=64))
 
     def _connect_here(self) -> RawConnection:
         self._worker = threading.current_thread()
@@ -73,7 +73,7 @@ class SqliteConnection:
     @property
     def idle(self) -> bool:
         """Whether nothing runs in the connection's thread, not even for cancelled callers."""
-        return self._sent == self._done
+        return self._sent_count == self._done_count
 
     @property
     def has_ended(self) -> bool:
@@ -88,9 +88,9 @@ class SqliteConnection:
             try:
                 result.append(function())
             finally:
-                self._done += 1
+                self._done_count += 1
 
-        self._sent += 1
+        self._sent_count += 1
         await self._connection.executescript(Script(call))
         return result.pop()
 
@@ -136,7 +136,7 @@ class SqliteConnection:
             self.raw.rollback()
 
 
-def _made_by_a_daemon(make: Callable[[], T]) -> T:
+def _make_in_daemon(make: Callable[[], T]) -> T:
     """Call `make` in a daemon thread, so that the threads that it starts are daemons; return its result."""
     results: list[T] = []
     thread = threading.Thread(target=lambda: results.append(make()), daemon=True)
@@ -155,7 +155,7 @@ class Connections:
             self._files, uri = read_only_files(access.path)
             self._connect = partial(connect, access, uri)
         self._idle: list[SqliteConnection] = []
-        self._free = asyncio.Semaphore(_MOST_LENT)
+        self._free_slots = asyncio.Semaphore(_MOST_LENT)
         self.lent = 0
         self._running: list[SqliteConnection] = []
 
@@ -189,7 +189,7 @@ class Connections:
     async def lend(self) -> AsyncIterator[SqliteConnection]:
         """Lend a connection outside any transaction. Raises LockedError when none is free within the lock timeout."""
         try:
-            await asyncio.wait_for(self._free.acquire(), self._access.lock_timeout)
+            await asyncio.wait_for(self._free_slots.acquire(), self._access.lock_timeout)
         except TimeoutError as error:
             raise LockedError(
                 f"{self._access.path}: {_MOST_LENT} reads were under way for more than {self._access.lock_timeout:g} s"
@@ -203,7 +203,7 @@ class Connections:
                 self.lent -= 1
                 self._idle.append(connection)  # its thread first finishes the work of a cancelled caller
         finally:
-            self._free.release()
+            self._free_slots.release()
 
     async def close_all(self) -> None:
         """Close the idle connections, and wait until the threads of all closed connections have ended.

@@ -63,17 +63,17 @@ SQLITE = SqliteDialect()
 
 #: How many rows are inserted by one statement. Python's `sqlite3` releases the GIL for each step of a statement, and
 #: beside a busy event loop it may have to wait for it again each time: up to 5 ms, the switch interval.
-_TOGETHER = (16, 4)
+_ROWS_TOGETHER = (16, 4)
 #: The bytes of their values at most: `sqlite3` copies these, and keeps the copies until the statement is run again.
 _MOST_BOUND = 4 << 20
-_SIZED = (bytes, bytearray, str)
-_VALUES = re.compile(r"(?s)(INSERT .*\) VALUES )(\([^()]*\))(.*)")
+_SIZED_TYPES = (bytes, bytearray, str)
+_VALUES_CLAUSE = re.compile(r"(?s)(INSERT .*\) VALUES )(\([^()]*\))(.*)")
 
 
 @lru_cache(maxsize=256)
 def of_rows(sql: str, count: int) -> str | None:
     """Return an INSERT of one row as one of so many rows; None for a statement that isn't an INSERT of parameters."""
-    match = _VALUES.fullmatch(sql)
+    match = _VALUES_CLAUSE.fullmatch(sql)
     if match is None:
         return None
     begin, row, end = match.groups()
@@ -104,11 +104,11 @@ class SqliteTransaction(Transaction):
     def run_many(self, sql: str, rows: Sequence[Row]) -> None:
         on_statement(sql, rows, many=True)
         at = 0
-        for count in _TOGETHER:
+        for count in _ROWS_TOGETHER:
             insertion = of_rows(sql, count) if len(rows) >= at + count else None
             while insertion is not None and len(rows) >= at + count:
                 values = [*chain.from_iterable(rows[at : at + count])]
-                if sum([len(value) for value in values if type(value) in _SIZED]) > _MOST_BOUND:
+                if sum([len(value) for value in values if type(value) in _SIZED_TYPES]) > _MOST_BOUND:
                     break
                 self._raw.execute(insertion, values)
                 at += count

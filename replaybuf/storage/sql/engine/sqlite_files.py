@@ -256,7 +256,7 @@ def refuse_network_filesystem(path: str | os.PathLike[str], mountinfo: str = MOU
 # Only an empty file or a database of ours is opened for writing.
 
 #: Tables that every revision of the schema has.
-_OURS = {VERSION_TABLE, "rb_lane", "rb_group", "rb_payload"}
+_OUR_TABLES = {VERSION_TABLE, "rb_lane", "rb_group", "rb_payload"}
 _LEFT = "it was left as it is: give the path of a file that isn't there yet"
 
 
@@ -274,12 +274,12 @@ def refuse_foreign_file(path: str, where: str) -> None:
     if size < 2:  # which SQLite takes for none
         raise StorageError(f"{where} is not a database: it has {size} bytes; {_LEFT}", reason="not a database")
     try:
-        names, application_id = _content(path, "mode=ro" if logged else "immutable=1")
+        names, application_id = _read_content(path, "mode=ro" if logged else "immutable=1")
     except sqlite3.DatabaseError:
         if logged or not _size(f"{path}-journal"):
             raise
-        names, application_id = _content(path, "mode=rw")
-    if set(names) >= _OURS or not (names or application_id):
+        names, application_id = _read_content(path, "mode=rw")
+    if set(names) >= _OUR_TABLES or not (names or application_id):
         return
     suffix = f", {len(names) - 1} more" if len(names) > 1 else ""
     contents = f"{brief(names[0])}{suffix}" if names else f"the application_id {application_id}"
@@ -289,7 +289,7 @@ def refuse_foreign_file(path: str, where: str) -> None:
     )
 
 
-def _content(path: str, options: str) -> tuple[list[str], int]:
+def _read_content(path: str, options: str) -> tuple[list[str], int]:
     """Return the names in the schema of a database, and its application_id."""
     with closing(sqlite3.connect(f"file:{quote_path(Path(path))}?{options}", uri=True)) as raw:
         names = [name for (name,) in raw.execute("SELECT name FROM sqlite_master ORDER BY name")]

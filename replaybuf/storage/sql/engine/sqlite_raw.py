@@ -30,7 +30,7 @@ class Script(str):
 class RawConnection(sqlite3.Connection):
     """A connection of `sqlite3` that runs functions as scripts, and reads parts of blobs."""
 
-    _opened = 0  # blobs, since the last `_forget_blobs`
+    _opened_blobs = 0  # blobs, since the last `_forget_blobs`
 
     def executescript(self, script: str, /) -> sqlite3.Cursor:
         """Run a script of SQL, or call the function of a `Script`."""
@@ -46,9 +46,9 @@ class RawConnection(sqlite3.Connection):
 
     def read_blob(self, table: str, column: str, row: int, at: int, size: int) -> bytes | None:
         """Return a range of the blob in a column of the row with this rowid, cut at its end; None if there is none."""
-        self._opened += 1
-        if self._opened > _MOST_OPENED:
-            self._opened = 0
+        self._opened_blobs += 1
+        if self._opened_blobs > _MOST_OPENED:
+            self._opened_blobs = 0
             _forget_blobs(self)
         try:
             with self.blobopen(table, column, row, readonly=True) as blob:
@@ -109,33 +109,33 @@ class ForkGuard:
     """A context that blocks forks of the process, for at most `LONGEST_SECONDS`; thread-safe."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._inside = 0
-        self._forking = 0
+        self._condition = threading.Condition()
+        self._inside_count = 0
+        self._forking_count = 0
 
     def __enter__(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._forking, LONGEST_SECONDS)
-            self._inside += 1
+        with self._condition:
+            self._condition.wait_for(lambda: not self._forking_count, LONGEST_SECONDS)
+            self._inside_count += 1
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._changed:
-            self._inside -= 1
-            self._changed.notify_all()
+        with self._condition:
+            self._inside_count -= 1
+            self._condition.notify_all()
 
     def before(self) -> None:
         """Block new transactions and wait for running ones, before a fork."""
-        with self._changed:
-            self._forking += 1
-            self._changed.wait_for(lambda: not self._inside, LONGEST_SECONDS)
+        with self._condition:
+            self._forking_count += 1
+            self._condition.wait_for(lambda: not self._inside_count, LONGEST_SECONDS)
 
     def after_in_parent(self) -> None:
         """Let transactions begin again."""
-        with self._changed:
-            self._forking -= 1
-            self._changed.notify_all()
+        with self._condition:
+            self._forking_count -= 1
+            self._condition.notify_all()
 
     def after_in_child(self) -> None:
         """Reset: the child has one thread, and no transaction runs in it."""

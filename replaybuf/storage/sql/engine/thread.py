@@ -56,7 +56,7 @@ _RECEIVING_SECONDS = 1.0
 
 _logger = logging.getLogger("replaybuf.thread")
 
-_running: weakref.WeakSet[DatabaseThread] = weakref.WeakSet()
+_running_threads: weakref.WeakSet[DatabaseThread] = weakref.WeakSet()
 
 
 #: A call that close ended, of which nobody knows whether the database has done it, or still does.
@@ -159,18 +159,18 @@ class DatabaseThread:
     def __init__(self, name: str) -> None:
         self.pid = os.getpid()
         self.loop = KeepaliveLoop()
-        self._unsettled: set[asyncio.Future[Any]] = set()
-        self._running: set[asyncio.Future[Any]] = set()
+        self._unsettled_tasks: set[asyncio.Future[Any]] = set()
+        self._running_tasks: set[asyncio.Future[Any]] = set()
         self._retries: set[asyncio.Future[Any]] = set()
         #: Calls with an undo whose results have not been received yet, as weak references: a caller whose loop was
         #: closed withdraws its call when the coroutine is garbage-collected.
         self.unreceived: dict[int, weakref.ref[Call[Any]]] = {}
-        self._posting = threading.RLock()  # a finalizer may post while this thread is posting
+        self._posting_lock = threading.RLock()  # a finalizer may post while this thread is posting
         self._ending = False
         self._closed = False
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
-        _running.add(self)
+        _running_threads.add(self)
 
     def _main(self) -> None:
         asyncio.set_event_loop(self.loop)
@@ -198,9 +198,9 @@ class DatabaseThread:
 
     def run_blocking(self, work: Callable[[], Coroutine[Any, Any, T]], timeout: float | None) -> T:
         """Run `work()` as `run` does, blocking the calling thread; raises LockedError after `timeout` seconds."""
-        coroutine = self._settled(work)
+        coroutine = self._run_after_drain(work)
         try:
-            with self._posting:
+            with self._posting_lock:
                 if self._closed:
                     raise ClosedError
                 future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
@@ -219,28 +219,28 @@ class DatabaseThread:
 
     def post(self, function: Callable[..., object], *args: Any) -> None:
         """Call `function(*args)` in the database's thread, soon. All posted calls run before the thread ends."""
-        with self._posting:
+        with self._posting_lock:
             if self._closed:
                 raise ClosedError
             self.loop.call_soon_threadsafe(function, *args)
 
     def block_on(self, task: asyncio.Future[Any]) -> None:
         """Block later operations until `task` is done (database's thread)."""
-        self._unsettled.add(task)
-        task.add_done_callback(self._unsettled.discard)
+        self._unsettled_tasks.add(task)
+        task.add_done_callback(self._unsettled_tasks.discard)
 
     async def drain(self) -> None:
         """Wait for the operations of cancelled callers to be undone (database's thread)."""
-        if self._unsettled:
-            await asyncio.wait(set(self._unsettled))
+        if self._unsettled_tasks:
+            await asyncio.wait(set(self._unsettled_tasks))
 
     async def drain_all(self) -> None:
         """Undo unreceived results, and wait for all work without a caller (database's thread)."""
-        self._take_back()
-        while tasks := self._unsettled | self._retries:
+        self._undo_unreceived()
+        while tasks := self._unsettled_tasks | self._retries:
             await asyncio.wait(tasks)
 
-    def _take_back(self) -> None:
+    def _undo_unreceived(self) -> None:
         for reference in list(self.unreceived.values()):
             call = reference()
             if call is not None and call.withdraw():
@@ -254,14 +254,14 @@ class DatabaseThread:
         """
         attempt = until_committed(write)
         if not await _is_settled(attempt):
-            self._keep_trying(attempt)
+            self._retry_until_settled(attempt)
 
-    def _keep_trying(self, attempt: Callable[[], Awaitable[object]]) -> None:
-        task = self.loop.create_task(self._until_settled(attempt))
+    def _retry_until_settled(self, attempt: Callable[[], Awaitable[object]]) -> None:
+        task = self.loop.create_task(self._try_until_settled(attempt))
         self._retries.add(task)
         task.add_done_callback(self._retries.discard)
 
-    async def _until_settled(self, attempt: Callable[[], Awaitable[object]]) -> None:
+    async def _try_until_settled(self, attempt: Callable[[], Awaitable[object]]) -> None:
         settled, attempts = False, _LAST_ATTEMPTS
         while not settled:
             await asyncio.sleep(_RETRY_SECONDS)
@@ -278,14 +278,14 @@ class DatabaseThread:
 
         Operations that take longer than `timeout` seconds are cancelled; their callers get a ClosedError.
         """
-        with self._posting:
+        with self._posting_lock:
             if self._closed:
                 return
             ending = asyncio.run_coroutine_threadsafe(self._end(last, timeout), self.loop)
         try:
             ending.result(3 * timeout)
         finally:
-            with self._posting:
+            with self._posting_lock:
                 self._closed = True
                 self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join(10)
@@ -296,17 +296,17 @@ class DatabaseThread:
         deadline = self.loop.time() + _RECEIVING_SECONDS
         while self.unreceived and self.loop.time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-        self._take_back()
+        self._undo_unreceived()
         await self._finish(timeout)
         await last()
 
     async def _finish(self, timeout: float) -> None:
-        while tasks := self._running | self._unsettled | self._retries:
+        while tasks := self._running_tasks | self._unsettled_tasks | self._retries:
             _, late = await asyncio.wait(tasks, timeout=timeout)
             for task in late:
                 task.cancel()
 
-    async def _settled(self, work: Callable[[], Awaitable[T]]) -> T:
+    async def _run_after_drain(self, work: Callable[[], Awaitable[T]]) -> T:
         await self.drain()
         return await work()
 
@@ -321,8 +321,8 @@ class DatabaseThread:
             key = id(call)
             self.unreceived[key] = weakref.ref(call, lambda _: self.unreceived.pop(key, None))
         task = self.loop.create_task(self._perform(call, work))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._running_tasks.add(task)
+        task.add_done_callback(self._running_tasks.discard)
 
     async def _perform(self, call: Call[T], work: Callable[[], Awaitable[T]]) -> None:
         try:
@@ -337,7 +337,7 @@ class DatabaseThread:
         except BaseException as error:
             call.error = error
             if isinstance(error, OutcomeUnknownError) and call.undo is not None:
-                self._keep_trying(until_committed(partial(_undo_if_committed, error, call.undo)))
+                self._retry_until_settled(until_committed(partial(_undo_if_committed, error, call.undo)))
         self.answer([call])
 
     def answer(self, calls: Iterable[Call[Any]]) -> None:
@@ -391,7 +391,7 @@ async def _undo_if_committed(doubt: OutcomeUnknownError, undo: Callable[[Any], A
 def _settle_all() -> None:
     # Threads of this module are daemons: without this, a process that exits right after cancelling a take, or with an
     # event loop abandoned in the middle of one, could exit before the groups are back in the store.
-    for thread in list(_running):
+    for thread in list(_running_threads):
         if thread.pid == os.getpid() and not thread._closed:
             with contextlib.suppress(ReplayBufError):
                 thread.run_blocking(thread.drain_all, 10)

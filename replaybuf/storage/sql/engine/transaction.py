@@ -222,8 +222,8 @@ class Transaction(ABC):
 
 Row = Sequence[Any]
 
-_JSON = ("tags", "rewards", "wants", "limits", "uids", "data", "activity", "waits", "lanes", "tallies")
-_TIMES = (
+_JSON_COLUMNS = ("tags", "rewards", "wants", "limits", "uids", "data", "activity", "waits", "lanes", "tallies")
+_TIME_COLUMNS = (
     *("created_at", "leased_until", "archived_at", "oldest", "newest", "taken_at", "since", "until", "deadline"),
     *("seen_at", "last_seen", "started_at", "ended_at", "happened_at"),
 )
@@ -247,9 +247,9 @@ def tidy(row: Mapping[Any, Any]) -> dict[str, Any]:
     for name, value in values.items():
         if isinstance(value, Decimal):
             values[name] = int(value) if value == value.to_integral_value() else float(value)
-        elif isinstance(value, str) and name in _JSON:
+        elif isinstance(value, str) and name in _JSON_COLUMNS:
             values[name] = json.loads(value)
-        elif isinstance(value, str) and name in _TIMES:
+        elif isinstance(value, str) and name in _TIME_COLUMNS:
             values[name] = datetime.fromisoformat(value).replace(tzinfo=UTC)
     return values
 

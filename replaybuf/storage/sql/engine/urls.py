@@ -38,32 +38,32 @@ _ATTRS = "target_session_attrs"
 _EXAMPLE = "several are written postgresql://user@a:5432,b:5433/database"
 _SIGNS = "in a user or password : is written %3A, / %2F, @ %40, ? %3F, # %23, and % %25"
 # Up to the last @ before the path, since a password may have one, too.
-_PARTS = re.compile(r"(postgres(?:ql)?(?:\+asyncpg)?|pgsql)://((?:[^/?#]*@)?)([^/?#@]*)(.*)", re.DOTALL)
+_URL_PARTS = re.compile(r"(postgres(?:ql)?(?:\+asyncpg)?|pgsql)://((?:[^/?#]*@)?)([^/?#@]*)(.*)", re.DOTALL)
 _HOST = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]*)(?::(.*))?", re.DOTALL)
-_PLACE = "hosts.invalid"
+_PLACEHOLDER = "hosts.invalid"
 _PORTS = range(1, 65536)
 
 
 def hosts_as_options(url: str) -> str:
     """Return a URL with several hosts as the option `host`; any other URL unchanged. Raises ConfigError."""
-    match = _PARTS.fullmatch(url)
+    match = _URL_PARTS.fullmatch(url)
     if match is None:
         return url
     scheme, user, hosts, path = match.groups()
     if hosts.rpartition("]")[2].count(":") == 1 or "," in hosts:
-        _read(hosts.split(","))
+        _read_hosts(hosts.split(","))
     if "," not in hosts:
         return url
     path = path if path.startswith("/") else f"/{path}"
     return f"{scheme}://{user}{path}{'&' if '?' in path else '?'}host={quote(hosts)}"
 
 
-def _listed(option: str | Sequence[str]) -> list[str]:
+def _split_option(option: str | Sequence[str]) -> list[str]:
     values = [option] if isinstance(option, str) else option
     return [part for value in values for part in value.split(",")] if any(values) else []
 
 
-def _read(texts: Sequence[str]) -> list[Host]:
+def _read_hosts(texts: Sequence[str]) -> list[Host]:
     """Return hosts. Raises ConfigError.
 
     Errors quote nothing, since what seems to be a host or a port may be a part of a password.
@@ -83,13 +83,13 @@ def _read(texts: Sequence[str]) -> list[Host]:
 
 def hosts_of(url: URL) -> list[Host]:
     """Return the hosts of a parsed URL that has several; an empty list for any other."""
-    names = _listed(url.query.get("host", ""))
-    return _read(names) if len(names) > 1 else []
+    names = _split_option(url.query.get("host", ""))
+    return _read_hosts(names) if len(names) > 1 else []
 
 
 def session_attrs(url: URL) -> str | None:
     """Return the URL's `target_session_attrs`, None if it has none."""
-    return next(iter(_listed(url.query.get(_ATTRS, ""))), None)
+    return next(iter(_split_option(url.query.get(_ATTRS, ""))), None)
 
 
 def written(url: URL) -> str:
@@ -97,8 +97,8 @@ def written(url: URL) -> str:
     hosts, url = hosts_of(url), url.set(drivername=url.get_backend_name())
     if not hosts:
         return url.render_as_string(hide_password=True)
-    text = url.difference_update_query(["host"]).set(host=_PLACE).render_as_string(hide_password=True)
-    return text.replace(_PLACE, ",".join(quote(str(host), safe=":[]") for host in hosts), 1)
+    text = url.difference_update_query(["host"]).set(host=_PLACEHOLDER).render_as_string(hide_password=True)
+    return text.replace(_PLACEHOLDER, ",".join(quote(str(host), safe=":[]") for host in hosts), 1)
 
 
 # URLs
@@ -125,7 +125,7 @@ def parse_url(url: str) -> URL:
     if not isinstance(url, str) or not url:
         raise ConfigError("the url is empty; write for example sqlite:///run.db or postgresql://user@host/database")
     url = url.rstrip("\r\n")  # of a block of YAML
-    parsed = _parsed(hosts_as_options(url))
+    parsed = _parse_url(hosts_as_options(url))
     if parsed is None:
         hint = "" if _URL_SIGNS.search(url) else f"; for a file write sqlite:///{url}"
         raise ConfigError(f"can't read the database url: expected {_EXPECTED}{hint}")
@@ -167,7 +167,7 @@ def _exists(path: str) -> bool:
         return False
 
 
-def _parsed(url: str) -> URL | None:
+def _parse_url(url: str) -> URL | None:
     # (The exceptions may quote parts of the URL; returning None here drops them.)
     try:
         url.encode()  # no name has half of a surrogate pair
@@ -209,13 +209,13 @@ _SYSTEM = "system"
 _OPTIONS = ("sslmode", "ssl_min_protocol_version", "ssl_max_protocol_version", "krbsrvname", "gsslib")
 _NUMBERS = {"timeout": float, "command_timeout": float, "statement_cache_size": int}
 _SPELLINGS = {"ssl": "sslmode", "connect_timeout": "timeout"}
-_IGNORED = ("channel_binding", "gssencmode")
-_KNOWN = ("host", "port", "application_name", _ATTRS, *_FILES, *_OPTIONS, *_NUMBERS)
+_IGNORED_OPTIONS = ("channel_binding", "gssencmode")
+_KNOWN_OPTIONS = ("host", "port", "application_name", _ATTRS, *_FILES, *_OPTIONS, *_NUMBERS)
 #: Seconds for making a connection, and for a password function's answer; and for a statement.
 _CONNECT_SECONDS, _COMMAND_SECONDS = 10.0, 600.0
 
 
-def _one(values: str | Sequence[str] | None) -> str | None:
+def _last_value(values: str | Sequence[str] | None) -> str | None:
     return values if values is None or isinstance(values, str) else values[-1]
 
 
@@ -236,23 +236,23 @@ def _check_parts(url: str, parsed: URL) -> None:
 def _checked_postgres(url: URL) -> URL:
     """Return the URL with its password in one place and options that are known. Raises ConfigError."""
     query, secret = dict(url.query), "password" in url.query
-    if len(hosts := _listed(query.get("host", ""))) > 1:
-        query["host"] = ",".join(map(str, _read(hosts)))
+    if len(hosts := _split_option(query.get("host", ""))) > 1:
+        query["host"] = ",".join(map(str, _read_hosts(hosts)))
     if "port" in query:
-        [(_, port)] = _read([f":{_one(query['port'])}"])
+        [(_, port)] = _read_hosts([f":{_last_value(query['port'])}"])
         if url.host:
             url, _ = url.set(port=url.port or port), query.pop("port")
-    url = url.set(username=_one(query.pop("user", None)), password=_one(query.pop("password", None)))
+    url = url.set(username=_last_value(query.pop("user", None)), password=_last_value(query.pop("password", None)))
     options: dict[str, Any] = {
-        _SPELLINGS.get(name, name): value if name in ("host", "port") else _one(value)
+        _SPELLINGS.get(name, name): value if name in ("host", "port") else _last_value(value)
         for name, value in query.items()
-        if name not in _IGNORED
+        if name not in _IGNORED_OPTIONS
     }
     for name, value in options.items():
-        if name not in _KNOWN:
+        if name not in _KNOWN_OPTIONS:
             # A text that is no identifier, or follows a password with an &, may be a part of the password.
             unknown = f"there is no option {name!r}" if name.isidentifier() and not secret else "an option is unknown"
-            names = ", ".join(sorted({*_KNOWN, *_SPELLINGS, "user", "password"}))
+            names = ", ".join(sorted({*_KNOWN_OPTIONS, *_SPELLINGS, "user", "password"}))
             raise ConfigError(f"the PostgreSQL url: {unknown}; known are {names}")
         if name in _NUMBERS and not _is_valid(name, str(value)):
             raise ConfigError(f"the PostgreSQL url: the option {name} must be a number larger than 0")
@@ -276,13 +276,13 @@ def _is_valid(name: str, value: str) -> bool:
 
 def driver_arguments(url: URL, settings: Mapping[str, str]) -> dict[str, Any]:
     """Return the arguments of `asyncpg.connect` for a PostgreSQL URL, with these settings of the connection."""
-    query = {name: str(_one(value)) for name, value in url.query.items()}
+    query = {name: str(_last_value(value)) for name, value in url.query.items()}
     arguments: dict[str, Any] = {"timeout": _CONNECT_SECONDS, "command_timeout": _COMMAND_SECONDS}
     arguments |= {name: convert(query[name]) for name, convert in _NUMBERS.items() if name in query}
     if query.get("sslrootcert") == _SYSTEM:
         arguments["ssl"] = True  # as verify-full
         url = url.difference_update_query(["sslrootcert"])
-    hosts = _listed(query.get("host", "")) if not url.host else []
+    hosts = _split_option(query.get("host", "")) if not url.host else []
     if hosts and all(host.startswith("/") for host in hosts):  # Unix sockets have no TLS
         arguments["ssl"] = False
     dsn = url.set(drivername="postgresql").difference_update_query([*_NUMBERS, "application_name"])

@@ -81,7 +81,7 @@ def life_of(tx: Transaction, uid: int) -> Life | None:
         draws = batches_with(tx, buffer, uid)
         events = tx.tuples(_EVENTS[tx.dialect.name].format(uid=int(uid)), buffer=buffer)
         recorded_events = [LifeEvent(time_of(at), *columns) for at, *columns in events]
-        successors = tx.tuples(_LATER[tx.dialect.name].format(uid=int(uid)), buffer=buffer)
+        successors = tx.tuples(_SUCCESSORS[tx.dialect.name].format(uid=int(uid)), buffer=buffer)
         if rows or draws or recorded_events or successors:
             break
     else:
@@ -100,19 +100,19 @@ def life_of(tx: Transaction, uid: int) -> Life | None:
     return Life(uid, origin, current, draws, annotated, recorded_events, *related, checkpoints, tx.now(), several)
 
 
-_COPIED = "created_at, worker, put_step, oldest_step, reward, made_from, scoped_key"
+_COPIED_COLUMNS = "created_at, worker, put_step, oldest_step, reward, made_from, scoped_key"
 # The key of a group that was filled is of no task (`name_key`).
 _IS_FILLED = """substr(g.scoped_key, 1, 4) = '["",'"""
-_PUT = f"""
+_PUT_COLUMNS = f"""
     l.buffer AS buffer, l.task_name AS task_name, g.created_at AS put_at, g.worker AS worker, g.put_step AS put_step,
     g.oldest_step AS oldest_step, g.reward AS reward, g.made_from AS made_from, {_IS_FILLED} AS is_filled"""
-_ROW = f"SELECT {_PUT} FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE g.uid = :uid"  # noqa: S608
+_ROW = f"SELECT {_PUT_COLUMNS} FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE g.uid = :uid"  # noqa: S608
 # A checkpoint has the version that was there then.
 _IN_CHECKPOINTS = f"""
-SELECT {_PUT}, c.step AS checkpoint_step
+SELECT {_PUT_COLUMNS}, c.step AS checkpoint_step
 FROM (
-    SELECT uid, since, until, lane, {_COPIED} FROM rb_past WHERE uid = :uid AND until IS NOT NULL
-    UNION ALL SELECT uid, since, NULL, lane, {_COPIED} FROM rb_group WHERE uid = :uid
+    SELECT uid, since, until, lane, {_COPIED_COLUMNS} FROM rb_past WHERE uid = :uid AND until IS NOT NULL
+    UNION ALL SELECT uid, since, NULL, lane, {_COPIED_COLUMNS} FROM rb_group WHERE uid = :uid
 ) g JOIN rb_lane l ON l.id = g.lane
     JOIN rb_checkpoint c ON c.buffer = l.buffer AND c.id > g.since AND (c.id <= g.until OR g.until IS NULL)
 ORDER BY c.id"""  # noqa: S608
@@ -125,7 +125,7 @@ _EVENTS = {
 _REPLACING = f"""
 SELECT g.uid AS uid, {_IS_FILLED} FROM rb_group g JOIN rb_lane l ON l.id = g.lane
 WHERE g.uid > {{{{uid}}}} AND g.made_from IS NOT NULL AND l.buffer = :buffer AND {{there}} ORDER BY g.uid"""  # noqa: S608
-_LATER = {
+_SUCCESSORS = {
     "sqlite": _REPLACING.format(there="EXISTS (SELECT 1 FROM json_each(g.made_from) WHERE value = {uid})"),
     "postgresql": _REPLACING.format(there="g.made_from @> '{uid}'"),
 }
@@ -157,7 +157,7 @@ def timeline(life: Life) -> list[dict[str, Any]]:
         rows.append(_row(put.created_at, "put", put.worker, put.train_step, None))
     for draw, annotated in zip(life.draws, life.annotations, strict=True):
         label = "taken" if draw.lease is None else "leased"
-        rows.append(_row(draw.taken_at, label, draw.worker, draw.step, _drawn(draw, annotated)) | {"batch": draw.id})
+        rows.append(_row(draw.taken_at, label, draw.worker, draw.step, _detail(draw, annotated)) | {"batch": draw.id})
         if _came_back(life, draw):
             rows.append(_row(draw.taken_at, "came back", None, None, "given back, or the lease was over"))
         elif draw.lease is not None and draw.settled == draw.groups:
@@ -178,7 +178,7 @@ def _row(at: datetime | None, label: str, worker: str | None, step: int | None, 
     return {"at": at, "what": label, "worker": worker, "step": step, "detail": detail, "batch": None}
 
 
-def _drawn(draw: Batch, annotations: Mapping[str, float]) -> str:
+def _detail(draw: Batch, annotations: Mapping[str, float]) -> str:
     member = draw.members[0]
     facts = [f"batch {draw.id} of {units.number_of(draw.groups, 'group')}"]
     if member.staleness is not None:

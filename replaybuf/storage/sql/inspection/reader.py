@@ -74,7 +74,7 @@ class Reader(ABC):
     """
 
     def __init__(self, url: str, where: str, path: Path | None = None) -> None:
-        self._given = url
+        self._given_url = url
         self.where = where
         self.path = path
 
@@ -82,7 +82,7 @@ class Reader(ABC):
     def url(self) -> URL:
         from replaybuf.storage.sql.engine.urls import url_or_path
 
-        return url_or_path(self._given)
+        return url_or_path(self._given_url)
 
     def read(self, function: Callable[[Transaction], T], *, timeout: float | None = None) -> T:
         """Run `function(tx)` in a read-only transaction, and roll it back.
@@ -130,14 +130,14 @@ class SqliteReader(Reader):
                 raise UnreachableError(f"there is no database {self.where} (file {redact(str(self._path))})")
             raise AccessError(f"{self.where} can't be read: check the permissions of the file")
         try:
-            return self._quietly_or_not(function, timeout)
+            return self._read_maybe_quietly(function, timeout)
         except StorageError as error:
             if error.reason != "not a database":
                 raise
             # Readers create nothing.
             raise StorageError(str(error).removesuffix(", or of a file to create"), reason="not a database") from error
 
-    def _quietly_or_not(self, function: Callable[[Transaction], T], timeout: float | None) -> T:
+    def _read_maybe_quietly(self, function: Callable[[Transaction], T], timeout: float | None) -> T:
         quiet = quiet_state(self._path)
         if quiet is not None:
             try:
@@ -185,15 +185,15 @@ class _Clock:
     def __init__(self, timeout: float | None) -> None:
         self._timeout = timeout
         self._started = time.monotonic()
-        self._over = False
+        self._is_over = False
 
     def is_over(self) -> bool:
-        self._over = self._timeout is not None and time.monotonic() - self._started > self._timeout
-        return self._over
+        self._is_over = self._timeout is not None and time.monotonic() - self._started > self._timeout
+        return self._is_over
 
     def explain(self, error: Exception) -> None:
         """Raise the cause of an interrupted statement: the timeout, or Ctrl-C."""
-        if self._over:
+        if self._is_over:
             raise LockedError(f"stopped after {self._timeout:g} s; raise --timeout if that is too soon") from error
         raise KeyboardInterrupt from error
 

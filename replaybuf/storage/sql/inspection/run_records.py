@@ -68,7 +68,7 @@ def history_of(tx: Transaction, buffer: str | None, since: float) -> list[tuple[
 
 # Checkpoints
 
-_ALL = 2**62
+_HIGHEST_LIMIT = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class RestoreEffects:
 
 def read_checkpoints(tx: Transaction, buffer: str | None) -> list[dict[str, Any]]:
     """Return the checkpoints of one buffer or of all, in the order of their creation."""
-    rows = newest(tx, "checkpoints", buffer, _ALL)
+    rows = newest(tx, "checkpoints", buffer, _HIGHEST_LIMIT)
     return sorted(rows, key=lambda row: (in_order(row["buffer"]), row["created_at"]))
 
 
@@ -210,10 +210,10 @@ SELECT count(*), count(step), min(step), max(step) FROM rb_batch
 WHERE {_DRAWN} AND (step IS NOT NULL OR status = 'completed')"""  # noqa: S608
 _STEPS = f"SELECT DISTINCT step FROM rb_batch WHERE {_DRAWN} AND step < :before ORDER BY step DESC LIMIT :most"  # noqa: S608
 _LAST_STEP = f"SELECT step FROM rb_batch WHERE {_DRAWN} ORDER BY id DESC LIMIT 1"  # noqa: S608
-_NEXT = f"SELECT min(step) FROM rb_batch WHERE {_DRAWN} AND step > :after"  # noqa: S608
-_HELD = "SELECT lease, count(*) FROM rb_group WHERE leased_until IS NOT NULL GROUP BY lease"
+_NEXT_STEP = f"SELECT min(step) FROM rb_batch WHERE {_DRAWN} AND step > :after"  # noqa: S608
+_HELD_COUNTS = "SELECT lease, count(*) FROM rb_group WHERE leased_until IS NOT NULL GROUP BY lease"
 _FIRST_OF_EPOCH = "SELECT epoch, min(step) FROM rb_batch WHERE buffer = :buffer GROUP BY epoch"
-_RESTORED = "SELECT epoch, restored_step FROM rb_buffer WHERE name = :buffer AND restored_step IS NOT NULL"
+_RESTORED_STEPS = "SELECT epoch, restored_step FROM rb_buffer WHERE name = :buffer AND restored_step IS NOT NULL"
 _ENDLESS = 2**62
 
 
@@ -237,7 +237,7 @@ def last_step(tx: Transaction, buffer: str) -> int | None:
 
 def next_step(tx: Transaction, buffer: str, after: int) -> int | None:
     """Return the first train step with draws after a step."""
-    step: int | None = tx.value(_NEXT, buffer=buffer, after=max(-_ENDLESS, min(after, _ENDLESS)))
+    step: int | None = tx.value(_NEXT_STEP, buffer=buffer, after=max(-_ENDLESS, min(after, _ENDLESS)))
     return step
 
 
@@ -292,11 +292,11 @@ def whereabouts(tx: Transaction, batches: Iterable[Batch]) -> dict[int, str]:
     "archived".
     """
     batch_of = {member.uid: batch for batch in batches for member in batch.members}
-    present = tx.rows(_PRESENT, uids=list(batch_of))
+    present = tx.rows(_PRESENT_GROUPS, uids=list(batch_of))
     return dict.fromkeys(batch_of, GONE) | {row["uid"]: _place(row, batch_of[row["uid"]]) for row in present}
 
 
-_PRESENT = """
+_PRESENT_GROUPS = """
 SELECT g.uid AS uid, g.trained_step AS trained_step, l.status AS status, l.leased AS leased
 FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE g.uid {in:uids}"""
 
@@ -314,7 +314,7 @@ def _runs(tx: Transaction, buffer: str) -> dict[int, int | None]:
 
     Empty for a buffer that was never restored.
     """
-    restored: dict[int, int] = dict(map(tuple, tx.tuples(_RESTORED, buffer=buffer)))
+    restored: dict[int, int] = dict(map(tuple, tx.tuples(_RESTORED_STEPS, buffer=buffer)))
     if not restored:
         return {}
     draws = {epoch: step for epoch, step in tx.tuples(_FIRST_OF_EPOCH, buffer=buffer) if step is not None}
@@ -324,7 +324,7 @@ def _runs(tx: Transaction, buffer: str) -> dict[int, int | None]:
 
 def _read(tx: Transaction, where: str, values: dict[str, Any], *, members: bool) -> list[Batch]:
     rows = list(tx.rows(_SELECT + where, **values))
-    held: dict[int, int] = dict(map(tuple, tx.tuples(_HELD)))
+    held: dict[int, int] = dict(map(tuple, tx.tuples(_HELD_COUNTS)))
     drawn: dict[int, list[Member]] = {}
     for record in tx.rows(_MEMBERS, draws=[row["id"] for row in rows]) if members else ():
         number, uid, task, worker, reward, staleness, oldest, created_at = record.values()

@@ -16,7 +16,7 @@ from replaybuf.errors import AccessError, LockedError, QueryError, StorageError
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.reader import Reader
 
-_WRITES = {"25006", "25001", "2D000"}  # read-only transaction, change of the transaction, COMMIT inside of DO
+_WRITE_STATES = {"25006", "25001", "2D000"}  # read-only transaction, change of the transaction, COMMIT inside of DO
 # PostgreSQL rewrites a view before it checks whether the transaction may write.
 _WRITES_TO_VIEW = re.compile(r"^cannot (modify|delete from|update|insert into) .*view")
 _INSTEAD = {
@@ -30,7 +30,7 @@ pragma_table_info(m.name) AS c WHERE m.type IN ('table', 'view') ORDER BY m.name
 WHERE table_schema = ANY (current_schemas(false)) ORDER BY table_name, ordinal_position""",
 }
 #: The maximum length of a database's message, which may quote the whole statement.
-_LONGEST = 300
+_LONGEST_MESSAGE = 300
 _MARKUP = re.compile(r"`|\[([^]]*)\]\([^)]*\)")
 
 
@@ -59,7 +59,7 @@ def run_statement(reader: Reader, statement: str, timeout: float) -> tuple[list[
 
     def run(tx: Transaction) -> tuple[list[str], list[tuple[Any, ...]]]:
         names, rows = tx.table(statement)
-        return _unique(names), [*map(tuple, rows)]
+        return _unique_names(names), [*map(tuple, rows)]
 
     try:
         return reader.read_any(run, timeout=timeout)
@@ -85,8 +85,8 @@ def _explain(error: StorageError, statement: str, timeout: float) -> NoReturn:
     while (inner := cause.__cause__) is not None:  # the driver's own exception
         cause = inner
     state = getattr(cause, "sqlstate", None)
-    message = brief(str(cause), _LONGEST)
-    writes = state in _WRITES or _WRITES_TO_VIEW.match(message) is not None
+    message = brief(str(cause), _LONGEST_MESSAGE)
+    writes = state in _WRITE_STATES or _WRITES_TO_VIEW.match(message) is not None
     if writes or "readonly database" in message or "too many attached databases" in message:
         instead = _INSTEAD.get(statement.lstrip()[:6].lower(), "")
         raise AccessError(
@@ -100,7 +100,7 @@ def _explain(error: StorageError, statement: str, timeout: float) -> NoReturn:
         raise QueryError(f"the statement has parameters, which can't be given here: {message}") from error
     if type(error) is StorageError:
         # The statement is at fault: the message needs no URL.
-        nearest = _nearest(message)
+        nearest = _nearest_name(message)
         hint = f"; did you mean {nearest}?" if nearest else "; `replaybuf sql URL` lists the views and their columns"
         raise QueryError(f"{message}{hint}") from error
     raise error
@@ -110,7 +110,7 @@ def _explain(error: StorageError, statement: str, timeout: float) -> NoReturn:
 _UNKNOWN = re.compile(r'no such (column|table): (?:\w+\.)?(\w+)|(column|relation) "?(?:\w+\.)?(\w+)"? does not exist')
 
 
-def _nearest(message: str) -> str | None:
+def _nearest_name(message: str) -> str | None:
     """Return the view or the column that was probably meant by one that a database's error calls unknown."""
     if (match := _UNKNOWN.search(message)) is None:
         return None
@@ -119,7 +119,7 @@ def _nearest(message: str) -> str | None:
     return next(iter(difflib.get_close_matches((match[2] or match[4])[:100], candidates, n=1)), None)
 
 
-def _unique(names: Sequence[str]) -> list[str]:
+def _unique_names(names: Sequence[str]) -> list[str]:
     """Return the names of columns, with numbers appended to repeated ones."""
     result: list[str] = []
     for name in names:

@@ -114,7 +114,7 @@ def read_circumstances(tx: Transaction, buffer: str) -> Circumstances:
         errors=errors,
         failed_by=failed_by,
         restored=_read_restored(tx, buffer),
-        others=() if tallies else tx.values(_OTHERS, buffer=buffer),
+        others=() if tallies else tx.values(_OTHER_BUFFERS, buffer=buffer),
         datasets=_read_ended_datasets(tx, buffer),
     )
 
@@ -145,15 +145,15 @@ GROUP BY l.task_name, l.status, g.holder ORDER BY 1, 2, 3"""
 
 # Earlier totals, and times of the last put and draw
 
-_EARLIER = """
+_EARLIER_TALLIES = """
 SELECT since AS minute, data FROM rb_history WHERE buffer = :buffer AND since <= :latest ORDER BY since DESC LIMIT 1"""
 
 # With `g.lane = l.id` PostgreSQL may walk the primary key from its end, past the groups of other lanes.
-_OF_NEWEST = """
+_COLUMN_OF_NEWEST = """
 (SELECT g.{column} FROM rb_group g WHERE g.lane BETWEEN l.id AND l.id ORDER BY g.lane DESC, g.uid DESC LIMIT 1)"""
 
 _LAST_PUTS = (
-    f"SELECT l.id, l.task_name, l.status, {_OF_NEWEST.format(column='created_at')} "  # noqa: S608
+    f"SELECT l.id, l.task_name, l.status, {_COLUMN_OF_NEWEST.format(column='created_at')} "  # noqa: S608
     "FROM rb_lane l WHERE l.buffer = :buffer"
 )
 _STEPS = "SELECT task_name, max(step) FROM rb_lane WHERE buffer = :buffer AND step IS NOT NULL GROUP BY task_name"
@@ -164,7 +164,7 @@ _MEMBERS = "SELECT lane, created_at FROM rb_past WHERE draw = :draw AND draw > 0
 
 def _read_earlier(tx: Transaction, buffer: str) -> tuple[float | None, dict[str, Any]]:
     """Return the time and the totals of tasks of the last record from before an hour; None and {} if there is none."""
-    for row in tx.rows(_EARLIER, buffer=buffer, latest=int(tx.clock() - _LATELY_SECONDS)):
+    for row in tx.rows(_EARLIER_TALLIES, buffer=buffer, latest=int(tx.clock() - _LATELY_SECONDS)):
         return float(row["data"].get("at", row["minute"])), row["data"].get("tasks", {})
     return None, {}
 
@@ -208,7 +208,7 @@ def _read_ended_datasets(tx: Transaction, buffer: str) -> dict[str, int]:
 
 
 _FAILED_LANES = f"""
-SELECT l.task_name, l.id, {_OF_NEWEST.format(column="uid")} FROM rb_lane l
+SELECT l.task_name, l.id, {_COLUMN_OF_NEWEST.format(column="uid")} FROM rb_lane l
 WHERE l.buffer = :buffer AND l.status = 'failed'"""  # noqa: S608
 _FAILED_BY = """
 SELECT worker, count(*) FROM (
@@ -238,7 +238,7 @@ def _read_failures(tx: Transaction, buffer: str) -> tuple[dict[str, str], dict[s
     return errors, failed_by
 
 
-_OTHERS = "SELECT DISTINCT buffer FROM rb_lane WHERE buffer <> :buffer ORDER BY buffer LIMIT 5"
+_OTHER_BUFFERS = "SELECT DISTINCT buffer FROM rb_lane WHERE buffer <> :buffer ORDER BY buffer LIMIT 5"
 _RESTORED = "SELECT restored_step, restored_at, epoch FROM rb_buffer WHERE name = :buffer AND restored_at IS NOT NULL"
 _RESTORER = """
 SELECT worker FROM rb_event WHERE buffer = :buffer AND kind = 'restored' AND happened_at > :time

@@ -147,11 +147,11 @@ def opens_read_only(reader: Reader) -> bool:
     return not (writable and path is not None and is_wal(path))
 
 
-_OF_LANES = "lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer)"
+_OWN_LANES = "lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer)"
 #: The rows of a buffer other than groups and checkpoints, and their conditions.
 _TRACES = (
-    ("rb_past", f"{_OF_LANES} AND removed_at IS NULL"),  # of draws; others wait for the sweep, with their payloads
-    ("rb_tally", _OF_LANES),
+    ("rb_past", f"{_OWN_LANES} AND removed_at IS NULL"),  # of draws; others wait for the sweep, with their payloads
+    ("rb_tally", _OWN_LANES),
     ("rb_annotation", "draw IN (SELECT id FROM rb_batch WHERE buffer = :buffer)"),
     *(
         (f"rb_{name}", "buffer = :buffer")
@@ -168,7 +168,7 @@ def forget_buffer(reader: Reader, name: str) -> None:
     """
 
     def forget(tx: Transaction) -> None:
-        groups = tx.value(f"SELECT count(*) FROM rb_group WHERE {_OF_LANES}", buffer=name)  # noqa: S608
+        groups = tx.value(f"SELECT count(*) FROM rb_group WHERE {_OWN_LANES}", buffer=name)  # noqa: S608
         if groups or tx.value("SELECT count(*) FROM rb_checkpoint WHERE buffer = :buffer", buffer=name):
             raise InputError(f"buffer {name} has {groups} groups, or checkpoints: it isn't forgotten")
         for table, of_buffer in _TRACES:

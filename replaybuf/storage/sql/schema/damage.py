@@ -38,7 +38,7 @@ def wrong_cells(tx: Transaction) -> list[str]:
 
     sentences: list[str] = []
     for table in metadata.tables.values() if tx.dialect.name == "sqlite" else ():
-        counts = ", ".join(f"total(NOT {_fits(column)})" for column in table.columns)
+        counts = ", ".join(f"total(NOT {_type_condition(column)})" for column in table.columns)
         [row] = tx.run(f"SELECT {counts} FROM {table.name}")  # noqa: S608
         sentences += [
             f"{table.name}.{column.name} has {number_of(int(count), 'value')} that can't be there"
@@ -51,7 +51,7 @@ def wrong_cells(tx: Transaction) -> list[str]:
 _TYPES = {int: ("integer",), bool: ("integer",), float: ("real", "integer"), bytes: ("blob",)}
 
 
-def _fits(column: Column[object]) -> str:
+def _type_condition(column: Column[object]) -> str:
     """Return the condition that a value has a type of its column, as text of SQL."""
     from sqlalchemy import JSON
 

@@ -16,7 +16,7 @@ _IS_WHOLE = f"length(p.data) = g.bytes - coalesce(p.size - {EXTENT_BYTES}, 0)"
 
 
 # The columns in a row of an annotation, with types of both databases.
-_ANNOTATED = "position int, value float8, text text, min_value float8, max_value float8, tokens int"
+_ANNOTATION_COLUMNS = "position int, value float8, text text, min_value float8, max_value float8, tokens int"
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ def _record_views(sql: _Sql) -> dict[str, str]:
 
     annotation_columns = ", ".join(
         f"""{sql.typed(sql.either(f"json_extract(r.value, '$[{n}]')", f"(r.value ->> {n})::{kind}"), kind)} AS {name}"""
-        for n, (name, kind) in enumerate(definition.split() for definition in _ANNOTATED.split(", "))
+        for n, (name, kind) in enumerate(definition.split() for definition in _ANNOTATION_COLUMNS.split(", "))
     )
     wants, limits = (sql.either(of_wait(name), f"a.value -> '{name}'") for name in ("wants", "limits"))
     return {

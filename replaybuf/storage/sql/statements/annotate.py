@@ -31,7 +31,7 @@ def check_annotations(given: Any) -> dict[int, list[Annotation]]:
     if not isinstance(given, Mapping):
         raise InputError(f"expected a dict of uids and annotations, got {type(given).__name__}")
     uids = check_uids(given, "uids")
-    by_uid = {uid: _of_group(f"group {uid}", values) for uid, values in zip(uids, given.values(), strict=True)}
+    by_uid = {uid: _group_annotations(f"group {uid}", values) for uid, values in zip(uids, given.values(), strict=True)}
     if (size := sum(len(annotation.data or b"") for listed in by_uid.values() for annotation in listed)) > _MOST_BYTES:
         limit = f"a call takes {units.size(_MOST_BYTES)} at most: annotate fewer groups at a time"
         raise InputError(f"the arrays have {units.size(size)}, and {limit}")
@@ -61,7 +61,7 @@ def annotate(tx: Transaction, annotations: Annotations, step: int | None) -> int
 # What is given
 
 
-def _of_group(group: str, annotations: Any) -> list[Annotation]:
+def _group_annotations(group: str, annotations: Any) -> list[Annotation]:
     """Return the annotations of a group, or of its rollouts."""
     whole = isinstance(annotations, Mapping)
     dicts = [annotations] if whole else check_list(annotations, f"the annotations of {group}, unless they are a dict,")
@@ -138,9 +138,9 @@ ON CONFLICT (draw, uid, name) DO UPDATE SET rows = excluded.rows, data = exclude
 
 def _last_draws(tx: Transaction, uids: Collection[int], step: int | None) -> dict[int, tuple[int, int]]:
     """Return the last recorded draw of each group (for a train step), locked, and the group's number of rollouts."""
-    rows = tx.tuples(_LAST, uids=sorted(uids), buffer=tx.scope.buffer, step=step)
+    rows = tx.tuples(_LAST_DRAWS, uids=sorted(uids), buffer=tx.scope.buffer, step=step)
     last_draws, draws = {uid: draw for uid, draw in rows if draw is not None}, {}
-    for uid, draw, marks in tx.tuples(_LOCKED, uids=list(last_draws), draws=list({*last_draws.values()})):
+    for uid, draw, marks in tx.tuples(_LOCK_PAST, uids=list(last_draws), draws=list({*last_draws.values()})):
         try:
             rollouts = len(from_json(marks)["oldest"])
         except DAMAGE as error:
@@ -151,12 +151,12 @@ def _last_draws(tx: Transaction, uids: Collection[int], step: int | None) -> dic
 
 
 # A row of each uid, from the index: PostgreSQL would sort for a GROUP BY.
-_LAST = """SELECT u.value, (
+_LAST_DRAWS = """SELECT u.value, (
     SELECT max(p.draw) FROM rb_past p JOIN rb_batch b ON b.id = p.draw
     WHERE p.uid = u.value AND p.draw > 0 AND b.buffer = :buffer
         AND (CAST(:step AS bigint) IS NULL OR b.step = CAST(:step AS bigint)))
 FROM {each:uids} u"""
-_LOCKED = """SELECT p.uid, p.draw, CAST(p.marks AS text) FROM rb_past p JOIN rb_batch b ON b.id = p.draw
+_LOCK_PAST = """SELECT p.uid, p.draw, CAST(p.marks AS text) FROM rb_past p JOIN rb_batch b ON b.id = p.draw
 WHERE p.uid {in:uids} AND p.draw {in:draws} AND p.draw > 0 {lock}"""
 
 

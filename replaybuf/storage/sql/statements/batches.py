@@ -39,7 +39,7 @@ class BatchKey:
 
 def write_batch(tx: Transaction, draw: Draw, rows: Sequence[GroupRow], step: int | None, lease: int | None) -> BatchKey:
     """Write the batch of a draw of these groups, at least one; call it before they are changed."""
-    values = _about(_members(rows)) | {
+    values = _batch_columns(_members(rows)) | {
         "buffer": tx.scope.buffer,
         "taken_at": time.time(),
         "epoch": tx.scope.epoch,
@@ -62,7 +62,7 @@ def _members(rows: Sequence[GroupRow]) -> list[tuple[int, float | None, int, int
         return [(row.uid, None, 0, None) for row in rows]
 
 
-def _about(members: Iterable[Sequence[Any]]) -> dict[str, Any]:
+def _batch_columns(members: Iterable[Sequence[Any]]) -> dict[str, Any]:
     """Return the columns of a batch that are computed from its groups: uid, reward, staleness, oldest model step."""
     uids, every_reward, staleness, every_step = zip(*members, strict=True)
     rewards = [reward for reward in every_reward if reward is not None]
@@ -87,23 +87,23 @@ def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-_NAMES = tuple(column.name for column in batch.columns if column.name != "id")
-_INSERT = f"""INSERT INTO rb_batch ({", ".join(_NAMES)})
-VALUES ({", ".join(f":{name}" for name in _NAMES)})"""  # noqa: S608
+_COLUMN_NAMES = tuple(column.name for column in batch.columns if column.name != "id")
+_INSERT = f"""INSERT INTO rb_batch ({", ".join(_COLUMN_NAMES)})
+VALUES ({", ".join(f":{name}" for name in _COLUMN_NAMES)})"""  # noqa: S608
 
 
 def remove_batch(tx: Transaction, drawn: BatchKey) -> None:
     """Remove the batch of a draw that nobody received, and the copies of its groups that stayed."""
     for number in tx.values(_REMOVE, taken_at=drawn.taken_at, uid=drawn.uid):
         tx.change("DELETE FROM rb_past WHERE draw = :draw AND draw > 0 AND removed_at IS NULL", draw=number)
-        tx.change(_NOT_DRAWN, draw=number)
+        tx.change(_CLEAR_DRAW, draw=number)
         tx.change("DELETE FROM rb_annotation WHERE draw = :draw", draw=number)
 
 
 _REMOVE = """DELETE FROM rb_batch WHERE taken_at = :taken_at
 AND id IN (SELECT draw FROM rb_past WHERE uid = :uid AND draw > 0) RETURNING id"""
 # SQLite may give the number to another batch.
-_NOT_DRAWN = """UPDATE rb_past SET draw = 0 WHERE draw = :draw AND draw > 0 AND NOT EXISTS (
+_CLEAR_DRAW = """UPDATE rb_past SET draw = 0 WHERE draw = :draw AND draw > 0 AND NOT EXISTS (
     SELECT 1 FROM rb_past p WHERE p.uid = rb_past.uid AND p.since = rb_past.since AND p.draw = 0)"""
 
 
@@ -112,7 +112,7 @@ def settle(tx: Transaction, lease: Leased, uids: Sequence[int], step: int | None
     if not uids:
         return
     if lease.is_part or len(uids) < sum(map(len, lease.items.values())):
-        _settle_some(tx, lease.token, set(uids), step)
+        _settle_part(tx, lease.token, set(uids), step)
         return
     # An unchanged step isn't written, which saves a write to its index.
     step_change = ", step = :step" if step != lease.train_step else ""
@@ -120,7 +120,7 @@ def settle(tx: Transaction, lease: Leased, uids: Sequence[int], step: int | None
     tx.send(query, settled=len(uids), step=step, lease=lease.token)
 
 
-def _settle_some(tx: Transaction, lease: int, uids: set[int], step: int | None) -> None:
+def _settle_part(tx: Transaction, lease: int, uids: set[int], step: int | None) -> None:
     """Settle some groups of a batch. The first ones set its step; those of another step become another batch."""
     rows = tx.rows("SELECT * FROM rb_batch WHERE lease = :lease AND settled < groups {lock}", lease=lease)
     if not rows:  # not recorded, or pruned
@@ -135,11 +135,11 @@ def _settle_some(tx: Transaction, lease: int, uids: set[int], step: int | None) 
     settled = [member for member in members if member[0] in uids]
     unsettled = [member for member in members if member[0] not in uids]
     if settled and unsettled:
-        tx.send(_INSERT, **recorded | {"step": step, "settled": len(settled)} | _about(settled))
+        tx.send(_INSERT, **recorded | {"step": step, "settled": len(settled)} | _batch_columns(settled))
         for table in ("rb_past", "rb_annotation"):
             query = f"UPDATE {table} SET draw = {{draw}} WHERE draw = :old AND draw > 0 AND uid {{in:uids}}"  # noqa: S608
             tx.send(query, old=recorded["id"], uids=list(uids))
-        _change(tx, recorded["id"], **_about(unsettled))
+        _change(tx, recorded["id"], **_batch_columns(unsettled))
 
 
 def _change(tx: Transaction, number: int, **values: Any) -> None:
@@ -154,11 +154,11 @@ def newest_batch(tx: Transaction) -> int:
 
 def last_beyond(tx: Transaction, keep: int) -> int | None:
     """Return the id of the newest batch of the buffer beyond its last `keep`, or None; it reads as many rows."""
-    number = tx.value(_BEYOND, buffer=tx.scope.buffer, keep=keep)
+    number = tx.value(_FIRST_BEYOND, buffer=tx.scope.buffer, keep=keep)
     return None if number is None else int(number)
 
 
-_BEYOND = "SELECT id FROM rb_batch WHERE buffer = :buffer ORDER BY id DESC LIMIT 1 OFFSET :keep"
+_FIRST_BEYOND = "SELECT id FROM rb_batch WHERE buffer = :buffer ORDER BY id DESC LIMIT 1 OFFSET :keep"
 
 
 def prune_batches(tx: Transaction, until: int, limit: int) -> int:

@@ -166,7 +166,7 @@ def restore(tx: Transaction, step: int, now: float, *, keep_new: bool) -> Checkp
     number, groups, last = saved["id"], saved["groups"], saved["last_uid"]
     shift = tx.scope.ticket_shift if keep_new else shift_to(tx, saved["next_ticket"])
     put = changed_since(tx, number, last, IS_NEW) if keep_new else []
-    new = _set_new_apart(tx, put) if put else []
+    new = _reset_newer(tx, put) if put else []
     staying = set(put)
     leave(tx, [uid for uid in changed_since(tx, number, last) if uid not in staying])
     bring_back(tx, number)
@@ -183,7 +183,7 @@ def restore(tx: Transaction, step: int, now: float, *, keep_new: bool) -> Checkp
     begin_epoch(tx, step, now, shift)
     return_all(tx)
     if new:
-        _let_in(tx, new)
+        _admit_groups(tx, new)
     detail = "groups put since stayed" if keep_new else None
     note(tx, EventKind.RESTORED, worker=tx.scope.worker, step=step, groups=groups, detail=detail)
     return Checkpoint(step, float(saved["created_at"]), groups, saved["bytes"])
@@ -213,7 +213,7 @@ def _set_cursors(tx: Transaction, checkpoint_id: int) -> None:
 # Groups put after the checkpoint, with `keep_new`
 
 
-def _set_new_apart(tx: Transaction, uids: Sequence[int]) -> list[GroupRow]:
+def _reset_newer(tx: Transaction, uids: Sequence[int]) -> list[GroupRow]:
     """Pin the staleness of these newer groups, and reset their draws; return their rows before that."""
     return_all(tx)
     keep(tx, uids)
@@ -225,7 +225,7 @@ def _set_new_apart(tx: Transaction, uids: Sequence[int]) -> list[GroupRow]:
     return rows
 
 
-def _let_in(tx: Transaction, new: Sequence[GroupRow]) -> None:
+def _admit_groups(tx: Transaction, new: Sequence[GroupRow]) -> None:
     """Move newer groups into their lanes, replacing groups with their keys and groups that they had replaced."""
     keys = {row.uid: row.column("scoped_key") for row in new if row.column("scoped_key") is not None}
     origins = [uid for row in new for uid in predecessors(row)]

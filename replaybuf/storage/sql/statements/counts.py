@@ -58,14 +58,14 @@ def read_levels(tx: Transaction, tasks: Iterable[str]) -> dict[str, Level]:
 
 def read_fenced_tallies(tx: Transaction) -> Tallied:
     """Return all tallies, read in the statement that checks the fence. Raises FencedError."""
-    rows = tx.tuples(_ALL_FENCED, buffer=tx.scope.buffer)
+    rows = tx.tuples(_TALLIES_WITH_FENCE, buffer=tx.scope.buffer)
     width = len(Row._fields)
     compare(tx, Row(*rows[0][:width]))
     tally_rows = (row[width:] for row in rows)  # without any tally, one row of NULLs
     return tallied(row for row in tally_rows if row[0] is not None)
 
 
-_ALL_FENCED = f"SELECT * FROM ({FENCE}) AS fence LEFT JOIN ({SUMS} {BY_NAME}) AS sums ON true"  # noqa: S608
+_TALLIES_WITH_FENCE = f"SELECT * FROM ({FENCE}) AS fence LEFT JOIN ({SUMS} {BY_NAME}) AS sums ON true"  # noqa: S608
 
 
 def read_lane_tallies(tx: Transaction, lanes: Sequence[int]) -> list[dict[str, Any]]:
@@ -212,7 +212,7 @@ def apply(
             pinned_at = homes[(task, step.before.status)].step or 0
         if not are_kept:
             keep(tx, uids)
-        change(tx, uids, _changed(task, step, lanes) | values, added, pinned_at)
+        change(tx, uids, _columns_after(task, step, lanes) | values, added, pinned_at)
         if step.enters_races:
             entering.setdefault((task, step.after.status), []).extend(uids)
     counts.update(leave(tx, removed, drawn=drawn))
@@ -221,7 +221,7 @@ def apply(
     add_counts(tx, counts)
 
 
-def _changed(task: str, step: Transition, lanes: Mapping[bool, Mapping[LaneName, Lane]]) -> dict[str, Any]:
+def _columns_after(task: str, step: Transition, lanes: Mapping[bool, Mapping[LaneName, Lane]]) -> dict[str, Any]:
     """Return the columns set by a transition, for groups of a task that stay."""
     after = step.after
     assert after is not None
@@ -250,11 +250,11 @@ def change(
     parameters = {**values, **{f"more_{name}": n for name, n in (added or {}).items() if n and name not in values}}
     if pinned_at is not None:
         parameters["pinned_at"] = pinned_at
-    tx.change(_changing(tuple(parameters)), **parameters, uids=list(uids))
+    tx.change(_update_statement(tuple(parameters)), **parameters, uids=list(uids))
 
 
 @lru_cache(maxsize=256)
-def _changing(names: tuple[str, ...]) -> str:
+def _update_statement(names: tuple[str, ...]) -> str:
     """Return the UPDATE of groups by these values: of columns, of what is added to them, and the step of pinning."""
     changes = []
     for name in names:

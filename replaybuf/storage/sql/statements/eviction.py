@@ -149,7 +149,7 @@ def evict(tx: Transaction, tasks: Iterable[str], counts: Counts, leaving: Leavin
         size = {home.id: sizes[home.id] + counts[(home.id, Tally.SIZE)] for home in lanes if home.task_name == task}
         filled = [home for home in lanes if size.get(home.id, 0) > 0]
         excess = sum(size.values()) - limits.capacity
-        candidates = _first(tx, filled, excess) if excess > 0 else []
+        candidates = _first_candidates(tx, filled, excess) if excess > 0 else []
         evicted += [row.uid for _, row in candidates]
         homes = {home.name: home for home in filled}
         for status, n in Counter(home.status for home, _ in candidates).items():
@@ -165,7 +165,7 @@ _SIZES = f"""SELECT {COLUMNS}, (
 WHERE buffer = :buffer AND NOT leased AND NOT status {{in_texts:aside}} AND task_name {{in_texts:tasks}} ORDER BY id"""  # noqa: S608
 
 
-def _first(tx: Transaction, lanes: Sequence[Lane], count: int) -> list[_Candidate]:
+def _first_candidates(tx: Transaction, lanes: Sequence[Lane], count: int) -> list[_Candidate]:
     """Return the first groups of several lanes together, in the remover's order."""
     remover = tx.scope.rules.remover
     check_races(tx, lanes, remover.order)
@@ -173,7 +173,7 @@ def _first(tx: Transaction, lanes: Sequence[Lane], count: int) -> list[_Candidat
 
     def value(candidate: _Candidate, field: str) -> Any:
         home, row = candidate
-        return _comparable(home, field, row.values[places[field]])
+        return _comparable_value(home, field, row.values[places[field]])
 
     candidates = [(home, row) for home in lanes for row in Source(home).first(tx, count, remover.order)]
     firsts = in_order(candidates, remover.order, value)[:count] if len(lanes) > 1 else candidates
@@ -186,6 +186,6 @@ def _first(tx: Transaction, lanes: Sequence[Lane], count: int) -> list[_Candidat
     return firsts
 
 
-def _comparable(home: Lane, field: str, value: Any) -> Any:
+def _comparable_value(home: Lane, field: str, value: Any) -> Any:
     """Return the sort value of groups of several lanes; for a sampling key, the virtual time left until its draw."""
     return home.race.left(value) if field in KEYS and home.race is not None else value

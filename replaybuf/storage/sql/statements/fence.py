@@ -23,7 +23,7 @@ from replaybuf.storage.sql.statements.buffer_facts import last_uid
 
 def join(tx: Transaction, row: Row | None = None) -> None:
     """Update the scope of a transaction to the buffer's current epoch, read here or by `FENCE`."""
-    row = row or _row(tx)
+    row = row or _fence_row(tx)
     tx.newest = row.checkpoint or 0
     tx.scope = replace(tx.scope, epoch=row.epoch or 0, ticket_shift=row.ticket_shift or 0)
 
@@ -40,23 +40,23 @@ def check_fence(tx: Transaction) -> None:
 
     The first statement of every transaction that writes for a buffer.
     """
-    compare(tx, _row(tx))
+    compare(tx, _fence_row(tx))
 
 
 def compare(tx: Transaction, row: Row) -> None:
     """Check the fence against a row read by `FENCE`."""
     if (row.epoch or 0) != tx.scope.epoch:
-        raise _fenced_off(tx, row)
+        raise _fenced_error(tx, row)
     tx.newest, shift = row.checkpoint or 0, row.ticket_shift or 0
     if shift != tx.scope.ticket_shift:
         tx.scope = replace(tx.scope, ticket_shift=shift)
 
 
-def _fenced_off(tx: Transaction, row: Row) -> FencedError:
+def _fenced_error(tx: Transaction, row: Row) -> FencedError:
     phrase = "restored"
     if row.restored_step is not None:
         at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(row.restored_at))
-        phrase = f"restored to the checkpoint of step {row.restored_step} at {at}{_by(tx, row)}"
+        phrase = f"restored to the checkpoint of step {row.restored_step} at {at}{_restorer_text(tx, row)}"
     return FencedError(
         f"the buffer {tx.scope.buffer!r} was {phrase}, after this process had opened it: what it does belongs to the "
         "run before that, and nothing was changed. End this process if another one goes on from there, as a trainer "
@@ -64,7 +64,7 @@ def _fenced_off(tx: Transaction, row: Row) -> FencedError:
     )
 
 
-def _by(tx: Transaction, row: Row) -> str:
+def _restorer_text(tx: Transaction, row: Row) -> str:
     """Return the worker of the restore, if known."""
     rows = tx.tuples(_LAST_RESTORE, buffer=tx.scope.buffer, kind=EventKind.RESTORED.value)
     worker, step = rows[0] if rows else (None, None)
@@ -76,7 +76,7 @@ _LAST_RESTORE = """SELECT worker, step FROM rb_event WHERE buffer = :buffer AND 
 
 def begin_epoch(tx: Transaction, step: int, now: float, ticket_shift: int) -> None:
     """Fence off all earlier users, and move the transaction to the new epoch."""
-    epoch = (_row(tx).epoch or 0) + 1
+    epoch = (_fence_row(tx).epoch or 0) + 1
     write_buffer(tx, epoch=epoch, ticket_shift=ticket_shift, restored_step=step, restored_at=now)
     tx.scope = replace(tx.scope, epoch=epoch, ticket_shift=ticket_shift)
 
@@ -91,7 +91,7 @@ class Row(NamedTuple):
     restored_at: float | None
 
 
-def _row(tx: Transaction) -> Row:
+def _fence_row(tx: Transaction) -> Row:
     [row] = tx.tuples(FENCE, buffer=tx.scope.buffer)
     return Row(*row)
 
@@ -140,6 +140,6 @@ def shift_to(tx: Transaction, ticket: int) -> int:
 
 def set_next_ticket(tx: Transaction, ticket: int) -> None:
     """Give the next new group this ticket, and later ones the following tickets."""
-    shift, epoch = shift_to(tx, ticket), _row(tx).epoch  # None if it has no row in `rb_buffer` yet
+    shift, epoch = shift_to(tx, ticket), _fence_row(tx).epoch  # None if it has no row in `rb_buffer` yet
     if shift or epoch is not None:
         write_buffer(tx, epoch=epoch or 0, ticket_shift=shift)

@@ -92,7 +92,7 @@ def name_files(tx: Transaction, extents: Iterable[Extent]) -> None:
         ends[extent.file] = extent.place, max(extent.end, ends[extent.file][1] if extent.file in ends else 0)
     for number, count in sorted(numbers.items()):
         place, end = ends[number]
-        if not tx.tuples(_NAME, id=number, place=place, bytes=end, groups=count):
+        if not tx.tuples(_ADD_FILE, id=number, place=place, bytes=end, groups=count):
             raise PayloadStoreError(
                 "the arrays of this put were written more than a day before its commit, and were deleted as nobody's; "
                 "nothing was stored: put it again"
@@ -100,7 +100,7 @@ def name_files(tx: Transaction, extents: Iterable[Extent]) -> None:
 
 
 # The bytes of a file that is named before are of the same transaction.
-_NAME = """INSERT INTO rb_file AS old (id, place, bytes, groups) VALUES (:id, :place, :bytes, :groups)
+_ADD_FILE = """INSERT INTO rb_file AS old (id, place, bytes, groups) VALUES (:id, :place, :bytes, :groups)
 ON CONFLICT (id) DO UPDATE SET groups = old.groups + excluded.groups, bytes = excluded.bytes WHERE old.groups > 0
 RETURNING id"""
 
@@ -166,11 +166,11 @@ _KEEP = "UPDATE rb_past SET removed_at = {clock:now} + :seconds WHERE uid {in:ui
 
 def wrong_counts(tx: Transaction) -> Mapping[int, int]:
     """Return the numbers of groups of files with a wrong one."""
-    rows = tx.tuples(_WRONG, orphans=_ORPHAN)
+    rows = tx.tuples(_WRONG_COUNTS, orphans=_ORPHAN)
     return {number: int(count) for number, count in rows}
 
 
-_WRONG = """SELECT f.id, coalesce(c.there, 0) FROM rb_file f LEFT JOIN (
+_WRONG_COUNTS = """SELECT f.id, coalesce(c.there, 0) FROM rb_file f LEFT JOIN (
     SELECT file, count(*) AS there FROM rb_payload WHERE file IS NOT NULL GROUP BY file
 ) c ON c.file = f.id
 WHERE f.groups <> coalesce(c.there, 0) AND (f.groups <> :orphans OR coalesce(c.there, 0) > 0)"""
@@ -179,7 +179,7 @@ WHERE f.groups <> coalesce(c.there, 0) AND (f.groups <> :orphans OR coalesce(c.t
 # The location of this database
 
 
-_FILE = "SELECT file FROM pragma_database_list WHERE name = 'main'"
+_DATABASE_FILE = "SELECT file FROM pragma_database_list WHERE name = 'main'"
 # A cluster keeps its system identifier through failover and physical backups. Reading it needs a privilege.
 _MAY_ASK = "SELECT has_function_privilege('pg_control_system()', 'EXECUTE')"
 _CLUSTER = "SELECT system_identifier::text FROM pg_control_system()"
@@ -196,7 +196,7 @@ def home_of(tx: Transaction) -> Home:
         [(database, schema, numbers)] = tx.run(_DATABASE)
         name = f"the schema {schema} of the database {database} in the PostgreSQL cluster {cluster}"
         return {"cluster": cluster, "numbers": numbers, "name": name}
-    path = tx.run(_FILE)[0][0]
+    path = tx.run(_DATABASE_FILE)[0][0]
     if not path:
         return {}
     host, path = socket.gethostname(), os.path.realpath(path)

@@ -54,22 +54,22 @@ def all_lanes(tx: Transaction) -> list[dict[str, Any]]:
 
 def lanes_where(tx: Transaction, condition: str, **values: Any) -> list[Lane]:
     """Return the buffer's lanes that meet a condition, by id."""
-    rows = tx.tuples(f"{_WHERE} AND {condition} ORDER BY id", buffer=tx.scope.buffer, **values)
+    rows = tx.tuples(f"{_BUFFER_LANES} AND {condition} ORDER BY id", buffer=tx.scope.buffer, **values)
     return [Lane.read(*row) for row in rows]
 
 
-_WHERE = f"SELECT {COLUMNS} FROM rb_lane WHERE buffer = :buffer"  # noqa: S608
+_BUFFER_LANES = f"SELECT {COLUMNS} FROM rb_lane WHERE buffer = :buffer"  # noqa: S608
 
 
 def find_lanes(tx: Transaction, names: Iterable[LaneName], *, leased: bool = False) -> dict[LaneName, Lane]:
     """Return the lanes of these (task, status) pairs that exist."""
     requested = set(names)
     tasks = sorted({task_name for task_name, _ in requested})
-    lanes = (Lane.read(*row) for row in tx.tuples(_OF_TASKS, buffer=tx.scope.buffer, leased=leased, tasks=tasks))
+    lanes = (Lane.read(*row) for row in tx.tuples(_TASK_LANES, buffer=tx.scope.buffer, leased=leased, tasks=tasks))
     return {home.name: home for home in lanes if home.name in requested}
 
 
-_OF_TASKS = f"{_WHERE} AND leased = :leased AND task_name {{in_texts:tasks}}"
+_TASK_LANES = f"{_BUFFER_LANES} AND leased = :leased AND task_name {{in_texts:tasks}}"
 
 
 def need_lanes(tx: Transaction, names: Iterable[LaneName], *, leased: bool = False) -> dict[LaneName, Lane]:
@@ -105,7 +105,7 @@ def start_steps(tx: Transaction, steps: Mapping[int, int]) -> None:
 
 def race_of(tx: Transaction) -> Race | None:
     """Return the race of a new lane: the buffer's, else that of this process's policies."""
-    for key, seed in tx.tuples(_RACE, buffer=tx.scope.buffer):
+    for key, seed in tx.tuples(_READ_RACE, buffer=tx.scope.buffer):
         return Race(key, int(seed))
     if tx.scope.rules.random is None:
         return None
@@ -113,7 +113,7 @@ def race_of(tx: Transaction) -> Race | None:
     return Race(key, secrets.randbits(63) if seed is None else seed)
 
 
-_RACE = "SELECT race, seed FROM rb_lane WHERE buffer = :buffer AND race IS NOT NULL LIMIT 1"
+_READ_RACE = "SELECT race, seed FROM rb_lane WHERE buffer = :buffer AND race IS NOT NULL LIMIT 1"
 
 
 def race_columns(race: Race | None) -> dict[str, Any]:

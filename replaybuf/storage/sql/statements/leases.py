@@ -58,7 +58,7 @@ def rows_of(tx: Transaction, uids: Sequence[int]) -> list[GroupRow]:
 def acknowledge(tx: Transaction, lease: Leased, uids: Sequence[int]) -> None:
     """Consume groups of a lease."""
     check_lease(lease, tx.scope.epoch, tx.scope.database)
-    limits, rows = tx.scope.rules.limits, _held(tx, lease, uids)
+    limits, rows = tx.scope.rules.limits, _check_held(tx, lease, uids)
     if len(rows) < len(uids):
         _check_not_passed_on(tx, lease, set(uids).difference(row.uid for row in rows))
     step, lanes = _trained_at(tx, lease, rows)
@@ -82,7 +82,7 @@ def _trained_at(tx: Transaction, lease: Leased, rows: Sequence[GroupRow]) -> tup
 def extend(tx: Transaction, lease: Leased, uids: Sequence[int], seconds: float) -> float:
     """Renew the lease of these groups; return its new end."""
     check_lease(lease, tx.scope.epoch, tx.scope.database)
-    held = [row.uid for row in _held(tx, lease, uids)]
+    held = [row.uid for row in _check_held(tx, lease, uids)]
     until = tx.start_clock() + seconds
     if held:
         keep(tx, held)
@@ -93,7 +93,7 @@ def extend(tx: Transaction, lease: Leased, uids: Sequence[int], seconds: float) 
 def give_back(tx: Transaction, lease: Leased, uids: Sequence[int], reason: str | None) -> Counter[str | None]:
     """End the lease of those of these groups that it still holds; return their number by holder."""
     check_database(lease, tx.scope.database)
-    limits, rows = tx.scope.rules.limits, _of(tx, lease, uids)
+    limits, rows = tx.scope.rules.limits, _held_rows(tx, lease, uids)
     move(tx, rows, lambda row: transitions.given_back(row, limits, reason))
     if reason is not None:
         _note_returned(tx, EventKind.GIVEN_BACK, rows, reason)
@@ -102,7 +102,7 @@ def give_back(tx: Transaction, lease: Leased, uids: Sequence[int], reason: str |
 
 def unhold(tx: Transaction, lease: Leased, uids: Sequence[int]) -> None:
     """Undo a lease that its caller didn't receive."""
-    move(tx, _of(tx, lease, uids), transitions.unleased)
+    move(tx, _held_rows(tx, lease, uids), transitions.unleased)
 
 
 def end_leases(tx: Transaction, *, wait: bool = False) -> int:
@@ -142,18 +142,18 @@ def return_all(tx: Transaction) -> int:
     return len(rows)
 
 
-def _of(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[GroupRow]:
+def _held_rows(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[GroupRow]:
     """Return those of these groups that a lease still holds."""
     return read_rows(tx, "g.uid {in:uids} AND g.lease = :lease {lock:g}", uids=uids, lease=lease.token)
 
 
-def _held(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[GroupRow]:
+def _check_held(tx: Transaction, lease: Leased, uids: Sequence[int]) -> list[GroupRow]:
     """Return the groups of a lease, without groups that were replaced while leased.
 
     Raises LeaseLostError if the lease's time is over and it no longer holds all of them. While it holds any, another
     process may have renewed it, and settled the others.
     """
-    rows = _of(tx, lease, uids)
+    rows = _held_rows(tx, lease, uids)
     until = max([lease.until, *(row.column("leased_until") for row in rows)])
     if len(rows) < len(uids) and tx.clock() >= until:
         raise lost_to_others(lease, set(uids).difference(row.uid for row in rows))

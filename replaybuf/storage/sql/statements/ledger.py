@@ -21,11 +21,11 @@ from replaybuf.storage.values import Cursor, NewGroup
 _PENDING = 1 << 62
 
 STATE = ("item", "epoch", "times", "rollouts", "reward", "squares", "last")
-_READ = ", ".join(STATE)
+_COLUMNS = ", ".join(STATE)
 _PAGE_SIZE = 5000
-_SAME = "{0}.buffer = {1}.buffer AND {0}.name = {1}.name AND {0}.item = {1}.item"
-_NOW = f"""buffer = :buffer AND NOT EXISTS (
-    SELECT 1 FROM rb_prompt p WHERE {_SAME.format("p", "rb_prompt")} AND p.since > rb_prompt.since)"""  # noqa: S608
+_SAME_PROMPT = "{0}.buffer = {1}.buffer AND {0}.name = {1}.name AND {0}.item = {1}.item"
+_CURRENT = f"""buffer = :buffer AND NOT EXISTS (
+    SELECT 1 FROM rb_prompt p WHERE {_SAME_PROMPT.format("p", "rb_prompt")} AND p.since > rb_prompt.since)"""  # noqa: S608
 
 
 def read_cursor(tx: Transaction, name: str) -> Cursor:
@@ -71,9 +71,9 @@ def read_page(tx: Transaction, name: str, after: int) -> Sequence[Sequence[Any]]
     return tx.tuples(_PAGE, buffer=tx.scope.buffer, name=name, after=after, size=_PAGE_SIZE)
 
 
-_CHANGED = f"SELECT {_READ} FROM rb_prompt WHERE name = :name AND changed > :known AND {_NOW}"  # noqa: S608
-_PAGE = f"""SELECT {_READ} FROM rb_prompt
-WHERE name = :name AND item > :after AND {_NOW} ORDER BY item LIMIT :size"""  # noqa: S608
+_CHANGED = f"SELECT {_COLUMNS} FROM rb_prompt WHERE name = :name AND changed > :known AND {_CURRENT}"  # noqa: S608
+_PAGE = f"""SELECT {_COLUMNS} FROM rb_prompt
+WHERE name = :name AND item > :after AND {_CURRENT} ORDER BY item LIMIT :size"""  # noqa: S608
 
 
 def note_drawn(tx: Transaction, name: str, version: int, epochs: Mapping[int, int]) -> None:
@@ -105,12 +105,12 @@ _CHANGE = f"""WITH new AS (SELECT CAST(:buffer AS text) AS buffer, CAST(:name AS
     CAST(:epoch AS bigint) AS epoch, CAST(:times AS bigint) AS times, CAST(:rollouts AS bigint) AS rollouts,
     CAST(:reward AS double precision) AS reward, CAST(:squares AS double precision) AS squares,
     CAST(:last AS double precision) AS last)
-INSERT INTO rb_prompt AS own (buffer, name, since, changed, {_READ})
+INSERT INTO rb_prompt AS own (buffer, name, since, changed, {_COLUMNS})
 SELECT new.buffer, new.name, new.since, new.changed, new.item, coalesce(new.epoch, old.epoch),
     coalesce(old.times, 0) + new.times, coalesce(old.rollouts, 0) + new.rollouts,
     coalesce(old.reward, 0) + new.reward, coalesce(old.squares, 0) + new.squares, coalesce(new.last, old.last)
-FROM new LEFT JOIN rb_prompt old ON {_SAME.format("old", "new")} AND old.since = (
-    SELECT max(p.since) FROM rb_prompt p WHERE {_SAME.format("p", "new")} AND p.since < new.since)
+FROM new LEFT JOIN rb_prompt old ON {_SAME_PROMPT.format("old", "new")} AND old.since = (
+    SELECT max(p.since) FROM rb_prompt p WHERE {_SAME_PROMPT.format("p", "new")} AND p.since < new.since)
 WHERE true
 ON CONFLICT (buffer, name, item, since) DO UPDATE SET changed = excluded.changed,
     epoch = coalesce(CAST(:epoch AS bigint), own.epoch), times = own.times + CAST(:times AS bigint),
@@ -119,7 +119,7 @@ ON CONFLICT (buffer, name, item, since) DO UPDATE SET changed = excluded.changed
     last = coalesce(CAST(:last AS double precision), own.last)"""  # noqa: S608
 #: What only checkpoints had that were dropped since.
 _PRUNE = f"""DELETE FROM rb_prompt WHERE buffer = :buffer AND name = :name AND item = :item AND since < (
-    SELECT max(p.since) FROM rb_prompt p WHERE {_SAME.format("p", "rb_prompt")}
+    SELECT max(p.since) FROM rb_prompt p WHERE {_SAME_PROMPT.format("p", "rb_prompt")}
     AND p.since < (SELECT min(id) FROM rb_checkpoint WHERE buffer = :buffer))"""  # noqa: S608
 _STAMP = f"""UPDATE rb_prompt SET changed = :version WHERE (buffer, name, item, since) IN (
     SELECT buffer, name, item, since FROM rb_prompt
@@ -133,12 +133,12 @@ def restore_prompts(tx: Transaction, checkpoint: int) -> None:
     tx.change(_RESTORE, buffer=buffer, id=checkpoint, newest=at)
 
 
-_RESTORE = f"""INSERT INTO rb_prompt (buffer, name, since, changed, {_READ})
+_RESTORE = f"""INSERT INTO rb_prompt (buffer, name, since, changed, {_COLUMNS})
 SELECT new.buffer, new.name, CAST(:newest AS bigint), 0, new.item, old.epoch, coalesce(old.times, 0),
     coalesce(old.rollouts, 0), coalesce(old.reward, 0), coalesce(old.squares, 0), old.last
 FROM (SELECT DISTINCT buffer, name, item FROM rb_prompt WHERE buffer = :buffer AND since >= :id) AS new
-LEFT JOIN rb_prompt old ON {_SAME.format("old", "new")} AND old.since = (
-    SELECT max(p.since) FROM rb_prompt p WHERE {_SAME.format("p", "new")} AND p.since < :id)
+LEFT JOIN rb_prompt old ON {_SAME_PROMPT.format("old", "new")} AND old.since = (
+    SELECT max(p.since) FROM rb_prompt p WHERE {_SAME_PROMPT.format("p", "new")} AND p.since < :id)
 WHERE true
 ON CONFLICT (buffer, name, item, since) DO UPDATE SET changed = 0,
     {", ".join(f"{column} = excluded.{column}" for column in STATE[1:])}"""  # noqa: S608

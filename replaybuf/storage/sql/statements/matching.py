@@ -39,7 +39,7 @@ def select_matching(tx: Transaction, query: Node, *columns: Any) -> Select[Any]:
 
 def find_uids(tx: Transaction, query: Node, order: Order, limit: int | None) -> list[tuple[int, int]]:
     """Return the uids of the groups that match, in order, each with the size of its payload in bytes (0 if damaged)."""
-    return _sized(tx.tuples(finding(tx, query, order, limit)))
+    return _uids_with_sizes(tx.tuples(finding(tx, query, order, limit)))
 
 
 def find_page(
@@ -51,10 +51,10 @@ def find_page(
     """
     last = last_uid(tx) if last is None else last
     statement = select_matching(tx, query, group.c.uid, group.c.bytes).where(group.c.uid.between(after + 1, last))
-    return _sized(tx.tuples(statement.order_by(group.c.uid).limit(size))), last
+    return _uids_with_sizes(tx.tuples(statement.order_by(group.c.uid).limit(size))), last
 
 
-def _sized(rows: Iterable[Sequence[Any]]) -> list[tuple[int, int]]:
+def _uids_with_sizes(rows: Iterable[Sequence[Any]]) -> list[tuple[int, int]]:
     return [(uid, size if type(size) is int else 0) for uid, size in rows]
 
 
@@ -102,7 +102,7 @@ def count_groups(tx: Transaction, query: Node, at_most: int | None) -> int:
 def delete_groups(tx: Transaction, query: Node) -> int:
     """Remove the groups that match, and return their number."""
     deleted: dict[str, list[int]] = {}
-    for by_lane in _locked(tx, query):
+    for by_lane in _lock_matching(tx, query):
         steps = [(home.task_name, removed(Place(home.status), Tally.DELETED), uids) for home, uids in by_lane]
         apply(tx, steps, (home for home, _ in by_lane))
         for home, uids in by_lane:
@@ -126,7 +126,7 @@ def update_groups(tx: Transaction, query: Node, changes: Changes) -> int:
     if not isinstance(changes.tags, Unset):
         values["tags"] = to_json_text(changes.tags or None)
     number = 0
-    for by_lane in _locked(tx, query):
+    for by_lane in _lock_matching(tx, query):
         for home, uids in by_lane:
             if values:
                 keep(tx, uids)
@@ -166,7 +166,7 @@ def requeue_groups(tx: Transaction, query: Node) -> dict[Status, int]:
     numbers: dict[Status, int] = {}
     requeued: dict[str, list[int]] = {}
     condition = LogicNode("$and", (query, SetNode("status", "$in", tuple(map(str, REQUEUED)))))
-    for by_lane in _locked(tx, condition):
+    for by_lane in _lock_matching(tx, condition):
         steps: list[Step] = []
         for home, uids in by_lane:
             unfinished = set(tx.values(_UNFINISHED, uids=uids))
@@ -194,7 +194,7 @@ def update_priorities(tx: Transaction, priorities: Mapping[int, float]) -> int:
     if not priorities:
         return 0
     locked = lock_groups(tx, WITH_UIDS, uids=sorted(priorities))
-    by_lane = _by_lane(tx, locked)
+    by_lane = _uids_by_lane(tx, locked)
     rows = [(priorities[uid], uid) for _, uids in by_lane for uid in uids]
     if rows:
         keep(tx, [uid for uid, _ in locked])
@@ -217,7 +217,7 @@ def lock_groups(tx: Transaction, condition: str, **values: Any) -> list[tuple[in
     return [(uid, lane_id) for uid, lane_id in rows]
 
 
-def _by_lane(tx: Transaction, rows: Sequence[tuple[int, int]]) -> list[tuple[Lane, list[int]]]:
+def _uids_by_lane(tx: Transaction, rows: Sequence[tuple[int, int]]) -> list[tuple[Lane, list[int]]]:
     """Return the groups of the buffer by lane, from their uids and lane ids."""
     members: dict[int, list[int]] = {}
     for uid, lane_id in rows:
@@ -225,7 +225,7 @@ def _by_lane(tx: Transaction, rows: Sequence[tuple[int, int]]) -> list[tuple[Lan
     return [(home, members[home.id]) for home in lanes_where(tx, "id {in:ids}", ids=sorted(members))]
 
 
-def _locked(tx: Transaction, query: Node) -> Iterator[list[tuple[Lane, list[int]]]]:
+def _lock_matching(tx: Transaction, query: Node) -> Iterator[list[tuple[Lane, list[int]]]]:
     """Yield the groups that match, with row locks, in chunks, by lane.
 
     Where others may have held those locks, the groups are found, locked, and asked again whether they match.
@@ -239,4 +239,4 @@ def _locked(tx: Transaction, query: Node) -> Iterator[list[tuple[Lane, list[int]
             lock_groups(tx, WITH_UIDS, uids=uids)
             still_matching = matching.where(tx.dialect.one_of(group.c.uid, "uids"))
             chunk = [(uid, lane_id) for uid, lane_id in tx.tuples(still_matching, uids=tx.dialect.listed(uids))]
-        yield _by_lane(tx, chunk)
+        yield _uids_by_lane(tx, chunk)

@@ -52,9 +52,9 @@ MOST_BYTES = 64 << 20
 #: Larger payloads together are sent faster as rows.
 _MOST_PAYLOADS = 1 << 19
 #: Larger payloads are sent one by one: asyncpg's executemany makes another copy.
-_LARGE = 1 << 20
+_LARGE_BYTES = 1 << 20
 #: Columns with one value for all rows in nearly all calls, which is then sent once.
-_SHARED = ("worker", "put_step")
+_SHARED_COLUMNS = ("worker", "put_step")
 _DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
 
 _logger = logging.getLogger("replaybuf.rewards")
@@ -262,9 +262,9 @@ def insert_groups(tx: Transaction, groups: Sequence[Row], payloads: Sequence[Row
 
 def insert_payloads(tx: Transaction, payloads: Sequence[Row]) -> None:
     """Insert rows of `rb_payload`."""
-    insert_rows(tx, payload, [row for row in payloads if len(row["data"]) <= _LARGE])
+    insert_rows(tx, payload, [row for row in payloads if len(row["data"]) <= _LARGE_BYTES])
     for row in payloads:
-        if len(row["data"]) > _LARGE:
+        if len(row["data"]) > _LARGE_BYTES:
             insert_rows(tx, payload, [row])
 
 
@@ -294,7 +294,7 @@ def arrays(table: Table, rows: Sequence[Row]) -> dict[str, Any]:
     parameters: dict[str, Any] = {}
     for column in (definition.name for definition in table.columns):
         values: list[Any] = [row.get(column) for row in rows]
-        if column in _SHARED and values.count(values[0]) == len(values):
+        if column in _SHARED_COLUMNS and values.count(values[0]) == len(values):
             values = values[:1]
         name = f"{table.name}_{column}"
         if column == payload.c.data.name:
@@ -323,7 +323,7 @@ def _value(column: Column[Any]) -> str:
         return f"substr(CAST({name} AS bytea), {end} - {size} + 1, {size})"
     kind, _, _ = column.type.compile(dialect=_DIALECT).partition(" COLLATE")
     values = array(name, kind)
-    if column.name in _SHARED:
+    if column.name in _SHARED_COLUMNS:
         repeated = f"array_fill(({values})[1], ARRAY[CAST(:count AS int)])"
         values = f"CASE cardinality({values}) WHEN 1 THEN {repeated} ELSE {values} END"
     # The server's moment; a NULL stays one.

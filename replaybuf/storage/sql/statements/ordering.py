@@ -118,10 +118,10 @@ def go_on(tx: Transaction, home: Lane, priorities: Iterable[float]) -> None:
     if home.race.is_worn(priorities):
         set_race(tx, home, None)
     else:
-        tx.change(_GO_ON, time=home.race.time, idle=home.race.idle_time, id=home.id)
+        tx.change(_ADVANCE_RACE, time=home.race.time, idle=home.race.idle_time, id=home.id)
 
 
-_GO_ON = """UPDATE rb_lane SET clock = CASE WHEN clock < :time THEN :time ELSE clock END,
+_ADVANCE_RACE = """UPDATE rb_lane SET clock = CASE WHEN clock < :time THEN :time ELSE clock END,
     idle_clock = CASE WHEN idle_clock < :idle THEN :idle ELSE idle_clock END WHERE id = :id"""
 
 
@@ -137,7 +137,7 @@ class Source:
     """The groups of one lane, with the lane's names and step as constants, so that queries need no join."""
 
     def __init__(self, home: Lane, where: Node | None = None, skip: Collection[int] = ()) -> None:
-        self.lane, self._where, self._skip = home, where, tuple(skip)
+        self.lane, self._where, self._skipped_uids = home, where, tuple(skip)
 
     def first(self, tx: Transaction, size: int, order: Order) -> list[Ordered]:
         """Return the first `size` groups."""
@@ -146,9 +146,9 @@ class Source:
 
     def read(self, tx: Transaction, size: int, order: Order, *, payloads: bool = True) -> list[GroupRow]:
         """Return the first `size` groups as rows, with their payloads unless these are read later."""
-        return self._drawn(self._read(tx, _Query(order, whole=True, bare=not payloads), size))
+        return self._distinct_rows(self._read(tx, _Query(order, whole=True, bare=not payloads), size))
 
-    def _drawn(self, rows: Sequence[Sequence[Any]]) -> list[GroupRow]:
+    def _distinct_rows(self, rows: Sequence[Sequence[Any]]) -> list[GroupRow]:
         """Return these rows. Raises StorageError if a group is among them twice, as a damaged index may have it."""
         if len({row[0] for row in rows}) < len(rows):
             raise StorageError(
@@ -169,7 +169,7 @@ class Source:
             return False
         query = "SELECT uid FROM rb_group WHERE lane = :lane ORDER BY uid LIMIT 1 OFFSET :before"
         [[last_uid]] = tx.tuples(query, lane=self.lane.id, before=_SAMPLE - 1) or [[0]]
-        statement = _matching(tx.dialect, self._where, counted=True)
+        statement = _select_matching(tx.dialect, self._where, counted=True)
         [[matching]] = tx.tuples(statement, **self._values(tx, size), last=last_uid)
         passed_over = size * (_SAMPLE - matching) / max(matching, 0.5)
         return bool(passed_over * _KEY_COST > groups)
@@ -178,8 +178,8 @@ class Source:
         """Return `size` groups drawn at random from all that match, whatever their keys, which they and others keep."""
         home, race = self.lane, self.lane.race
         assert race is not None
-        values, skip = self._values(tx, size), set(self._skip)
-        members = [row for row in tx.tuples(_matching(tx.dialect, self._where), **values) if row[0] not in skip]
+        values, skip = self._values(tx, size), set(self._skipped_uids)
+        members = [row for row in tx.tuples(_select_matching(tx.dialect, self._where), **values) if row[0] not in skip]
         race.tick()
         keys = race.draw_keys((ticket, priority) for _, ticket, priority in members)
         race.tick()  # the drawn ones may come back, with other keys
@@ -189,7 +189,7 @@ class Source:
         while remaining and len(rows) < size:  # others may have locked some
             chunk, remaining = remaining[: size - len(rows)], remaining[size - len(rows) :]
             uids = tx.dialect.listed(chunk)
-            locked = {row[0]: row for row in tx.tuples(_by_uid(tx.dialect, payloads), lane=home.id, uids=uids)}
+            locked = {row[0]: row for row in tx.tuples(_select_by_uid(tx.dialect, payloads), lane=home.id, uids=uids)}
             rows += GroupRow.drawn([locked[uid] for uid in chunk if uid in locked], home)
         for row in rows:
             row.is_afresh = True
@@ -206,10 +206,10 @@ class Source:
             if epoch != tx.scope.epoch or not unchanged:
                 return None
             tx.newest = newest
-        return self._drawn(rows)
+        return self._distinct_rows(rows)
 
     def _read(self, tx: Transaction, query: _Query, size: int) -> Sequence[Sequence[Any]]:
-        if self._skip:
+        if self._skipped_uids:
             query = query._replace(skipping=True)
         return tx.tuples(_statement(tx.dialect, query, self._where), **self._values(tx, size))
 
@@ -220,7 +220,7 @@ class Source:
             "step": self.lane.step or 0,
             "task_name": self.lane.task_name,
             "status": str(self.lane.status),
-            "skip": tx.dialect.listed(self._skip) if self._skip else None,
+            "skip": tx.dialect.listed(self._skipped_uids) if self._skipped_uids else None,
             "buffer": tx.scope.buffer,
             "known_step": self.lane.step,
         }
@@ -246,7 +246,7 @@ def _statement(dialect: Dialect, query: _Query, where: Node | None) -> Form:
 def _select(dialect: Dialect, query: _Query, where: Node | None) -> Select[Any]:
     order, fields = query.order, _FIELDS
     values = (_order_value(term).label(f"order_{i}") for i, term in enumerate(order))
-    statement = _whole(not query.bare) if query.whole else select(group.c.uid, group.c.priority, *values)
+    statement = _select_stored(not query.bare) if query.whole else select(group.c.uid, group.c.priority, *values)
     if query.checked:
         statement = statement.add_columns(*_CHECKS)
     if where is not None:
@@ -272,7 +272,7 @@ _LANE, _SIZE = bindparam("lane", type_=group.c.lane.type), bindparam("size", typ
 _TASK, _STATUS = bindparam("task_name", type_=String()), bindparam("status", type_=String())
 _BUFFER = bindparam("buffer", type_=buffer.c.name.type)
 # After a failover the server may lack the lane, and have given its id to another.
-_known = and_(
+_known_lane = and_(
     lane.c.id == _LANE,
     lane.c.buffer == _BUFFER,
     lane.c.task_name == _TASK,
@@ -282,7 +282,7 @@ _known = and_(
 _CHECKS = (
     select(func.coalesce(func.max(buffer.c.epoch), 0)).where(buffer.c.name == _BUFFER).scalar_subquery(),
     select(func.coalesce(func.max(checkpoint.c.id), 0)).where(checkpoint.c.buffer == _BUFFER).scalar_subquery(),
-    select(lane.c.id).where(_known).exists(),
+    select(lane.c.id).where(_known_lane).exists(),
 )
 
 
@@ -290,20 +290,20 @@ _CHECKS = (
 _PAYLOAD = select(payload.c.data).where(payload.c.uid == group.c.uid).scalar_subquery()
 
 
-def _whole(payloads: bool) -> Select[Any]:
+def _select_stored(payloads: bool) -> Select[Any]:
     return select(*STORED, _PAYLOAD if payloads else null())
 
 
 @lru_cache
-def _by_uid(dialect: Dialect, payloads: bool) -> Form:
+def _select_by_uid(dialect: Dialect, payloads: bool) -> Form:
     """Return the SELECT of all columns of those groups by uid that are in a lane, FOR UPDATE SKIP LOCKED."""
-    statement = _whole(payloads).where(dialect.one_of(group.c.uid, "uids"), group.c.lane == _LANE)
+    statement = _select_stored(payloads).where(dialect.one_of(group.c.uid, "uids"), group.c.lane == _LANE)
     # (SQLAlchemy leaves FOR UPDATE out for SQLite.)
     return of_core(statement.with_for_update(of=group, skip_locked=True), dialect)
 
 
 @lru_cache(maxsize=128)
-def _matching(dialect: Dialect, where: Node | None, *, counted: bool = False) -> Form:
+def _select_matching(dialect: Dialect, where: Node | None, *, counted: bool = False) -> Form:
     """Return the statement for the members of a lane that match, or for their number up to a uid."""
     columns = (group.c.uid, func.coalesce(group.c.ticket, group.c.uid), group.c.priority)
     statement = select(*((func.count(),) if counted else columns)).select_from(group).where(group.c.lane == _LANE)

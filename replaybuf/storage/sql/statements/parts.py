@@ -37,18 +37,18 @@ class LastRolloutError(ReplayBufError):
 def read_parts(tx: Transaction, name: str | int) -> dict[int, Part]:
     """Return the stored rollouts of a group that fills, by uid. Raises ConflictError if it is whole, or has left."""
     whole_key = name_key(tx.scope.buffer, name)
-    rows = tx.tuples(_PARTS, whole=whole_key, **_range(tx, name))
-    parts = _parts(row for row in rows if row[0])
+    rows = tx.tuples(_PARTS, whole=whole_key, **_key_bounds(tx, name))
+    parts = _parts_by_uid(row for row in rows if row[0])
     if len(parts) < len(rows) and (not parts or any(key == whole_key for _, key in rows)):
-        raise _is_whole(name)
+        raise _whole_error(name)
     return parts
 
 
-def _is_whole(name: str | int) -> ConflictError:
+def _whole_error(name: str | int) -> ConflictError:
     return ConflictError(f"group {name!r:.200} has all its rollouts already, and takes no more: name a new group")
 
 
-def _range(tx: Transaction, name: str | int) -> dict[str, str]:
+def _key_bounds(tx: Transaction, name: str | int) -> dict[str, str]:
     """Return the bounds of the keys of a group's rollouts."""
     prefix = name_key(tx.scope.buffer, name)[:-1] + ","
     # In the order of bytes "!" is the next character after the blank that follows the comma.
@@ -62,7 +62,7 @@ def _name_in(key: str) -> str | int | None:
 
 
 _PARTS_ALONE = "SELECT uid, scoped_key FROM rb_group WHERE scoped_key >= :low AND scoped_key < :high"
-_WHOLE = "SELECT uid FROM rb_group WHERE scoped_key = :whole"
+_WHOLE_GROUP = "SELECT uid FROM rb_group WHERE scoped_key = :whole"
 # The stored rollouts of a group; and a row with uid 0 if it is whole, and another if it has left.
 _PARTS = f"""{_PARTS_ALONE}
 UNION ALL SELECT 0, scoped_key FROM rb_group WHERE scoped_key = :whole
@@ -82,14 +82,14 @@ FROM there"""
 def list_parts(tx: Transaction, task_name: str) -> dict[int, Part]:
     """Return the stored rollouts of all groups of a task that fill, by uid."""
     values = {"buffer": tx.scope.buffer, "task": task_name, "status": str(Status.FILLING)}
-    return _parts(tx.tuples(f"{_FILLING} AND task_name = :task ORDER BY uid", **values))
+    return _parts_by_uid(tx.tuples(f"{_FILLING} AND task_name = :task ORDER BY uid", **values))
 
 
 _FILLING = """SELECT uid, scoped_key, archived_at FROM rb_lane JOIN rb_group ON lane = rb_lane.id
 WHERE buffer = :buffer AND status = :status AND NOT leased"""
 
 
-def _parts(rows: Iterable[Sequence[Any]]) -> dict[int, Part]:
+def _parts_by_uid(rows: Iterable[Sequence[Any]]) -> dict[int, Part]:
     return {uid: part for uid, key, *_ in rows if key and (part := part_of(key)) is not None}
 
 
@@ -102,7 +102,7 @@ def overdue(
     """
     values = {"buffer": tx.scope.buffer, "status": str(Status.FILLING), "before": before, "limit": limit}
     rows = tx.tuples(_OVERDUE, **values, since=after[0], uid=after[1])
-    names = dict.fromkeys(part.name for part in _parts(rows).values())
+    names = dict.fromkeys(part.name for part in _parts_by_uid(rows).values())
     return list(names), (rows[-1][2], rows[-1][0]) if len(rows) == limit else None
 
 
@@ -121,7 +121,7 @@ def find_orphans(tx: Transaction) -> list[tuple[str, int]]:
     """Return task and uid of finished rollouts of prompts that were finished, deleted or pruned without them."""
     by_prompt: dict[int, list[tuple[str, int]]] = {}
     values = {"buffer": tx.scope.buffer, "status": str(Status.FILLING)}
-    for uid, part in _parts(tx.tuples(OF_PROMPTS, **values, low=_FIRST_UID, high=_BEHIND_UIDS)).items():
+    for uid, part in _parts_by_uid(tx.tuples(OF_PROMPTS, **values, low=_FIRST_UID, high=_BEHIND_UIDS)).items():
         assert isinstance(part.name, int)
         by_prompt.setdefault(part.name, []).append((part.task_name, uid))
     existing = set(tx.values("SELECT uid FROM rb_group WHERE uid {in:uids}", uids=list(by_prompt)) if by_prompt else ())
@@ -148,8 +148,8 @@ def settle_names(tx: Transaction, new: Iterable[GroupRow], keys: Iterable[str]) 
     """
     new_uids = {row.uid for row in new}
     for name in {key_name for key in keys if isinstance(key_name := _name_in(key), str)}:
-        whole = tx.values(_WHOLE, whole=name_key(tx.scope.buffer, name))
-        parts = _parts(tx.tuples(_PARTS_ALONE, **_range(tx, name)))
+        whole = tx.values(_WHOLE_GROUP, whole=name_key(tx.scope.buffer, name))
+        parts = _parts_by_uid(tx.tuples(_PARTS_ALONE, **_key_bounds(tx, name)))
         agreed = {(part.task_name, part.size, part.least) for uid, part in parts.items() if uid in new_uids}
         uids = [uid for uid, part in parts.items() if whole or (part.task_name, part.size, part.least) not in agreed]
         replace_groups(tx, WITH_UIDS, uids=uids)
@@ -168,9 +168,9 @@ def place_part(tx: Transaction, new: NewGroup) -> None:
     _lock_name(tx, name)
     before, behind = part_key_around(tx.scope.buffer, part)
     values = {"whole": name_key(tx.scope.buffer, name), "before": before, "behind": behind, "wanted": part.wanted}
-    [(stored, other_key, is_taken, is_whole, has_left)] = tx.tuples(_PLACE, **values, **_range(tx, name))
+    [(stored, other_key, is_taken, is_whole, has_left)] = tx.tuples(_PLACE, **values, **_key_bounds(tx, name))
     if is_whole or (has_left and not stored):
-        raise _is_whole(name)
+        raise _whole_error(name)
     other = None if other_key is None else part_of(other_key)
     if other is not None and (other.task_name, other.size, other.least) != (new.task_name, part.size, part.least):
         raise ConflictError(
@@ -181,14 +181,14 @@ def place_part(tx: Transaction, new: NewGroup) -> None:
     if is_taken:
         taken = {sibling.index for sibling in read_parts(tx, name).values()}
         if part.wanted is not None:
-            missing = "" if isinstance(name, int) else f"; missing are {_some_free(part.size, taken)}"
+            missing = "" if isinstance(name, int) else f"; missing are {_free_indexes(part.size, taken)}"
             raise ConflictError(f"group {name!r:.200} has its rollout {part.wanted} already{missing}")
         part.index = next(index for index in count() if index not in taken)
     if stored + 1 == part.size and isinstance(name, str):
         raise LastRolloutError(read_parts(tx, name))
 
 
-def _some_free(size: int, taken: Container[int]) -> str:
+def _free_indexes(size: int, taken: Container[int]) -> str:
     return units.some([*islice((index for index in range(size) if index not in taken), 100)])
 
 
@@ -219,7 +219,7 @@ def forget_names(tx: Transaction, checkpoint: int) -> None:
         tx.change(statement, buffer=tx.scope.buffer, checkpoint=checkpoint)
 
 
-_UNDONE = f"scoped_key IS NOT NULL AND +draw > 0 AND since >= :checkpoint AND {OURS}"  # by the index of keys
+_UNDONE_KEYS = f"scoped_key IS NOT NULL AND +draw > 0 AND since >= :checkpoint AND {OURS}"  # by the index of keys
 _KEEP_APART = f"""{{insert}} INTO rb_past ({COLUMNS}, until, removed_at)
-SELECT {COLUMNS}, until, removed_at FROM rb_past WHERE until > :checkpoint AND {_UNDONE}"""  # noqa: S608
-_FORGET = f"UPDATE rb_past SET scoped_key = NULL, until = NULL WHERE {_UNDONE}"  # noqa: S608
+SELECT {COLUMNS}, until, removed_at FROM rb_past WHERE until > :checkpoint AND {_UNDONE_KEYS}"""  # noqa: S608
+_FORGET = f"UPDATE rb_past SET scoped_key = NULL, until = NULL WHERE {_UNDONE_KEYS}"  # noqa: S608

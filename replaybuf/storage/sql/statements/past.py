@@ -32,7 +32,7 @@ def newest(tx: Transaction) -> int:
 # Changes and removals
 
 #: The most groups that leave while the answer to COMMIT is awaited, for which there is a timeout.
-_SENT = 1000
+_MOST_SENT = 1000
 
 
 def keep(tx: Transaction, uids: Iterable[int]) -> None:
@@ -55,7 +55,7 @@ def leave(tx: Transaction, uids: Sequence[int], *, drawn: bool = False) -> Count
     changes: Counter[tuple[int, Tally]] = Counter()
     values = {"uids": uids, "newest": newest(tx), "now": time.time()}
     if uids and tx.dialect.is_remote:
-        (tx.send if len(uids) <= _SENT else tx.change)(_MOVE[drawn], **values)
+        (tx.send if len(uids) <= _MOST_SENT else tx.change)(_MOVE[drawn], **values)
     elif uids:
         tx.change(f"{_GONE[drawn]} FROM rb_group WHERE uid {{in:uids}}", **values)
         for lane, size in tx.tuples("DELETE FROM rb_group WHERE uid {in:uids} RETURNING lane, bytes", uids=uids):
@@ -106,10 +106,10 @@ def in_checkpoints(tx: Transaction, uids: Iterable[int]) -> set[int]:
 
 def is_taken(tx: Transaction, key: str, uid: int, made_before: int) -> bool:
     """Return whether a checkpoint after this one has another group of the past with the key of this group."""
-    return bool(tx.tuples(_TAKEN, key=key, uid=uid, buffer=tx.scope.buffer, checkpoint=made_before))
+    return bool(tx.tuples(_TAKEN_KEY, key=key, uid=uid, buffer=tx.scope.buffer, checkpoint=made_before))
 
 
-_TAKEN = """SELECT 1 FROM rb_past p JOIN rb_checkpoint c ON c.id > p.since AND c.id <= p.until
+_TAKEN_KEY = """SELECT 1 FROM rb_past p JOIN rb_checkpoint c ON c.id > p.since AND c.id <= p.until
 WHERE p.scoped_key = :key AND p.uid <> :uid AND p.until > :checkpoint AND c.id > :checkpoint AND c.buffer = :buffer
 LIMIT 1"""
 
@@ -145,7 +145,7 @@ def bring_back(tx: Transaction, checkpoint: int) -> None:
     """
     values = {"newest": newest(tx), "buffer": tx.scope.buffer, "checkpoint": checkpoint}
     tx.change(f"INSERT INTO rb_group ({COLUMNS}) SELECT {_BACK} FROM rb_past WHERE {_VALID} ORDER BY +uid", **values)  # noqa: S608
-    for condition in _OVER:
+    for condition in _SUPERSEDED:
         tx.change(f"UPDATE rb_past SET until = NULL, removed_at = NULL WHERE {condition} AND {_RECORDED}", **values)  # noqa: S608
         tx.change(f"DELETE FROM rb_past WHERE {condition} AND removed_at IS NOT NULL", **values)  # noqa: S608
 
@@ -160,7 +160,7 @@ _BACK = ", ".join(
 
 # Versions of the same groups that no checkpoint has (another change would leave one with the same key), and those that
 # go on. Those of recorded draws stay as such.
-_OVER = (
+_SUPERSEDED = (
     f"since >= :newest AND uid IN (SELECT uid FROM rb_past WHERE {_VALID})",  # noqa: S608
     f"until >= :newest AND {_VALID}",
 )

@@ -58,10 +58,10 @@ def note(
         "uids": nsmallest(MOST_UIDS, uids) or None,
         "detail": None if detail is None else detail[:_MOST_DETAIL],
     }
-    tx.change(_NOTE, **values)
+    tx.change(_NOTE_EVENT, **values)
 
 
-_NOTE = """INSERT INTO rb_event (buffer, happened_at, kind, task_name, worker, step, groups, uids, detail)
+_NOTE_EVENT = """INSERT INTO rb_event (buffer, happened_at, kind, task_name, worker, step, groups, uids, detail)
 VALUES (:buffer, :happened_at, :kind, :task_name, :worker, :step, :groups, {json:uids}, :detail)"""
 
 
@@ -82,13 +82,13 @@ def note_again(
     """
     now = tx.clock() if time is None else time
     values = {"kind": str(kind), "worker": worker, "task": task_name, "adds": adds, "detail": detail}
-    for earlier, at in tx.tuples(_SAME, buffer=tx.scope.buffer, since=now - _RECENT_SECONDS, time=now, **values):
+    for earlier, at in tx.tuples(_DELETE_SAME, buffer=tx.scope.buffer, since=now - _RECENT_SECONDS, time=now, **values):
         if adds:
             groups, now = groups + earlier, at
     note(tx, kind, time=now, task_name=task_name, worker=worker, groups=groups, detail=detail)
 
 
-_SAME = """DELETE FROM rb_event WHERE buffer = :buffer AND happened_at BETWEEN :since AND :time AND kind = :kind
+_DELETE_SAME = """DELETE FROM rb_event WHERE buffer = :buffer AND happened_at BETWEEN :since AND :time AND kind = :kind
 AND coalesce(worker, '') = coalesce(:worker, '') AND coalesce(task_name, '') = coalesce(:task, '')
 AND (NOT :adds OR coalesce(detail, '') = coalesce(:detail, '')) RETURNING groups, happened_at"""
 
@@ -141,7 +141,7 @@ class Activity:
         old = [since for since in self.marks if since < now - _HOUR - 2 * ACTIVITY_SECONDS]
         for since in sorted(old)[:-1]:  # the newest of them is where the last hour begins
             del self.marks[since]
-        self.marks[_period(now, ACTIVITY_SECONDS)] = [*counts.values()]
+        self.marks[_start_of_period(now, ACTIVITY_SECONDS)] = [*counts.values()]
         marks = {str(since): mark for since, mark in self.marks.items()}
         return counts | {"marks": marks, "draws": self.draws or self.taken > 0}
 
@@ -166,7 +166,7 @@ def write_beat(
     settings = {"limits": rules.limits.in_force, "policies": policies, "epoch": tx.scope.epoch}
     for name, activity in sorted(workers.items()):
         tx.change(
-            _SEEN,
+            _NOTE_WORKER,
             buffer=tx.scope.buffer,
             id=activity.id,
             name=name,
@@ -185,7 +185,7 @@ def write_beat(
         write(tx, event.kind, time=event.time + ahead, groups=event.groups, **details)
 
 
-_SEEN = """INSERT INTO rb_worker
+_NOTE_WORKER = """INSERT INTO rb_worker
     (buffer, id, name, host, pid, machine, started_at, seen_at, ended_at, activity, waits)
 VALUES (:buffer, :id, :name, :host, :pid, :machine, :began, :now, :ended, {json:activity}, {json:waits})
 ON CONFLICT (buffer, id) DO UPDATE SET seen_at = excluded.seen_at, ended_at = excluded.ended_at,
@@ -232,7 +232,7 @@ def record_minute(tx: Transaction) -> bool:
             tasks[task]["put_of"][str(status)] = n
     insert = "INSERT INTO rb_history (buffer, since, data) VALUES (:buffer, :since, {json:data}) ON CONFLICT DO NOTHING"
     data = {"at": now, "tasks": tasks}
-    if tx.change(insert, buffer=tx.scope.buffer, since=_period(now, HISTORY_SECONDS), data=data):
+    if tx.change(insert, buffer=tx.scope.buffer, since=_start_of_period(now, HISTORY_SECONDS), data=data):
         _prune(tx, now)
     return True
 
@@ -251,6 +251,6 @@ _PRUNE_HISTORY = """DELETE FROM rb_history WHERE buffer = :buffer AND since < (
     SELECT max(since) FROM rb_history WHERE buffer = :buffer AND since < CAST(:before AS double precision))"""
 
 
-def _period(now: float, seconds: int) -> int:
+def _start_of_period(now: float, seconds: int) -> int:
     """Return the start of the period of `seconds` that contains this time."""
     return int(now // seconds) * seconds

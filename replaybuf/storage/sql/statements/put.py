@@ -80,7 +80,7 @@ def put_groups(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]
     tasks = {encoded.group.task_name for encoded in groups}
     if limits.slows_puts or limits.capacity is not None:
         lock_tasks(tx, tasks)
-    runs = _independent(groups, limits)
+    runs = _independent_runs(groups, limits)
     if len(runs) > 1:  # each locks its own keys: two transactions could wait for one another
         _lock_keys(tx, groups)
     return [outcome for run in runs for outcome in _put_together(tx, run)]
@@ -132,7 +132,7 @@ def put_with_cursor(
     return True
 
 
-def _independent(groups: Sequence[EncodedGroup], limits: Limits) -> list[list[EncodedGroup]]:
+def _independent_runs(groups: Sequence[EncodedGroup], limits: Limits) -> list[list[EncodedGroup]]:
     """Return the groups in runs, within which none depends on another."""
     new_groups = [encoded.group for encoded in groups]
     all_alone = any(new.key for new in new_groups) and (limits.slows_puts or any(new.replaces for new in new_groups))
@@ -157,9 +157,9 @@ def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outco
     """
     first, stays_leased = groups[0].group, groups[0].group.stays_leased
     replaced, errors = replaced_by_place(tx, [encoded.group for encoded in groups])
-    errors |= _misplaced(tx, groups)
+    errors |= _place_parts(tx, groups)
     if tx.scope.rules.limits.slows_puts and not stays_leased:
-        errors |= _refused(tx, groups, replaced, errors)
+        errors |= _room_errors(tx, groups, replaced, errors)
     places = [place for place in range(len(groups)) if place not in errors]
     groups[0].leaving = leaving = None if first.dropped is None else list[GroupRow]()
     removed_rows = [replaced.get(place, ()) for place in places]
@@ -181,7 +181,7 @@ def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outco
     return [outcomes[place] for place in range(len(groups))]
 
 
-def _misplaced(tx: Transaction, groups: Sequence[EncodedGroup]) -> dict[int, ReplayBufError]:
+def _place_parts(tx: Transaction, groups: Sequence[EncodedGroup]) -> dict[int, ReplayBufError]:
     """Give rollouts their places in groups that fill. Return the errors of those without, by index."""
     errors: dict[int, ReplayBufError] = {}
     for place, new in enumerate(encoded.group for encoded in groups):
@@ -193,7 +193,7 @@ def _misplaced(tx: Transaction, groups: Sequence[EncodedGroup]) -> dict[int, Rep
     return errors
 
 
-def _refused(
+def _room_errors(
     tx: Transaction,
     groups: Sequence[EncodedGroup],
     replaced: Mapping[int, Sequence[GroupRow]],
@@ -303,17 +303,17 @@ def drop(tx: Transaction, new: NewGroup) -> list[GroupRow]:
     remove_replaced(tx, removed_rows.values(), leaving)
     keep_leaving(tx, leaving)
     note_judged(tx, [new])
-    _count(tx, new, transitions.dropped(new.status))
+    _count_step(tx, new, transitions.dropped(new.status))
     return leaving or []
 
 
 def refuse(tx: Transaction, new: NewGroup) -> None:
     """Count a group as refused for lack of room."""
-    _count(tx, new, transitions.refused(new.status))
+    _count_step(tx, new, transitions.refused(new.status))
     note_again(tx, EventKind.REFUSED, adds=True, task_name=new.task_name, worker=new.worker, groups=1)
 
 
-def _count(tx: Transaction, new: NewGroup, step: Transition) -> None:
+def _count_step(tx: Transaction, new: NewGroup, step: Transition) -> None:
     counts: Counts = Counter()
     add_step(counts, need_lanes(tx, [(new.task_name, new.status)]), new.task_name, step)
     add_counts(tx, counts)

@@ -54,7 +54,7 @@ def refresh_staleness(tx: Transaction, refresh: Refresh) -> tuple[dict[str, int]
     # EXPIRED goes first: groups that expire from other lanes now must not be refreshed again there.
     for task_name, status in sorted(lanes, key=lambda name: (name[0], name[1] != Status.EXPIRED)):
         home = lanes[(task_name, status)]
-        due = _due(tx, home)
+        due = _read_due(tx, home)
         _set_step(tx, home, refresh.train_step)
         expired[task_name] += _expire(tx, home, refresh, leaving, due)
     for task_name, uids in expired.items():
@@ -88,7 +88,7 @@ def _pin(tx: Transaction, home: Lane, step: int, condition: str, values: str) ->
     tx.change(f"UPDATE rb_group SET {values} WHERE {condition}", lane=home.id, step=step)  # noqa: S608
 
 
-def _due(tx: Transaction, home: Lane) -> list[tuple[int, str]]:
+def _read_due(tx: Transaction, home: Lane) -> list[tuple[int, str]]:
     """Return uid and metadata of groups with rollouts that were EXPIRED when put without a train step.
 
     All of them were put since the last refresh. They weren't COMPLETED then, and an update of the status settles them.
@@ -141,11 +141,11 @@ WHERE lane = :lane AND pinned_staleness IS NULL AND {STEP_ORDER} <= :newest"""  
     if expired and rule.retryable:
         _keep_expired(tx, home, expired)
     else:
-        _drop(tx, home, _uids(expired), leaving)
-    return _uids(expired)
+        _drop(tx, home, _expired_uids(expired), leaving)
+    return _expired_uids(expired)
 
 
-def _uids(expired: Sequence[Alike]) -> list[int]:
+def _expired_uids(expired: Sequence[Alike]) -> list[int]:
     return sorted(uid for _, uids in expired for uid in uids)
 
 
@@ -154,9 +154,9 @@ def _keep_expired(tx: Transaction, home: Lane, expired: Sequence[Alike]) -> None
     lanes = {home.name: home, **need_lanes(tx, [name])}
     _write_expired(tx, lanes[name], expired)
     if step.enters_races:
-        enter_race(tx, lanes[name], _uids(expired))
+        enter_race(tx, lanes[name], _expired_uids(expired))
     counts: Counts = Counter()
-    add_step(counts, lanes, home.task_name, step, len(_uids(expired)))
+    add_step(counts, lanes, home.task_name, step, len(_expired_uids(expired)))
     add_counts(tx, counts)
 
 

@@ -177,7 +177,7 @@ class GroupRow:
     def parsed(self, name: str) -> Any:
         """Return the value of a column with JSON. Raises DecodeError."""
         try:
-            return _parsed(self.column(name))
+            return _value_from_json(self.column(name))
         except DAMAGE as error:
             raise damaged(self.uid, error) from error
 
@@ -278,7 +278,7 @@ class GroupRow:
                 times_sampled=sampled,
                 created_at=created_at,
                 reward=reward,
-                tags=None if tags is None else _tags(tags),
+                tags=None if tags is None else _tags_from_json(tags),
                 key=None if scoped is None else key_of(scoped),
                 error=error or failure,
                 deliveries=deliveries,
@@ -311,13 +311,13 @@ def decode_leniently(rows: Iterable[GroupRow], codec: Codec, deferral: Deferral 
     return items
 
 
-def _tags(text: str) -> dict[str, Any]:
+def _tags_from_json(text: str) -> dict[str, Any]:
     """Return tags from JSON, where PostgreSQL writes large floats as whole numbers; integers have 64 bits."""
     tags = from_json(text)
     return {name: value if type(value) is not int or value in INT64 else float(value) for name, value in tags.items()}
 
 
-def _parsed(text: str | None) -> Any:
+def _value_from_json(text: str | None) -> Any:
     """Return the value of a JSON column. Raises ValueError."""
     return None if text is None else from_json(text)
 
@@ -326,7 +326,7 @@ def _parsed(text: str | None) -> Any:
 
 #: Nearly all heads are shorter. It also suffices to determine the length of a longer one.
 _FIRST_BYTES = 64 << 10
-_ALL = 1 << 30
+_ALL_BYTES = 1 << 30
 
 
 def read_heads(tx: Transaction, codec: Codec, rows: Sequence[GroupRow], deferred: frozenset[str]) -> None:
@@ -335,14 +335,14 @@ def read_heads(tx: Transaction, codec: Codec, rows: Sequence[GroupRow], deferred
     Payloads without a tail are read whole. Tails that are kept apart aren't read here. Damage is detected by the
     decoding.
     """
-    apart = {uid for (uid,) in tx.tuples(_APART, uids=[row.uid for row in rows])}
+    apart = {uid for (uid,) in tx.tuples(_APART_UIDS, uids=[row.uid for row in rows])}
     unread: list[tuple[GroupRow, int]] = []
     firsts = tx.read_ranges([(row.uid, 0, _FIRST_BYTES) for row in rows])
     for row, first in zip(rows, firsts, strict=True):
         row.payload = first
         if first is not None and len(first) == _FIRST_BYTES:
             end = head_size(first)
-            unread.append((row, _ALL if row.uid in apart or end is None else end - _FIRST_BYTES))
+            unread.append((row, _ALL_BYTES if row.uid in apart or end is None else end - _FIRST_BYTES))
     unread = [(row, size) for row, size in unread if size > 0]
     parts = tx.read_ranges([(row.uid, _FIRST_BYTES, size) for row, size in unread])
     for (row, _), part in zip(unread, parts, strict=True):
@@ -351,7 +351,7 @@ def read_heads(tx: Transaction, codec: Codec, rows: Sequence[GroupRow], deferred
     _read_arrays(tx, codec, [(row, end) for row, end in heads if end is not None], deferred)
 
 
-_APART = "SELECT uid FROM rb_payload WHERE uid {in:uids} AND file IS NOT NULL"
+_APART_UIDS = "SELECT uid FROM rb_payload WHERE uid {in:uids} AND file IS NOT NULL"
 
 
 def _read_arrays(tx: Transaction, codec: Codec, rows: Sequence[tuple[GroupRow, int]], deferred: frozenset[str]) -> None:

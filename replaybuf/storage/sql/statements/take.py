@@ -41,7 +41,7 @@ def draw_groups(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> tu
     ended = len(rows) < sum(draw.sizes.values()) and end_leases(tx, wait=True) > 0
     if ended:
         rows = _draw_once(tx, codec, draw, skip)
-    if len(rows) < sum(draw.sizes.values()) and not draw.is_met_by(_numbers(draw, rows)):
+    if len(rows) < sum(draw.sizes.values()) and not draw.is_met_by(_drawn_counts(draw, rows)):
         return None, ended
     policy = tx.scope.rules.sampler
     if draw.probabilities:
@@ -54,7 +54,7 @@ def draw_groups(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> tu
     return rows, ended
 
 
-def _numbers(draw: Draw, rows: Iterable[GroupRow]) -> Counter[str]:
+def _drawn_counts(draw: Draw, rows: Iterable[GroupRow]) -> Counter[str]:
     """Return the numbers of drawn groups by task; in a mixed draw, of those that weren't drawn before."""
     return Counter(row.task_name for row in rows if draw.replay is None or not row.times_sampled)
 
@@ -127,7 +127,7 @@ def _add_probabilities(tx: Transaction, rows: Sequence[GroupRow], *, mixed: bool
         condition = "" if not mixed else f" AND times_sampled {'>' if is_replay else '='} 0"
         total = 0.0
         if prioritized:  # every group has a key, whose index includes the priority
-            [(members, total, idle)] = tx.tuples(_WEIGHED + condition, lane=lane, least=SLOWEST, unit=UNIT)
+            [(members, total, idle)] = tx.tuples(_TOTAL_WEIGHT + condition, lane=lane, least=SLOWEST, unit=UNIT)
         else:
             members = idle = tx.value(f"SELECT count(*) FROM rb_group WHERE lane = :lane{condition}", lane=lane)  # noqa: S608
         groups += members
@@ -138,7 +138,7 @@ def _add_probabilities(tx: Transaction, rows: Sequence[GroupRow], *, mixed: bool
         row.weight = groups * (row.probability or 0.0)
 
 
-_WEIGHED = """SELECT count(*), sum(
+_TOTAL_WEIGHT = """SELECT count(*), sum(
     CASE WHEN priority = 0 THEN 0.0 WHEN priority < :least THEN :least ELSE priority END / :unit
 ), count(CASE WHEN priority = 0 THEN 1 END)
 FROM rb_group WHERE lane = :lane AND random_key IS NOT NULL"""
@@ -157,7 +157,7 @@ def draw_behind_fence(
     names = [(task, draw.status) for task in draw.sizes]
     at_once = tx.dialect.is_remote and names and not skip and _is_plain(tx, draw)
     if at_once and all(name in known for name in names):
-        rows = _draw(tx, draw, known)
+        rows = _draw_plainly(tx, draw, known)
         if rows is not None:
             return rows, False
     check_fence(tx)
@@ -174,7 +174,7 @@ def _is_plain(tx: Transaction, draw: Draw) -> bool:
     return not slowed and rules.sampler.key is None and draw.where is None and not (draw.probabilities or draw.deferred)
 
 
-def _draw(tx: Transaction, draw: Draw, lanes: KnownLanes) -> list[GroupRow] | None:
+def _draw_plainly(tx: Transaction, draw: Draw, lanes: KnownLanes) -> list[GroupRow] | None:
     """Return the first groups of each task; None if there are too few, a lane has changed, or one is incomplete."""
     drawn: list[GroupRow] = []
     for task, size in draw.sizes.items():

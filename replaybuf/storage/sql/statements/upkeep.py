@@ -18,13 +18,13 @@ from replaybuf.storage.sql.statements.leases import OVERDUE
 
 def any_to_prune(tx: Transaction, now: float) -> bool:
     """Return whether any group is beyond the age or number limit of its status."""
-    return any(lot.find(tx, 1) for lot in _outdated(tx, now))
+    return any(lot.find(tx, 1) for lot in _find_outdated(tx, now))
 
 
 def prune(tx: Transaction, now: float, limit: int) -> int:
     """Remove up to `limit` groups per task and status beyond its limits, oldest first; return their number."""
     steps: list[Step] = []
-    outdated = _outdated(tx, now)
+    outdated = _find_outdated(tx, now)
     for lot in outdated:
         steps.append((lot.home.task_name, removed(Place(lot.home.status), Tally.PRUNED), lot.find(tx, limit, "{skip}")))
     apply(tx, steps, [lot.home for lot in outdated])
@@ -32,28 +32,28 @@ def prune(tx: Transaction, now: float, limit: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Outdated:
+class _OutdatedLane:
     """A bounded lane: the groups set aside before a time (None: all), of which at most so many are to be removed."""
 
     home: Lane
-    before: float | None
-    most: int
+    cutoff: float | None
+    excess: int
 
     def find(self, tx: Transaction, limit: int, locked: str = "") -> list[int]:
         """Return the uids of the first ones, oldest first."""
-        if not self.most:
+        if not self.excess:
             return []
-        dated = "" if self.before is None else "AND archived_at < :before"
+        dated = "" if self.cutoff is None else "AND archived_at < :before"
         return tx.values(
             "SELECT uid FROM rb_group WHERE lane = :lane AND archived_at IS NOT NULL "  # noqa: S608
             f"{dated} ORDER BY archived_at, uid LIMIT :limit {locked}",
             lane=self.home.id,
-            limit=min(self.most, limit),
-            before=self.before,
+            limit=min(self.excess, limit),
+            before=self.cutoff,
         )
 
 
-def _outdated(tx: Transaction, now: float) -> list[_Outdated]:
+def _find_outdated(tx: Transaction, now: float) -> list[_OutdatedLane]:
     limits = tx.scope.rules.limits
     lanes = lanes_where(
         tx, "NOT leased AND status {in_texts:statuses}", statuses=[str(status) for status in limits.bounded_aside]
@@ -63,7 +63,7 @@ def _outdated(tx: Transaction, now: float) -> list[_Outdated]:
     for home in lanes:
         size, (groups, seconds) = sizes.get(home.id, 0), limits.bound_aside(home.status)
         cutoff = None if groups is not None else now - (seconds or 0)
-        outdated.append(_Outdated(home, cutoff, max(0, size - (groups or 0))))
+        outdated.append(_OutdatedLane(home, cutoff, max(0, size - (groups or 0))))
     return outdated
 
 

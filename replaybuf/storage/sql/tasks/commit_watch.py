@@ -28,10 +28,10 @@ class Watch:
         self._wakes = Wakes()
         self._changes = engine.changes(self._hint)
         self._next_hint = 0.0
-        self._waking: asyncio.TimerHandle | None = None
-        self._polling: asyncio.Task[None] | None = None
-        self._announcing: asyncio.Task[None] | None = None
-        self._due = False
+        self._wake_timer: asyncio.TimerHandle | None = None
+        self._poll_task: asyncio.Task[None] | None = None
+        self._announce_task: asyncio.Task[None] | None = None
+        self._is_due = False
         self._stopped = False
         self._in_poll = False
 
@@ -48,37 +48,37 @@ class Watch:
         """Publish a commit of this process that other callers may wait for (database's thread)."""
         self._wakes.wake()
         if self._changes.announces and not self._stopped:
-            self._due = True
-            if self._announcing is None:
-                self._announcing = self._thread.loop.create_task(self._announce())
+            self._is_due = True
+            if self._announce_task is None:
+                self._announce_task = self._thread.loop.create_task(self._announce())
 
     async def stop(self) -> None:
         """Wake all callers and end; pending notifications are sent first (database's thread)."""
         self._stopped = True
         self._wakes.wake()
-        if self._polling is not None:
+        if self._poll_task is not None:
             if not self._in_poll:
-                self._polling.cancel()
-            await asyncio.wait([self._polling])
-        if self._announcing is not None:
-            await asyncio.wait([self._announcing])
-        if self._waking is not None:
-            self._waking.cancel()
+                self._poll_task.cancel()
+            await asyncio.wait([self._poll_task])
+        if self._announce_task is not None:
+            await asyncio.wait([self._announce_task])
+        if self._wake_timer is not None:
+            self._wake_timer.cancel()
         await self._changes.close()
 
     def _hint(self) -> None:
         """Wake callers, rate-limited, after a hint of a commit (database's thread)."""
-        if self._waking is None and not self._stopped:
-            self._waking = self._thread.loop.call_at(self._next_hint, self._wake)
+        if self._wake_timer is None and not self._stopped:
+            self._wake_timer = self._thread.loop.call_at(self._next_hint, self._wake)
 
     def _wake(self) -> None:
-        self._waking = None
+        self._wake_timer = None
         self._next_hint = self._thread.loop.time() + HINT_SECONDS
         self._wakes.wake()
 
     def _start(self) -> None:
-        if not self._stopped and self._polling is None:
-            self._polling = self._thread.loop.create_task(self._poll())
+        if not self._stopped and self._poll_task is None:
+            self._poll_task = self._thread.loop.create_task(self._poll())
 
     async def _poll(self) -> None:
         try:
@@ -95,20 +95,20 @@ class Watch:
                 if not self._stopped:
                     await self._changes.pause()
         finally:
-            self._polling = None
+            self._poll_task = None
             if self._wakes.awaited:  # a caller came while this was ending
                 self._start()
 
     async def _announce(self) -> None:
         try:
-            while self._due:
-                self._due = False
+            while self._is_due:
+                self._is_due = False
                 await self._changes.announce()
                 await asyncio.sleep(_ANNOUNCE_SECONDS)
         except Exception as error:  # only a hint
             _logger.debug("can't announce a commit: %s", error)
         finally:
-            self._announcing = None
+            self._announce_task = None
 
 
 class Wakes:
@@ -117,13 +117,13 @@ class Wakes:
     def __init__(self) -> None:
         self.version = 0
         self._lock = threading.Lock()
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting_futures: set[asyncio.Future[None]] = set()
 
     def wake(self) -> None:
         """Increase the version and wake all waiting callers."""
         with self._lock:
             self.version += 1
-            waiting, self._waiting = self._waiting, set()
+            waiting, self._waiting_futures = self._waiting_futures, set()
         for future in waiting:
             with contextlib.suppress(RuntimeError):  # its loop was closed
                 future.get_loop().call_soon_threadsafe(_resolve, future)
@@ -131,7 +131,7 @@ class Wakes:
     @property
     def awaited(self) -> bool:
         """Whether any caller waits."""
-        return bool(self._waiting)
+        return bool(self._waiting_futures)
 
     async def wait(self, timeout: float, since: int, begun: Callable[[], object] = lambda: None) -> None:
         """Return when something has changed after `version` was `since`, or after `timeout` seconds.
@@ -142,7 +142,7 @@ class Wakes:
         with self._lock:
             if self.version != since:
                 return
-            self._waiting.add(waiting)
+            self._waiting_futures.add(waiting)
         try:
             begun()
             async with asyncio.timeout(timeout):
@@ -151,7 +151,7 @@ class Wakes:
             pass
         finally:
             with self._lock:
-                self._waiting.discard(waiting)
+                self._waiting_futures.discard(waiting)
 
 
 def _resolve(waiting: asyncio.Future[None]) -> None:

@@ -90,9 +90,9 @@ class Drawing:
         self._draw = replace(draw, sizes={task: size for task, size in draw.sizes.items() if size > 0})
         self._tasks = list(draw.sizes)
         self._seconds = seconds
-        self._set_aside: set[int] = set()
-        self._news = False
-        self._decoding: asyncio.Future[_Decoded] | None = None
+        self._set_aside_uids: set[int] = set()
+        self._has_news = False
+        self._decoding_task: asyncio.Future[_Decoded] | None = None
 
     async def run(self) -> Taken | None:
         """Draw until every drawn group can be decoded (database's thread)."""
@@ -107,7 +107,7 @@ class Drawing:
                 # Rare: damage, or another rollout type. The draw is repeated without these groups.
                 _logger.warning("%d groups are set aside as failed: %s", len(failed), next(iter(failed.values())))
                 await self._transactions.thread.settle(partial(self._give_back, taken, failed))
-                self._set_aside.update(failed)
+                self._set_aside_uids.update(failed)
             return None
         finally:
             self._stop_decoding()
@@ -115,7 +115,7 @@ class Drawing:
     async def _read(self, taken: Taken) -> _Decoded:
         """Return the drawn groups, and the errors of undecodable ones by uid; on an exception all are put back."""
         try:
-            items, failed = await (self._decoding or self._decoded(taken))
+            items, failed = await (self._decoding_task or self._fetch_and_decode(taken))
             if failed:
                 await self._files.reader.check_places(row for row in taken.rows if row.uid in failed)
         except BaseException:
@@ -124,12 +124,12 @@ class Drawing:
         return items, failed
 
     async def _take(self) -> Taken | None:
-        taken = await self._transactions.write(self._transact, brief=self._brief(), fenced=False, wakes=False)
-        if self._news:
+        taken = await self._transactions.write(self._transact, brief=self._is_brief(), fenced=False, wakes=False)
+        if self._has_news:
             self._transactions.committed()
         return taken
 
-    def _brief(self) -> bool:
+    def _is_brief(self) -> bool:
         """Return whether the draw takes milliseconds at most, assuming groups as large as the last ones."""
         groups = sum(self._draw.sizes.values())
         looks_at_others = self._draw.where is not None or self._draw.probabilities
@@ -144,10 +144,10 @@ class Drawing:
         await self._give_back(taken, {})
 
     def _transact(self, tx: Transaction) -> Taken | None:
-        rows, ended = draw_behind_fence(tx, self._codec, self._draw, self._set_aside, self._draws.lanes)
+        rows, ended = draw_behind_fence(tx, self._codec, self._draw, self._set_aside_uids, self._draws.lanes)
         # Removed groups matter only to puts that wait for room; groups set aside have become FAILED.
         makes_room = rows is not None and tx.scope.rules.limits.slows_puts
-        self._news = ended or bool(self._set_aside) or makes_room
+        self._has_news = ended or bool(self._set_aside_uids) or makes_room
         if rows is None:
             return None
         scope, step = tx.scope, train_step_of(self._draw, rows)
@@ -166,14 +166,14 @@ class Drawing:
             record(tx, taken.stay)
         if tx.dialect.is_remote:  # decoded while the answer to COMMIT is awaited
             self._stop_decoding()
-            self._decoding = asyncio.ensure_future(self._decoded(taken))
+            self._decoding_task = asyncio.ensure_future(self._fetch_and_decode(taken))
         return taken
 
     def _stop_decoding(self) -> None:
         """Drop the decoding of a transaction that wasn't committed, or whose groups were returned."""
-        if self._decoding is not None:
-            self._decoding.cancel()
-            self._decoding = None
+        if self._decoding_task is not None:
+            self._decoding_task.cancel()
+            self._decoding_task = None
 
     async def _give_back(self, taken: Taken, failed: dict[int, str]) -> None:
         def put_back(tx: Transaction) -> None:
@@ -192,7 +192,7 @@ class Drawing:
 
         await self._transactions.write(put_back)
 
-    async def _decoded(self, taken: Taken) -> _Decoded:
+    async def _fetch_and_decode(self, taken: Taken) -> _Decoded:
         """Return the groups, and the errors of undecodable ones by uid; light batches are decoded in this thread."""
         await self._files.reader.fetch(taken.apart, self._draw.deferred)
         if not self._codec.runs_code and len(taken.rows) * self._draws.group_seconds <= LIGHT_SECONDS:

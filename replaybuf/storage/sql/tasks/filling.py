@@ -27,7 +27,7 @@ from replaybuf.values.rollouts.staleness import NO_RULE
 from replaybuf.values.rollouts.statuses import Status
 
 #: Overdue groups that are completed at a time.
-_AT_ONCE = 16
+_GROUPS_AT_ONCE = 16
 #: How often a last rollout is put again because the others weren't there any more: another process was faster.
 #: Each time it waits so much longer.
 _MOST_RACES, _RACE_SECONDS = 30, 0.005
@@ -43,7 +43,7 @@ class Filling:
     ) -> None:
         self._thread, self._transactions, self._encoding, self._commits = thread, transactions, encoding, commits
         self._reading = asyncio.Lock()
-        self._warned: set[str | int] = set()  # groups that couldn't be completed
+        self._warned_names: set[str | int] = set()  # groups that couldn't be completed
 
     async def put(self, new: NewGroup) -> int | None:
         """Store a rollout of a group, or the whole group if it is the last one.
@@ -90,7 +90,7 @@ class Filling:
         """
         after: tuple[float, int] | None = (0.0, 0)
         while after is not None:
-            find = partial(overdue, before=now - seconds, after=after, limit=_AT_ONCE)
+            find = partial(overdue, before=now - seconds, after=after, limit=_GROUPS_AT_ONCE)
             names, after = await self._transactions.read(find)
             for name in names:
                 try:
@@ -100,9 +100,9 @@ class Filling:
                 except (ConflictError, FullError, DecodeError, StorageError) as error:
                     if isinstance(error, StorageError) and error.reason != "too large":
                         raise
-                    level = logging.DEBUG if name in self._warned else logging.WARNING
+                    level = logging.DEBUG if name in self._warned_names else logging.WARNING
                     _logger.log(level, "group %r can't be completed yet, and is tried again: %s", name, error)
-                    self._warned.add(name)
+                    self._warned_names.add(name)
 
     async def _give_up(self, name: str | int, seconds: float) -> None:
         uids = list(await self._transactions.read(partial(read_parts, name=name)))
@@ -125,11 +125,11 @@ class Filling:
             [rollouts[part.index]] = entries_of(last.rollouts, last.segments)
         ordered, kind = [rollouts[place] for place in sorted(rollouts)], self._encoding.codec.rollout_type
         normal, fit, unfit = await normalise_fit(ordered, kind, part.least, None, part.train_step, part.rule)
-        group = self._group(part, fit, normal, items, last)
+        group = self._new_group(part, fit, normal, items, last)
         group.part, group.parts = part, tuple(item.uid for item in items)
         if unfit:
             failed = await normalise(flat(unfit), kind, None, None, NO_RULE)
-            group.rest = self._group(part, unfit, failed, items, last)
+            group.rest = self._new_group(part, unfit, failed, items, last)
         elif reason is not None and (normal.status != Status.COMPLETED or len(fit) < part.least):
             group.status, group.error = Status.FAILED, reason
         if normal.dropped:
@@ -140,7 +140,7 @@ class Filling:
             raise outcome
         return outcome
 
-    def _group(
+    def _new_group(
         self, part: Part, entries: list[Any], normal: Normalised, items: Sequence[StorageItem], last: NewGroup | None
     ) -> NewGroup:
         rollouts, segments = segmented(entries)

@@ -83,10 +83,10 @@ class GroupCommit:
         self._lock = threading.Lock()
         self._queue: deque[_Pending] = deque()
         self._workers: set[asyncio.Task[None]] = set()
-        self._most = max(self._writers, 2)  # workers: as many as can commit, or encode, at the same time
-        self._woken = False  # a worker is about to start
+        self._most_workers = max(self._writers, 2)  # workers: as many as can commit, or encode, at the same time
+        self._is_waking = False  # a worker is about to start
         self._closed = False
-        self._taking = asyncio.Lock()
+        self._taking_lock = asyncio.Lock()
         self._passed = asyncio.Event()  # whether the last commit lets the next one begin
         self._passed.set()
         self._seconds = 1.0  # to encode a group, in the last batch
@@ -103,8 +103,8 @@ class GroupCommit:
             if self._closed:
                 raise ClosedError
             self._queue.extend(call.pending)
-            wake = not self._woken and self._is_wanted()
-            self._woken |= wake
+            wake = not self._is_waking and self._needs_worker()
+            self._is_waking |= wake
         if wake:
             self._thread.post(self._start)
         return call.result()
@@ -120,8 +120,8 @@ class GroupCommit:
     def _start(self) -> None:
         """Start a worker, unless there are as many as there may be (database's thread)."""
         with self._lock:
-            self._woken = False
-            if len(self._workers) < self._most:
+            self._is_waking = False
+            if len(self._workers) < self._most_workers:
                 self._workers.add(self._thread.loop.create_task(self._work()))
 
     async def _work(self) -> None:
@@ -131,7 +131,7 @@ class GroupCommit:
         """
         try:
             while True:
-                async with self._taking:
+                async with self._taking_lock:
                     batch = self._next_batch()
                     if batch is None:
                         return
@@ -139,7 +139,7 @@ class GroupCommit:
                     encoded = await self._encode_batch(batch, here=light and self._may_be_light) if batch else []
                     previous, self._passed = self._passed, asyncio.Event()
                     passed = self._passed
-                    if self._is_wanted():
+                    if self._needs_worker():
                         self._start()
                 try:
                     await previous.wait()
@@ -158,11 +158,11 @@ class GroupCommit:
     def _may_be_light(self) -> bool:
         return not (self._codec.runs_code or self._files.writes)
 
-    def _is_wanted(self) -> bool:
+    def _needs_worker(self) -> bool:
         """Return whether another worker is wanted: the first, or one to encode meanwhile or to commit concurrently."""
-        return not self._workers or (len(self._workers) < self._most and self._is_enough())
+        return not self._workers or (len(self._workers) < self._most_workers and self._is_enough_pending())
 
-    def _is_enough(self) -> bool:
+    def _is_enough_pending(self) -> bool:
         """Return whether enough is pending for another worker."""
         pending = len(self._queue)
         return pending * self._seconds > LIGHT_SECONDS if self._writers == 1 else pending * self._bytes >= ENOUGH_BYTES
@@ -171,13 +171,13 @@ class GroupCommit:
         """Return the next batch; None if this worker isn't needed any more."""
         with self._lock:
             has_others = len(self._workers) > 1
-            if not self._queue or (has_others and not self._is_enough()):
+            if not self._queue or (has_others and not self._is_enough_pending()):
                 self._workers.discard(asyncio.current_task())
                 return None
             batch = [self._queue.popleft() for _ in range(min(MAX_GROUPS, len(self._queue)))]
-        return self._still_wanted(batch)
+        return self._drop_gone(batch)
 
-    def _still_wanted(self, batch: list[_Pending]) -> list[_Pending]:
+    def _drop_gone(self, batch: list[_Pending]) -> list[_Pending]:
         """Drop the puts of callers that have gone, and return those that have no outcome yet."""
         self._answer([(put, ClosedError()) for put in batch if put.call.is_gone and put.outcome is None])
         return [put for put in batch if put.outcome is None]
@@ -190,7 +190,7 @@ class GroupCommit:
             try:
                 await self._files.write(file_batch)
             except Exception as error:
-                failed += _unwritten(batch, error)
+                failed += _fail_unwritten(batch, error)
             self._answer(failed)
         except BaseException as error:
             self._fail(batch, error)
@@ -226,7 +226,7 @@ class GroupCommit:
 
     async def _commit_batch(self, batch: list[_Pending], passed: Callable[[], None] = lambda: None) -> None:
         """Commit a batch. If the database refuses it, commit its groups one by one, so that only the bad ones fail."""
-        members = self._still_wanted(batch)
+        members = self._drop_gone(batch)
         groups = [pending.encoded for pending in members if pending.encoded is not None]
         if not groups:
             return
@@ -278,7 +278,7 @@ class GroupCommit:
         self._thread.answer(finished)
 
 
-def _unwritten(batch: Sequence[_Pending], error: Exception) -> list[tuple[_Pending, Outcome]]:
+def _fail_unwritten(batch: Sequence[_Pending], error: Exception) -> list[tuple[_Pending, Outcome]]:
     """Return the groups of a batch whose arrays could not be written, with the error; they aren't stored."""
     failed: list[tuple[_Pending, Outcome]] = []
     for pending in batch:

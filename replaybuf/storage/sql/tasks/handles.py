@@ -94,11 +94,11 @@ def load_all(handles: Iterable[ArrayHandle], *, timeout: float = PATIENCE) -> li
     read: dict[tuple[ByteSource, int], Any] = {}
     for blocks in by_place.values():
         parts = [(source, part) for (source, _), part in blocks.items()]
-        read |= zip(blocks, _read(parts, seconds), strict=True)
-    return [_made(handle, read, uses) for handle in requested]
+        read |= zip(blocks, _read_arrays(parts, seconds), strict=True)
+    return [_make_array(handle, read, uses) for handle in requested]
 
 
-def _made(
+def _make_array(
     handle: ArrayHandle, read: Mapping[tuple[ByteSource, int], Any], uses: Mapping[tuple[ByteSource, int], int]
 ) -> Any:
     """Return the array or tensor of a handle, from the blocks that were read, or raise the error of a read."""
@@ -108,11 +108,11 @@ def _made(
     raws = [read[key] for key in keys]
     for raw in raws:
         if isinstance(raw, Exception):
-            raise _lost(raw) if isinstance(raw, GoneError) else raw
+            raise _lost_error(raw) if isinstance(raw, GoneError) else raw
     return handle.made(raws, shared=any(uses[key] > 1 for key in keys))
 
 
-def _lost(error: GoneError) -> LeaseLostError:
+def _lost_error(error: GoneError) -> LeaseLostError:
     return LeaseLostError(
         f"the array can't be read any more ({error}): the lease that its handle came with has ended, or its group has "
         "left the buffer. Load before the lease is acknowledged"
@@ -161,7 +161,7 @@ class ByteSource:
         return self.url, self.database, None if self.extent is None else self.extent.place
 
 
-def _read(arrays: Sequence[tuple[ByteSource, DeferredArray]], timeout: float) -> list[Any]:
+def _read_arrays(arrays: Sequence[tuple[ByteSource, DeferredArray]], timeout: float) -> list[Any]:
     """Return the bytes of arrays in one place or database, or an error for each that can't be read."""
     first = arrays[0][0]
     if first.extent is not None:

@@ -47,19 +47,19 @@ class Presence:
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
         self._engine = transactions.engine
-        self._since = time.time()
+        self._start = time.time()
         self._workers: dict[str, Activity] = {}  # the most recent one last
-        self._changed: set[str] = set()  # those with activity that isn't in the store
+        self._changed_workers: set[str] = set()  # those with activity that isn't in the store
         self._waits: dict[int, Waiting] = {}
         self._events: deque[WorkerEvent] = deque(maxlen=_MOST_WAITS)  # the latest ones, if there are more
         self._writing = asyncio.Lock()  # of the database's loop
-        self._shown: dict[int, str] = {}  # the waits in the store: number and worker
+        self._stored_waits: dict[int, str] = {}  # the waits in the store: number and worker
         self._beat_at, self._sign_at = time.monotonic(), 0.0
-        self._minute = 0
+        self._recorded_minute = 0
         # Spread, since all processes would try to record the same minute.
-        self._behind = random.SystemRandom().uniform(0.0, _SPREAD_SECONDS)
+        self._delay = random.SystemRandom().uniform(0.0, _SPREAD_SECONDS)
         self._failing_since: float | None = None
-        self._complained = False
+        self._has_complained = False
 
     # Database's thread
 
@@ -67,7 +67,7 @@ class Presence:
         """Return the activity of a worker, to be counted up; for None, one that is discarded."""
         if worker is None:
             return Activity()
-        self._changed.add(worker)
+        self._changed_workers.add(worker)
         activity = self._workers.get(worker)
         if activity is None:
             activity = self._workers[worker] = Activity()
@@ -111,8 +111,8 @@ class Presence:
         if now - self._beat_at < _SOON_SECONDS:
             return
         waits = self._shown_waits()
-        news = bool(self._events) or self._shown.keys() != {wait.number for wait in waits}
-        counted = bool(self._changed) and now - self._beat_at >= _NEWS_SECONDS
+        news = bool(self._events) or self._stored_waits.keys() != {wait.number for wait in waits}
+        counted = bool(self._changed_workers) and now - self._beat_at >= _NEWS_SECONDS
         waiting = bool(waits) and now - self._beat_at >= _WAIT_SECONDS
         sign = bool(self._workers) and now - self._sign_at >= _SIGN_SECONDS
         if not (news or counted or waiting or sign):
@@ -126,9 +126,9 @@ class Presence:
             await self._write(all_names=all_names)
             await self._record_minute()
             self._failing_since = None
-            self._complained = False
+            self._has_complained = False
         except Exception as error:
-            self._failed(error)
+            self._log_failure(error)
 
     async def end(self) -> None:
         """Record that the workers of this process have ended, and their waits. Raises nothing."""
@@ -138,7 +138,7 @@ class Presence:
         try:
             await self._write(all_names=True, ended=True)
         except Exception as error:
-            self._failed(error)
+            self._log_failure(error)
 
     def _shown_waits(self) -> list[Waiting]:
         return list(self._waits.values())[:_MOST_WAITS]
@@ -147,41 +147,41 @@ class Presence:
         async with self._writing:
             waits = self._shown_waits()
             shown = {waiting.number: waiting.worker for waiting in waits}
-            changed, self._changed = self._changed, set()
+            changed, self._changed_workers = self._changed_workers, set()
             events = [self._events.popleft() for _ in range(len(self._events))]
-            active = {*changed, *shown.values(), *self._shown.values(), *(event.worker for event in events)}
+            active = {*changed, *shown.values(), *self._stored_waits.values(), *(event.worker for event in events)}
             for name in active:
                 self._workers[name] = self._workers.pop(name, Activity())
             workers = {name: activity for name, activity in self._workers.items() if all_names or name in active}
-            for name in _drawing(waits, events):
+            for name in _drawing_workers(waits, events):
                 self._workers[name].draws = True
             try:
-                write = partial(write_beat, since=self._since, workers=workers, waits=waits, events=events, ended=ended)
+                write = partial(write_beat, since=self._start, workers=workers, waits=waits, events=events, ended=ended)
                 await self._engine.write(write, self._transactions.scope, brief=True, patience=_PATIENCE)
             except BaseException:
-                self._changed |= changed
+                self._changed_workers |= changed
                 self._events = deque([*events, *self._events], _MOST_WAITS)
                 raise
-            self._shown = shown
+            self._stored_waits = shown
             for name in [*self._workers][:-_MOST_NAMES]:
-                if name not in self._changed:
+                if name not in self._changed_workers:
                     del self._workers[name]
             if all_names:
                 self._sign_at = time.monotonic()
 
     async def _record_minute(self) -> None:
-        minute = int((time.time() - self._behind) // HISTORY_SECONDS)
-        if minute == self._minute:
+        minute = int((time.time() - self._delay) // HISTORY_SECONDS)
+        if minute == self._recorded_minute:
             return
         if await self._engine.write(record_minute, self._transactions.scope, patience=_PATIENCE):
-            self._minute = minute  # else another process is recording it: the next heartbeat checks
+            self._recorded_minute = minute  # else another process is recording it: the next heartbeat checks
 
-    def _failed(self, error: Exception) -> None:
+    def _log_failure(self, error: Exception) -> None:
         """Log one warning: of an unknown error at once, of others if they last (puts and draws raise them, too)."""
         now, is_known = time.monotonic(), isinstance(error, ReplayBufError)
         since = self._failing_since = now if self._failing_since is None else self._failing_since
-        warns = not self._complained and (not is_known or now - since >= _COMPLAIN_SECONDS)
-        self._complained |= warns
+        warns = not self._has_complained and (not is_known or now - since >= _COMPLAIN_SECONDS)
+        self._has_complained |= warns
         level, text = (
             logging.WARNING if warns else logging.DEBUG,
             "workers and waits can't be recorded at present: %s",
@@ -189,6 +189,6 @@ class Presence:
         _logger.log(level, text, error, exc_info=not is_known)
 
 
-def _drawing(waits: Iterable[Waiting], events: Iterable[WorkerEvent]) -> set[str]:
+def _drawing_workers(waits: Iterable[Waiting], events: Iterable[WorkerEvent]) -> set[str]:
     """Return the workers that draw: of waits for groups, and of draws that timed out."""
     return {event.worker for event in events if event.draws} | {w.worker for w in waits if w.wait.kind == "groups"}

@@ -31,7 +31,7 @@ from replaybuf.storage.sql.tasks.handles import database_url, handles_of
 from replaybuf.values.codec.payload import Codec
 
 #: Files that are deleted at once.
-_DELETED = 256
+_DELETED_AT_ONCE = 256
 #: How often a process that doesn't write looks for files to delete, and all try places again that didn't answer.
 _CHECK_SECONDS = 10.0
 #: How often a place is listed; files that were written in the last day may yet be named.
@@ -58,42 +58,42 @@ class PayloadFiles:
         self._threshold = max(threshold, 1)  # a payload without a tail stays in the database
         self._sync = engine.dialect.is_remote or engine.access.durability == "full"
         self.reader = PlaceReader(engine, codec)
-        self._own: tuple[int, PlaceStore] | None = None
-        self._unreachable: set[int] = set()  # places
-        self._due = False  # there may be files to delete
-        self._tidying: asyncio.Task[None] | None = None
-        self._read: list[int] = []  # removed groups, whose payloads were read
-        self._unnamed: set[int] = set()  # files that this process wrote for nothing
+        self._own_store: tuple[int, PlaceStore] | None = None
+        self._unreachable_places: set[int] = set()
+        self._is_due = False  # there may be files to delete
+        self._tidy_task: asyncio.Task[None] | None = None
+        self._read_uids: list[int] = []  # removed groups, whose payloads were read
+        self._unnamed_files: set[int] = set()  # files that this process wrote for nothing
         self._check_at = 0.0
         self._list_at = time.monotonic() + LISTING_SECONDS
 
     @property
     def writes(self) -> bool:
         """Whether this process keeps payloads apart."""
-        return self._own is not None
+        return self._own_store is not None
 
     # Beginning and end (database's thread)
 
     async def prepare(self, scope: Scope, *, writes: bool) -> None:
         """Open the place for payloads if any is to be written; a new place is claimed for this database."""
         self.reader.scope = scope
-        if self._place is not None and self._own is None and writes:
-            self._own = await self.reader.open_own(self._place)
+        if self._place is not None and self._own_store is None and writes:
+            self._own_store = await self.reader.open_own(self._place)
 
     async def close(self) -> None:
         """Release everything; other processes delete what is left to be deleted."""
         try:
             await self._release_read()
-            if self._tidying is not None:
-                await asyncio.wait([self._tidying], timeout=_CLOSING_SECONDS)
-                self._tidying.cancel()
+            if self._tidy_task is not None:
+                await asyncio.wait([self._tidy_task], timeout=_CLOSING_SECONDS)
+                self._tidy_task.cancel()
             async with asyncio.timeout(_CLOSING_SECONDS):
                 while self.writes and await self._delete():
                     pass
         except (ReplayBufError, TimeoutError) as error:
             _logger.debug("files were left: %s", error)
-        if self._own is not None:
-            unregister_url(self.reader.scope.database or "", self._own[0], self._own[1].url)
+        if self._own_store is not None:
+            unregister_url(self.reader.scope.database or "", self._own_store[0], self._own_store[1].url)
         stores = [*self.reader.stores.values()]
         if stores:  # at the end of the interpreter no thread can be started
             with contextlib.suppress(TimeoutError, RuntimeError):
@@ -103,7 +103,7 @@ class PayloadFiles:
 
     def batch(self) -> FileBatch | None:
         """Return a batch for payloads to be written now, None if they stay in the database."""
-        return None if self._own is None else FileBatch(self._threshold, *self._own, self._sync)
+        return None if self._own_store is None else FileBatch(self._threshold, *self._own_store, self._sync)
 
     async def write(self, batch: FileBatch | None) -> None:
         """Write a batch, in another thread. Raises PayloadStoreError, also if that hangs, and StorageError."""
@@ -112,16 +112,16 @@ class PayloadFiles:
 
     def discard(self, groups: Iterable[EncodedGroup], stored: Iterable[EncodedGroup] = ()) -> None:
         """Let the files of groups be deleted that only some of them were stored; their transaction must have ended."""
-        self._unnamed |= _files_of(groups) - _files_of(stored)
+        self._unnamed_files |= _files_of(groups) - _files_of(stored)
 
     def read(self, uids: Iterable[int]) -> None:
         """Record that payloads of removed groups were read, so that they may be swept."""
-        self._read += uids
+        self._read_uids += uids
 
     def unread(self, uids: Iterable[int]) -> None:
         """Record that groups are returned, so that the payloads are kept until the next reader has them."""
         returned = set(uids)
-        self._read = [uid for uid in self._read if uid not in returned]
+        self._read_uids = [uid for uid in self._read_uids if uid not in returned]
 
     # Maintenance (database's thread)
 
@@ -133,13 +133,13 @@ class PayloadFiles:
         released, now = await self._release_read(), time.monotonic()
         if now >= self._check_at:
             self._check_at = now + _CHECK_SECONDS
-            self._unreachable.clear()
-            self._due = True
-        self._due |= released or (changed and self.writes)
-        if self._due and (self._tidying is None or self._tidying.done()):
-            self._due = False
-            self._tidying = asyncio.get_running_loop().create_task(self._tidy())
-        return released or self._due
+            self._unreachable_places.clear()
+            self._is_due = True
+        self._is_due |= released or (changed and self.writes)
+        if self._is_due and (self._tidy_task is None or self._tidy_task.done()):
+            self._is_due = False
+            self._tidy_task = asyncio.get_running_loop().create_task(self._tidy())
+        return released or self._is_due
 
     async def _tidy(self) -> None:
         """Delete what can be deleted. Raises nothing: the next time may succeed."""
@@ -147,37 +147,37 @@ class PayloadFiles:
             if self.writes and time.monotonic() >= self._list_at:
                 self._list_at = time.monotonic() + LISTING_SECONDS
                 await self._delete_orphans()
-            self._due |= await self._delete()
+            self._is_due |= await self._delete()
         except Exception as error:
             _logger.debug("files were not deleted: %s", error, exc_info=not isinstance(error, ReplayBufError))
 
     async def _release_read(self) -> bool:
         """Let the sweep delete payloads that were read; return whether there were any."""
-        uids, self._read = self._read, []
+        uids, self._read_uids = self._read_uids, []
         if uids:
             try:
                 await self._write(partial(statements.keep_for_reading, uids=uids, seconds=0.0))
             except ReplayBufError:
-                self._read += uids
+                self._read_uids += uids
                 raise
         return bool(uids)
 
     async def _delete(self) -> bool:
         """Delete files that no group has any more; return whether there may be more."""
-        empty = partial(statements.empty_files, limit=_DELETED, but=sorted(self._unreachable))
+        empty = partial(statements.empty_files, limit=_DELETED_AT_ONCE, but=sorted(self._unreachable_places))
         by_place = await self._engine.read(empty, self.reader.scope)
-        unnamed, self._unnamed = self._unnamed, set()
-        if unnamed and self._own is not None:
-            by_place.setdefault(self._own[0], []).extend(unnamed)
+        unnamed, self._unnamed_files = self._unnamed_files, set()
+        if unnamed and self._own_store is not None:
+            by_place.setdefault(self._own_store[0], []).extend(unnamed)
         for number, files in by_place.items():
             try:
                 await self._delete_from(number, files)
             except (ReplayBufError, KeyError) as error:  # other places come first, and this one again later
                 _logger.debug("files were not deleted: %s", error)
-                self._unreachable.add(number)
+                self._unreachable_places.add(number)
             else:
                 await self._write(partial(statements.forget, numbers=files))
-        return sum(map(len, by_place.values())) >= _DELETED
+        return sum(map(len, by_place.values())) >= _DELETED_AT_ONCE
 
     async def _delete_from(self, number: int, files: Iterable[int]) -> None:
         """Delete files in a place, if it is this database's. Raises PayloadStoreError, ConfigError."""
@@ -189,8 +189,8 @@ class PayloadFiles:
 
     async def _delete_orphans(self) -> None:
         """Delete files that no commit named, and were written long ago: their writers died, or are about to commit."""
-        assert self._own is not None
-        number, store = self._own
+        assert self._own_store is not None
+        number, store = self._own_store
         if not await self._write(partial(statements.may_list, number=number, interval=LISTING_SECONDS)):
             return
         latest = time.time() - YOUNG_SECONDS

@@ -43,8 +43,8 @@ GRACE_SECONDS = 2.0
 _LONGEST_SECONDS = 0.02
 # On a busy machine even the smallest sweep takes longer than that. With fewer payloads per sweep, it would fall behind
 # the takes for good: 150 payloads/s with 4 in a sweep, more than 1,600 with 64.
-_FEWEST = 64
-_NARROW = 8  # rows of metadata changed in the time of deleting one payload
+_LEAST_LIMIT = 64
+_NARROW_ROWS = 8  # rows of metadata changed in the time of deleting one payload
 _IDLE_SECONDS = 0.5
 #: The shortest time between two polls is `connections / this` seconds: with two or three connections per process, some
 #: 20 polls per second of all processes together; and the longest one, of one process.
@@ -77,10 +77,10 @@ class Sweeper:
         self._files = files
         self._filling = filling
         self._grace = grace
-        self._limit = _FEWEST
+        self._limit = _LEAST_LIMIT
         self._chores = Chores()
         self._looked_at = -math.inf
-        self._seen = -1  # the version of the store at the last poll
+        self._seen_version = -1  # the version of the store at the last poll
         self._next = self._pause = 0.0  # seconds from the last poll on: until more is due, and before the next poll
         self._tidy_at = 0.0
         self._pruned_at = 0  # the newest batch at the last time
@@ -104,18 +104,18 @@ class Sweeper:
         while not await self._is_stopped(pause):
             try:
                 changed = full
-                if self._is_time():
+                if self._is_poll_due():
                     changed = True
                     with contextlib.suppress(FencedError):  # those who use the restored buffer look after it
                         await self.maintain_groups()
                 full = await self._step()
                 if await self._files.maintain(changed):
-                    full, self._seen = True, -1
+                    full, self._seen_version = True, -1
                 failing = False
             except Exception as error:  # the next sweep may succeed
                 level, is_known = logging.DEBUG if failing else logging.WARNING, isinstance(error, ReplayBufError)
                 _logger.log(level, "sweeping failed and will be tried again: %s", error, exc_info=not is_known)
-                full, failing, self._seen = False, True, -1
+                full, failing, self._seen_version = False, True, -1
             await self._presence.beat()
             # Writers get at least as much of the write lock's time as the sweep.
             pause = _LONGEST_SECONDS if full else _IDLE_SECONDS
@@ -127,17 +127,17 @@ class Sweeper:
                 await self._stopping.wait()
         return self._stopping.is_set()
 
-    def _is_time(self) -> bool:
+    def _is_poll_due(self) -> bool:
         """Return whether to poll: something has changed, is due by now, or may have been overlooked."""
         elapsed = time.monotonic() - self._looked_at
-        longest_pause = self._pause if self._transactions.version != self._seen else _LONGEST_IDLE_SECONDS
+        longest_pause = self._pause if self._transactions.version != self._seen_version else _LONGEST_IDLE_SECONDS
         return elapsed >= max(self._pause, min(self._next, longest_pause))
 
     async def maintain_groups(self) -> None:
         """Poll for due work, end expired leases, and prune the groups outside the capacity. Raises FencedError."""
         transactions, limits = self._transactions, self._transactions.scope.rules.limits
         look = partial(find_chores, grace=self._grace, now=time.time())
-        self._seen = transactions.version
+        self._seen_version = transactions.version
         self._chores = await transactions.read(look, single=True)
         self._looked_at, self._next, self._pause = time.monotonic(), self._chores.next, _pause(self._chores.connections)
         now = self._chores.now
@@ -185,7 +185,7 @@ class Sweeper:
         if self._chores.due:
             due = await self._sweep(lambda tx, limit: sweep(tx, cutoff, limit) == limit)
         if self._chores.dropped:
-            dropped = await self._sweep(lambda tx, limit: pass_on(tx, limit * _NARROW) > 0)
+            dropped = await self._sweep(lambda tx, limit: pass_on(tx, limit * _NARROW_ROWS) > 0)
         self._chores = Chores(due=due, dropped=dropped, now=now)
         return due or dropped
 
@@ -194,7 +194,7 @@ class Sweeper:
         limit, started = self._limit, time.monotonic()
         more = await self._engine.write(lambda tx: work(tx, limit))
         elapsed = time.monotonic() - started
-        self._limit = max(_FEWEST, limit // 2) if elapsed > _LONGEST_SECONDS else min(512, limit * 2)
+        self._limit = max(_LEAST_LIMIT, limit // 2) if elapsed > _LONGEST_SECONDS else min(512, limit * 2)
         return more
 
 

@@ -51,8 +51,8 @@ class Transactions:
         self.thread = thread
         self.scope = scope
         self._watch = watch
-        self._writes = 0
-        self._restoring = asyncio.Lock()
+        self._write_count = 0
+        self._restore_lock = asyncio.Lock()
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="replaybuf-codec")
 
     async def read(self, function: Callable[[Transaction], T], *, single: bool = False) -> T:
@@ -82,7 +82,7 @@ class Transactions:
             except FencedError as error:
                 await self._rejoin(scope, error)
             else:
-                self._writes += 1
+                self._write_count += 1
                 if wakes:
                     self._watch.committed()
                 return result
@@ -107,21 +107,21 @@ class Transactions:
 
         # Draws still to be undone in a checkpoint must be undone before it is restored.
         await self.thread.catch_up(self.engine.lock_timeout)
-        async with self._restoring:
+        async with self._restore_lock:
             checkpoint, self.scope = await self.engine.write(work, self.scope, alone=True, accepts_loss=True)
         self._watch.committed()
         return checkpoint
 
     async def _rejoin(self, scope: Scope, error: FencedError) -> None:
         """Return if the buffer was fenced off by a restore through this object; otherwise raise the error."""
-        async with self._restoring:  # a restore may be committed, but not yet known to be
+        async with self._restore_lock:  # a restore may be committed, but not yet known to be
             if self.scope.epoch == scope.epoch:
                 raise error
 
     @property
     def version(self) -> int:
         """A number that grows with every write of this buffer here, and with every commit that `Watch` notices."""
-        return self._writes + self._watch.version()
+        return self._write_count + self._watch.version()
 
     def committed(self) -> None:
         """Wake callers that wait for a change of the buffer."""
