@@ -42,7 +42,7 @@ class Column:
 
     @property
     def is_right(self) -> bool:
-        return self.kind not in _LEFT
+        return self.kind not in _LEFT_KINDS
 
     def text(self, row: Any, now: datetime | None) -> str:
         """Return the text of a row's cell; `now` is the time from which ages are."""
@@ -100,7 +100,7 @@ KINDS: dict[str, Callable[[Any, datetime | None], str]] = {
     "number": lambda value, _: units.annotation(value),
 }
 _TEXTS = ("name", "text", "tags", "cell")
-_LEFT = (*_TEXTS, "status", "word", "time")
+_LEFT_KINDS = (*_TEXTS, "status", "word", "time")
 
 #: The kinds of fields that have their own names as headers.
 _KINDS_OF = {
@@ -203,9 +203,9 @@ ROLLOUTS = [
     *columns("response_tokens", "finish_reason", "response"),
 ]
 #: A step's groups by worker, and by task.
-_PART = ("name", "groups", "reward", "others", "below", "staleness")
-BY_WORKER = columns(*_PART, spare=("others", "staleness"))
-BY_TASK = columns(*_PART, spare=("others", "staleness"), name="task", others="before")
+_PART_COLUMNS = ("name", "groups", "reward", "others", "below", "staleness")
+BY_WORKER = columns(*_PART_COLUMNS, spare=("others", "staleness"))
+BY_TASK = columns(*_PART_COLUMNS, spare=("others", "staleness"), name="task", others="before")
 #: The groups of a step.
 MEMBERS = columns(
     *("uid", "worker", "task_name", "reward", "staleness", "oldest_model_step", "batch", "now", "prompt"),

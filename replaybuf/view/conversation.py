@@ -15,7 +15,7 @@ from replaybuf.common import units
 from replaybuf.files.foreign_rows import SYNONYMS
 
 #: Fields that are shown elsewhere, or that aren't informative; and others' names for the prompt and the response.
-_SHOWN = {
+_FIELDS_LEFT_OUT = {
     *("status", "uid", "seq_staleness", "rollout_id", "message", "response", "reward", "error_msg", "finish_reason"),
     "task_name",
     *SYNONYMS["message"],
@@ -87,9 +87,9 @@ def conversation_of(
         Text.of(row["response"] or "" if response is None else units.joined_parts(response), characters),
         Text.of(row["error_msg"], characters) if row["error_msg"] else None,
         {
-            str(name): Text.of(_brief(value), characters)
+            str(name): Text.of(_brief_value(value), characters)
             for name, value in rollout.items()
-            if name not in _SHOWN and units.is_there(value)
+            if name not in _FIELDS_LEFT_OUT and units.is_there(value)
         },
     )
 
@@ -110,7 +110,7 @@ def _message(message: Any, characters: int | None) -> Message:
     )
 
 
-def _brief(value: Any) -> Any:
+def _brief_value(value: Any) -> Any:
     """Return a value without the numbers of long lists, and without bytes."""
     if isinstance(value, list) and len(value) > _FEW_NUMBERS and isinstance(value[0], int | float):
         return f"{len(value):,} numbers"
@@ -161,7 +161,7 @@ def strip(
     rollout: Mapping[str, Any], response: Any, by: str | None, limit: int, annotations: Mapping[str, list[float]] = {}
 ) -> Strip | None:
     """Return the tokens of a rollout's response, coloured by one of its shades or annotations; None without ids."""
-    values = {name: _listed(rollout, fields) for name, fields in _FIELDS.items()}
+    values = {name: _number_list(rollout, fields) for name, fields in _FIELDS.items()}
     ids = values.pop("ids")
     values |= annotations  # one that is named as a shade takes its place
     if not ids:
@@ -170,7 +170,7 @@ def strip(
     values = {name: numbers[-len(ids) :] for name, numbers in values.items() if numbers and len(numbers) >= len(ids)}
     shades = tuple(dict.fromkeys(name for name in (*SHADES, *annotations) if name in values))
     chosen = by if by in shades else next(iter(shades), "")
-    texts = _texts(ids, response, rollout)
+    texts = _token_texts(ids, response, rollout)
     steps = {step: f"step{place % _STEP_CLASSES}" for place, step in enumerate(sorted(set(values.get("step", ()))))}
     low, high = (bound(values.get(chosen) or [0]) for bound in (min, max))
     tokens = [
@@ -205,7 +205,7 @@ def _legend(by: str, steps: Mapping[Any, str]) -> tuple[tuple[str, str], ...]:
     return (("lp0", "lowest of the response"), ("lp3", "middle"), ("lp6", "highest")) if by else ()
 
 
-def _listed(rollout: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
+def _number_list(rollout: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
     """Return the numbers in the first of these fields with a list or an array of numbers; [] if there is none."""
     for name in names:
         value = rollout.get(name)
@@ -216,7 +216,7 @@ def _listed(rollout: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
     return []
 
 
-def _texts(ids: Sequence[Any], response: Any, rollout: Mapping[str, Any]) -> list[str] | None:
+def _token_texts(ids: Sequence[Any], response: Any, rollout: Mapping[str, Any]) -> list[str] | None:
     """Return the texts of the tokens, which together are the response; None if unknown."""
     if not isinstance(response, str) or not response:
         return None

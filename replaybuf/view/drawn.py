@@ -58,7 +58,7 @@ class StepRow:
 
         Rewards and staleness are those of consumed groups; while none is consumed yet, those of all drawn groups.
         """
-        trained = _consumed(batches)
+        trained = _settled_draws(batches)
         return cls(
             **asdict(key),
             first_at=min(batch.taken_at for batch in batches),
@@ -66,13 +66,13 @@ class StepRow:
             batches=len(batches),
             groups=sum(batch.groups - batch.back for batch in batches) or sum(batch.groups for batch in batches),
             settled=sum(batch.settled for batch in batches),
-            reward=_weighted(trained, "reward"),
-            min_reward=min(_known(trained, "min_reward"), default=None),
-            max_reward=max(_known(trained, "max_reward"), default=None),
-            staleness=_weighted(trained, "staleness"),
-            max_staleness=max(_known(trained, "max_staleness"), default=None),
-            oldest_model_step=min(_known(trained, "oldest_model_step"), default=None),
-            newest_model_step=max(_known(trained, "newest_model_step"), default=None),
+            reward=_weighted_mean(trained, "reward"),
+            min_reward=min(_known_values(trained, "min_reward"), default=None),
+            max_reward=max(_known_values(trained, "max_reward"), default=None),
+            staleness=_weighted_mean(trained, "staleness"),
+            max_staleness=max(_known_values(trained, "max_staleness"), default=None),
+            oldest_model_step=min(_known_values(trained, "oldest_model_step"), default=None),
+            newest_model_step=max(_known_values(trained, "newest_model_step"), default=None),
             taken_by=sorted({batch.worker for batch in batches if batch.worker is not None}),
         )
 
@@ -131,7 +131,7 @@ def tables_of(drawn: Drawn) -> dict[StepKey, Table]:
 
 def compare(drawn: Drawn, tables: Mapping[StepKey, Table], key: StepKey) -> Compared:
     """Return a step's workers compared with each other, and its tasks with the earlier steps of its run."""
-    before, table = _before(drawn, tables, key), tables[key]
+    before, table = _tables_before(drawn, tables, key), tables[key]
     workers, tasks = by_worker([table]), by_task(table, before)
     worse = [part.name for part in workers if part.stands_out]
     others = by_task(without(worse, table), [without(worse, earlier) for earlier in before])
@@ -139,7 +139,7 @@ def compare(drawn: Drawn, tables: Mapping[StepKey, Table], key: StepKey) -> Comp
     return Compared(workers, tasks, others, reward, len(before))
 
 
-def _before(drawn: Drawn, tables: Mapping[StepKey, Table], key: StepKey) -> list[Table]:
+def _tables_before(drawn: Drawn, tables: Mapping[StepKey, Table], key: StepKey) -> list[Table]:
     """Return the tables of the steps before one, in the runs that it continues, newest first."""
     earlier: dict[int, Table] = {}
     for past, batches in drawn.items():
@@ -187,14 +187,14 @@ def _with_groups(batch: Batch, members: Sequence[Member]) -> Batch:
     )
 
 
-def _consumed(batches: Sequence[Batch]) -> list[Batch]:
+def _settled_draws(batches: Sequence[Batch]) -> list[Batch]:
     """Return the draws with consumed groups; while there is none, all draws."""
     return [batch for batch in batches if batch.settled] or list(batches)
 
 
 def groups_of(batches: Sequence[Batch]) -> list[tuple[Batch, Member]]:
     """Return the groups that were trained on, each once, with the last draw of each."""
-    return list({member.uid: (drawn, member) for drawn in _consumed(batches) for member in drawn.members}.values())
+    return list({member.uid: (drawn, member) for drawn in _settled_draws(batches) for member in drawn.members}.values())
 
 
 def by_reward(drawn: tuple[Batch, Member]) -> tuple[bool, float, int]:
@@ -202,11 +202,11 @@ def by_reward(drawn: tuple[Batch, Member]) -> tuple[bool, float, int]:
     return reward is None, 0.0 if reward is None else reward, drawn[1].uid
 
 
-def _known(batches: Sequence[Batch], field: str) -> list[Any]:
+def _known_values(batches: Sequence[Batch], field: str) -> list[Any]:
     return [value for batch in batches if (value := getattr(batch, field)) is not None]
 
 
-def _weighted(batches: Sequence[Batch], field: str) -> float | None:
+def _weighted_mean(batches: Sequence[Batch], field: str) -> float | None:
     """Return the mean of a field of draws, weighted by the number of consumed groups (if none, of drawn groups)."""
     pairs = [(value, draw.settled or draw.groups) for draw in batches if (value := getattr(draw, field)) is not None]
     return sum(value * count for value, count in pairs) / sum(count for _, count in pairs) if pairs else None

@@ -57,7 +57,7 @@ class Metric:
         return (self.name,)
 
 
-_OF_TOTALS = {
+_TOTAL_TEXTS = {
     "put": "Groups put, including those that were dropped at once.",
     "sampled_new": "Draws of completed groups that were never drawn before: what was generated now.",
     "sampled_again": "Draws of completed groups that were drawn before: what is replayed.",
@@ -74,7 +74,7 @@ _OF_TOTALS = {
     "pruned": "Groups that left the archive, or were unfit and no longer kept.",
     "taken_unfinished": "Groups of other statuses that left by being drawn, to be finished or generated again.",
 }
-_OF_LAST_HOUR = {
+_LAST_HOUR_TEXTS = {
     "groups": "Groups put in the last hour",
     "rollouts": "Rollouts put in the last hour",
     "tokens": "Tokens of responses put in the last hour",
@@ -83,8 +83,8 @@ _OF_LAST_HOUR = {
 }
 _STEPS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 _DRAWS = (0, 1, 2, 4, 8, 16, 32, 64)
-_BY_STALENESS = "Completed groups by staleness, in train steps."
-_BY_DRAWS = "Completed groups by the number of their draws."
+_STALENESS_TEXT = "Completed groups by staleness, in train steps."
+_DRAWS_TEXT = "Completed groups by the number of their draws."
 
 
 def _gauge(name: str, path: str, help: str, *labels: str, bounds: tuple[int, ...] = ()) -> Metric:
@@ -104,13 +104,13 @@ OF_BUFFER = (
     _gauge("archived_groups", "tasks/*/archived", "Groups that are kept for SQL.", "task"),
     _gauge("payload_bytes", "tasks/*/bytes", "Size of the groups' payloads.", "task"),
     _gauge("oldest_group_timestamp_seconds", "tasks/*/oldest_at", "When the oldest completed group was put.", "task"),
-    _gauge("staleness", "tasks/*/staleness/counts", _BY_STALENESS, "task", bounds=_STEPS),
-    _gauge("times_sampled", "tasks/*/times_sampled/counts", _BY_DRAWS, "task", bounds=_DRAWS),
+    _gauge("staleness", "tasks/*/staleness/counts", _STALENESS_TEXT, "task", bounds=_STEPS),
+    _gauge("times_sampled", "tasks/*/times_sampled/counts", _DRAWS_TEXT, "task", bounds=_DRAWS),
     _gauge("reward_mean", "tasks/*/reward/mean", "Mean reward of the completed groups.", "task"),
     _gauge("reward_min", "tasks/*/reward/min", "Lowest reward of a completed group.", "task"),
     _gauge("reward_max", "tasks/*/reward/max", "Highest reward of a completed group.", "task"),
     # Totals since the beginning
-    *(_counter(f"groups_{name}", f"tasks/*/{name}", _OF_TOTALS[name], "task") for name in TOTALS),
+    *(_counter(f"groups_{name}", f"tasks/*/{name}", _TOTAL_TEXTS[name], "task") for name in TOTALS),
     _gauge("restores", "restores", "Restores so far: each takes the counters back to a checkpoint."),
     # Waits
     _counter("waits", "waits/*/count", "Waits of this process.", "kind"),
@@ -122,7 +122,7 @@ OF_BUFFER = (
     _gauge("workers", "workers/*", "Processes by their last sign of life.", "state"),
     *(
         _gauge(f"workers_{total}_last_hour", f"last_hour/{total}", f"{text} by all workers.")
-        for total, text in _OF_LAST_HOUR.items()
+        for total, text in _LAST_HOUR_TEXTS.items()
     ),
     _gauge("events_last_hour", "events_last_hour/*", "Events of the last hour: leases that lapsed, ...", "kind"),
     # The last draw of completed groups

@@ -23,7 +23,7 @@ from replaybuf.view.columns import Column, columns
 _EVENTS, _BATCHES = 8, 200
 #: Readings of the history are a minute apart while a process has the buffer open.
 _GAP_MINUTES = 3
-_DRAWN = ("sampled_new", "sampled_again")
+_DRAW_TOTALS = ("sampled_new", "sampled_again")
 #: A buffer, a time, and the buffer's figures by task at that time.
 _Reading = tuple[str, datetime, Mapping[str, Any]]
 
@@ -76,21 +76,21 @@ def read_overview(tx: Transaction, buffer: str | None, task: str | None, first: 
     readings = history_of(tx, buffer, first.timestamp())
     noted = max((time for _, time, _ in readings), default=first)
     later = [time for time in ends if time > noted or not readings]
-    history = _of_task([*readings, *((name, time, tasks) for time in later for name, tasks in figures.items())], task)
+    history = _minutes([*readings, *((name, time, tasks) for time in later for name, tasks in figures.items())], task)
     batches = last_batches(tx, buffer, _BATCHES)[::-1]
     return Overview(
         rates_now(history),
         history,
         [{**batch, "taken_at": time_of(batch["taken_at"])} for batch in batches],
         next(iter(newest(tx, "checkpoints", buffer, 1)), None),
-        read_events(tx, buffer, _EVENTS, f"kind NOT IN ('{_ROUTINE}')"),
+        read_events(tx, buffer, _EVENTS, f"kind NOT IN ('{_ROUTINE_KINDS}')"),
         *tx.database_bytes(),
         list_places(tx),
         None if worker is None else worker.name,
     )
 
 
-def _of_task(history: Sequence[_Reading], task: str | None) -> list[Minute]:
+def _minutes(history: Sequence[_Reading], task: str | None) -> list[Minute]:
     """Return for each time the groups by status and by task, and the cumulative puts and draws.
 
     A buffer without a reading at a time, because no process had it open, counts with its previous one, or its first.
@@ -114,7 +114,7 @@ def _minute(time: datetime, buffers: Iterable[Mapping[str, Any]], task: str | No
                 statuses[status] += n
                 by_task[name] += n
             put += numbers.get("put", 0)
-            drawn += sum(numbers.get(total, 0) for total in _DRAWN)
+            drawn += sum(numbers.get(total, 0) for total in _DRAW_TOTALS)
     return Minute(time, dict(statuses), dict(by_task), put, drawn)
 
 
@@ -145,8 +145,8 @@ def rates_now(history: Sequence[Minute]) -> Rates | None:
 # Events
 
 #: Kinds of events that every run has, which tell nobody anything.
-_ROUTINE = "', '".join((EventKind.CHECKPOINT, EventKind.CHECKPOINT_DROPPED, EventKind.LEFT_OUT))
-_WHAT: Mapping[str, str] = {
+_ROUTINE_KINDS = "', '".join((EventKind.CHECKPOINT, EventKind.CHECKPOINT_DROPPED, EventKind.LEFT_OUT))
+_EVENT_TEXTS: Mapping[str, str] = {
     EventKind.LEASE_LAPSED: "lease over",
     EventKind.GIVEN_BACK: "given back",
     EventKind.SET_ASIDE: "set aside",
@@ -162,7 +162,7 @@ _WHAT: Mapping[str, str] = {
 
 def what_happened(kind: str, step: int | None) -> str:
     """Return an event of this kind in words."""
-    text = _WHAT.get(kind, kind)
+    text = _EVENT_TEXTS.get(kind, kind)
     return text.format(step=step) if step is not None else re.sub(r" (of|to) step \{step\}", "", text)
 
 

@@ -73,8 +73,8 @@ def read_steps(
         looked_at.add(row.step)
     workers, drawn = read_workers(tx, name, before=before, task=task, also=looked_at)
     if not unfiltered:
-        rows = _of_one(drawn, looked_at, worker)
-    lower = _lower(drawn, workers, looked_at, worker)
+        rows = _rows_of_worker(drawn, looked_at, worker)
+    lower = _step_sentences(drawn, workers, looked_at, worker)
     rows = [replace(row, lower=lower.get((row.step, row.restores), "")) for row in _with_changes(rows)]
     steps = list(dict.fromkeys(row.step for row in rows))
     shown, has_more = steps[:limit], not unfiltered and len(looked_at) < len(numbers)
@@ -83,7 +83,7 @@ def read_steps(
     return Steps(name, tx.now(), [row for row in rows if row.step in shown], workers, earlier, recorded(tx, name))
 
 
-def _of_one(drawn: Drawn, steps: Set[int], worker: str | None) -> list[StepRow]:
+def _rows_of_worker(drawn: Drawn, steps: Set[int], worker: str | None) -> list[StepRow]:
     """Return these steps with the groups of one worker only, and the reward of others' groups of the same tasks; with
     all groups if it is None."""
     rows = []
@@ -106,7 +106,7 @@ def _with_changes(rows: Sequence[StepRow]) -> list[StepRow]:
     return changed
 
 
-def _lower(drawn: Drawn, workers: Workers, steps: Set[int], worker: str | None) -> dict[tuple[int, int], str]:
+def _step_sentences(drawn: Drawn, workers: Workers, steps: Set[int], worker: str | None) -> dict[tuple[int, int], str]:
     """Return a sentence for each of these steps in which something stands out, by step and restores.
 
     Workers that are worse over the last steps are left out. With a worker, the sentences are about it alone.
@@ -278,12 +278,12 @@ def _step(
         [replace(batch, members=()) for batch in batches],
         groups,
         {name: mean(group["annotations"].get(name) for group in groups) for name in names},
-        _lowest(tx, buffer, stored, worst) if worst and stored else [],
+        _lowest_answers(tx, buffer, stored, worst) if worst and stored else [],
         over_steps,
     )
 
 
-def _lowest(tx: Transaction, buffer: str, uids: Sequence[int], limit: int) -> list[Answer]:
+def _lowest_answers(tx: Transaction, buffer: str, uids: Sequence[int], limit: int) -> list[Answer]:
     """Return the rollouts with the lowest rewards among these groups."""
     chosen = extreme_rollouts(tx, buffer, None, limit, worst=True, among=uids)
     rows = {(row["uid"], row["position"]): row for row in tx.rows(_ANSWERS, uids=[uid for uid, _ in chosen])}
@@ -311,10 +311,10 @@ def no_groups(
                 existing = listed(sorted(names - {""}))
                 return f"no group of {kind} {named(name)} was drawn {phrase}; there are those of {existing}"
         return f"{named(worker or '')} made no group of {named(task or '')} that was drawn {phrase}"
-    return _no_draw(recorded(tx, buffer), phrase)
+    return _why_no_draw(recorded(tx, buffer), phrase)
 
 
-def _no_draw(records: Recorded, phrase: str) -> str:
+def _why_no_draw(records: Recorded, phrase: str) -> str:
     """Return a sentence for steps without recorded draws."""
     if records.last is not None:
         steps = f"step {records.first}" if records.first == records.last else f"steps {records.first} to {records.last}"

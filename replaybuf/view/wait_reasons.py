@@ -97,7 +97,7 @@ def _read(tx: Transaction, buffer: str, question: DrawQuestion, asked: bool) -> 
         buffer,
         time_of(about.now),
         bool(waits),
-        [_explained(tx, buffer, wait, about) for wait in shown],
+        [_explain_wait(tx, buffer, wait, about) for wait in shown],
         [
             _task(about, buffer, task, numbers)
             for task, numbers in of_tasks(about.tallies).items()
@@ -118,7 +118,7 @@ def _row(record: Held | Worker | Taking | Wait) -> dict[str, Any]:
     return {name: time_of(value) if name in _TIMES else value for name, value in asdict(record).items()}
 
 
-def _explained(tx: Transaction, buffer: str, wait: Wait, about: Circumstances) -> dict[str, Any]:
+def _explain_wait(tx: Transaction, buffer: str, wait: Wait, about: Circumstances) -> dict[str, Any]:
     diagnosis = asdict(diagnose(wait, with_matches(tx, buffer, wait, about)))
     limits = None if wait.limits is None else wait.limits.in_force
     return {**diagnosis, "buffer": buffer, **_row(wait), "limits": limits}

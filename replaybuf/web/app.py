@@ -39,9 +39,9 @@ from replaybuf.web.run_pages import (
 )
 from replaybuf.web.server import READ_SECONDS, Guard, Readings, check_prefix, health_of, path_of
 
-_HERE = Path(__file__).parent
+_FOLDER = Path(__file__).parent
 _STATIC = ("page.css", "page.js", "plots.js", "icon.svg")
-_REASONS = {401: "This page needs a token", 404: "Not found", 405: "Not allowed", 421: "Another name"}
+_TITLES = {401: "This page needs a token", 404: "Not found", 405: "Not allowed", 421: "Another name"}
 
 Answer = Callable[[Request], Awaitable[Response]]
 
@@ -99,11 +99,11 @@ class _Site:
         self._readings = readings
         self._prefix = prefix
         self._buffer = buffer
-        self._files = {name: (_HERE / "static" / name).read_bytes() for name in _STATIC}
+        self._files = {name: (_FOLDER / "static" / name).read_bytes() for name in _STATIC}
         self._templates = Environment(
-            loader=FileSystemLoader(_HERE / "templates"),
+            loader=FileSystemLoader(_FOLDER / "templates"),
             autoescape=True,
-            finalize=_shown,
+            finalize=_template_value,
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
@@ -173,7 +173,7 @@ class _Site:
 
     def refusal(self, request: Request, status: int, reason: str) -> Response:
         """Return the error page with the reason of a refusal."""
-        title = _REASONS.get(status, "That didn't work")
+        title = _TITLES.get(status, "That didn't work")
         text = self._render(
             "error.html",
             Ask({}, prefix=self._prefix),
@@ -205,7 +205,7 @@ class _Site:
         return self.refusal(request, 500, f"An unexpected {type(error).__name__}; the server's terminal shows where.")
 
 
-def _shown(value: Any) -> Any:
+def _template_value(value: Any) -> Any:
     """Return a value for a template: "" for None, and texts without control characters."""
     if value is None:
         return ""

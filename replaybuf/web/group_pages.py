@@ -63,9 +63,9 @@ def _order(ask: Ask) -> Order:
 #: Limits on a page: rollouts, characters of a text, messages, tokens of a response and of all responses together.
 CUT_ROLLOUTS, CUT, CUT_MESSAGES, CUT_TOKENS, CUT_ALL_TOKENS = 64, 20_000, 100, 2_000, 20_000
 #: The same limits where everything is requested.
-_ALL = (1_000, 20_000_000, 10_000, 100_000, 500_000)
+_CUTS_OF_ALL = (1_000, 20_000_000, 10_000, 100_000, 500_000)
 #: Larger payloads (bytes) are read only when everything is requested.
-_LARGE = 50_000_000
+_LARGE_BYTES = 50_000_000
 _SORTS = ("position", "best", "worst")
 
 
@@ -121,7 +121,7 @@ def _read(
     if described is None:
         return None, [], [], None
     group, rows = described.group, described.rollouts
-    if group["bytes"] > _LARGE and not everything:
+    if group["bytes"] > _LARGE_BYTES and not everything:
         return group, rows, [], f"This is a group of {units.size(group['bytes'])}: its texts are cut."
     try:
         decoded, problem = decode_payload(uid, read_payload(tx, uid))
@@ -140,13 +140,13 @@ def _rollouts(
     everything: bool,
 ) -> list[dict[str, Any]]:
     """Return the rollouts for the page in the requested order, within its limits."""
-    cut = _ALL if everything else (CUT_ROLLOUTS, CUT, CUT_MESSAGES, CUT_TOKENS, CUT_ALL_TOKENS)
+    cut = _CUTS_OF_ALL if everything else (CUT_ROLLOUTS, CUT, CUT_MESSAGES, CUT_TOKENS, CUT_ALL_TOKENS)
     rollout_limit, characters, messages, tokens, all_tokens = cut
     tokens = min(tokens, all_tokens // max(1, min(len(rows), rollout_limit)))
     rewards = sorted({row["reward"] for row in rows if row["reward"] is not None})
     ranks = {rewards[0]: "worst", rewards[-1]: "best"} if len(rewards) > 1 else {}
     result = []
-    for place in _sorted(rows, sort)[:rollout_limit]:
+    for place in _sorted_places(rows, sort)[:rollout_limit]:
         row, rollout = rows[place], decoded[place] if decoded else {}
         conversation = conversation_of(rollout, row, None, characters=characters, most=messages)
         parts = [None if row["parent"] is None else f"continues {row['parent']}"]
@@ -168,7 +168,7 @@ def _rollouts(
     return result
 
 
-def _sorted(rows: list[dict[str, Any]], sort: str) -> list[int]:
+def _sorted_places(rows: list[dict[str, Any]], sort: str) -> list[int]:
     """Return the indexes of rollouts in the requested order."""
     if sort == "position":
         return list(range(len(rows)))

@@ -188,10 +188,10 @@ class _Frame:
             zero = HEIGHT - self.y.place(0.0) * HEIGHT
             shapes = [f'<line class="zero" x1="0" x2="{WIDTH}" y1="{zero:.1f}" y2="{zero:.1f}"/>', *shapes]
         legend = tuple((styles[name], f"{name} {value}") for name, value in last_values.items())
-        bottom = _bottom([(self.x.place(x), text) for x, text in self.x.ticks])
+        bottom = _bottom_axis([(self.x.place(x), text) for x, text in self.x.ticks])
         svg = _svg(self.y, shapes, dots, sentence)
         axis = "time (UTC)" if self.across.times else "train step"
-        return Plot(title, svg, _left(self.y), bottom, legend, sentence, self._data(styles, series, step), axis)
+        return Plot(title, svg, _left_axis(self.y), bottom, legend, sentence, self._data(styles, series, step), axis)
 
     def _data(self, styles: Classes, series: Mapping[str, Points], step: float) -> str:
         xs = sorted({x for points in series.values() for x, _ in points})
@@ -229,13 +229,13 @@ def _svg(axis: Axis, shapes: Sequence[str], dots: Sequence[str], sentence: str) 
     )
 
 
-def _left(axis: Axis) -> Markup:
+def _left_axis(axis: Axis) -> Markup:
     texts = [(100 - 100 * axis.place(value), text) for value, text in axis.ticks]
     inside = "".join(f'<text x="100%" y="{down:.1f}%">{_safe(text)}</text>' for down, text in texts)
     return Markup(f'<svg class="left" aria-hidden="true">{inside}</svg>')
 
 
-def _bottom(ticks: Iterable[tuple[float, str]]) -> Markup:
+def _bottom_axis(ticks: Iterable[tuple[float, str]]) -> Markup:
     inside = ""
     for place, text in ticks:
         side = "first" if place < 0.05 else "last" if place > 0.95 else "middle"

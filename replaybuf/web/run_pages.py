@@ -126,7 +126,7 @@ def show_checkpoints(tx: Transaction, ask: Ask) -> dict[str, Any]:
 
 _EVENTS_SHOWN = 100
 #: The columns by which events are filtered, and their parameters.
-_CHOSEN = {"kind": "kind", "task_name": "task", "worker": "worker"}
+_FILTERS = {"kind": "kind", "task_name": "task", "worker": "worker"}
 
 
 def show_events(tx: Transaction, ask: Ask) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def show_events(tx: Transaction, ask: Ask) -> dict[str, Any]:
 
     A checkpoint that is pruned goes with the one that is made then, and is left out unless this kind is asked for.
     """
-    filters = {column: text for column, name in _CHOSEN.items() if (text := ask.text(name)) is not None}
+    filters = {column: text for column, name in _FILTERS.items() if (text := ask.text(name)) is not None}
     conditions = ["id < :before", *(f"{column} = :{column}" for column in filters)]
     conditions += [] if "kind" in filters else [f"kind <> '{EventKind.CHECKPOINT_DROPPED}'"]
     before = ask.number("before", LARGEST)
@@ -163,7 +163,7 @@ def one_buffer(tx: Transaction, ask: Ask) -> tuple[str, Sequence[str]]:
 
 #: Maximum number of train steps that are read.
 _MOST_STEPS = 1000
-_LOWEST = 3
+_LOWEST_SHOWN = 3
 
 
 def show_steps(tx: Transaction, ask: Ask) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def show_step(tx: Transaction, ask: Ask) -> dict[str, Any]:
     buffer, _ = one_buffer(tx, ask)
     step, now, task, worker = ask.number("step", 0, least=-LARGEST), tx.now(), ask.text("task"), ask.text("worker")
     assert step is not None
-    runs = read_step(tx, buffer, step, _LOWEST, task=task, worker=worker)
+    runs = read_step(tx, buffer, step, _LOWEST_SHOWN, task=task, worker=worker)
     if not runs:
         scope = f"for step {step} of {buffer!r:.100}"
         raise NotThereError(no_groups(tx, buffer, scope, task, worker, step=step))

@@ -92,7 +92,7 @@ class Readings:
 
     def __init__(self, reader: Reader, *, seconds: float = READ_SECONDS) -> None:
         self.reader = reader
-        self._seconds = seconds
+        self._timeout = seconds
         self._turns = anyio.Semaphore(AT_ONCE)
 
     async def run(self, work: Callable[[Reader, float], T]) -> T:
@@ -113,12 +113,12 @@ class Readings:
     def _run(self, work: Callable[[Reader, float], T]) -> T:
         started = time.monotonic()
         try:
-            return work(self.reader, self._seconds)
+            return work(self.reader, self._timeout)
         except StorageError as error:
-            if time.monotonic() - started < self._seconds:
+            if time.monotonic() - started < self._timeout:
                 raise
             raise LockedError(
-                f"reading took longer than {self._seconds:g} s and was stopped; choose a task, a status or a narrower "
+                f"reading took longer than {self._timeout:g} s and was stopped; choose a task, a status or a narrower "
                 "query, or order by uid"
             ) from error
 
@@ -257,19 +257,19 @@ class Guard:
                 return self.refuse(request, 421, "This server answers to localhost only: open that, with its port.")
             return None
         if (token := request.query_params.get("token")) is not None:
-            return self._let_in(request) if self._is_right(token) else self._refuse_token(request)
+            return self._set_cookie(request) if self._is_right_token(token) else self._refuse_token(request)
         scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self._is_right(bearer.strip()):
+        if scheme.lower() == "bearer" and self._is_right_token(bearer.strip()):
             return None
-        if self._is_right(request.cookies.get(_cookie(request), "")):
+        if self._is_right_token(request.cookies.get(_cookie(request), "")):
             return None
         return self._refuse_token(request)
 
-    def _is_right(self, token: str) -> bool:
+    def _is_right_token(self, token: str) -> bool:
         assert self.token is not None
         return hmac.compare_digest(token.encode(errors="replace"), self.token.encode())
 
-    def _let_in(self, request: Request) -> Response:
+    def _set_cookie(self, request: Request) -> Response:
         """Set the token as a cookie, and redirect to the same page without the token in the URL."""
         assert self.token is not None
         parameters = [(name, value) for name, value in parse_qsl(request.scope["query_string"]) if name != b"token"]

@@ -298,7 +298,7 @@ _DIAGNOSIS = [
 
 _WEB = [
     ("web-escaped", "web/app.py", "autoescape=True", "autoescape=False", "no text becomes markup"),
-    ("web-hidden", "web/app.py", "finalize=_shown", "finalize=None", "hidden characters are shown"),
+    ("web-hidden", "web/app.py", "finalize=_template_value", "finalize=None", "hidden characters are shown"),
     ("web-rebinding", "web/server.py", "if not is_loopback(host_of(request.headers)):", "if False:", "other names are refused without a token"),
     ("web-token", "web/server.py", "return hmac.compare_digest(token.encode(errors=\"replace\"), self.token.encode())", "return bool(token)", "only the token opens"),
     ("web-other-host", "web/server.py", 'f"{self.prefix}/" + path_of(request).lstrip("/\\\\")', "self.prefix + path_of(request)", "a token leads to no other host"),
@@ -307,7 +307,7 @@ _WEB = [
     ("web-headers", "web/server.py", "headers[name] = value", "pass", "every answer has the policy"),
     ("web-token-of-host", "cli/stats.py", "elif not server.is_loopback(host):", "elif False:", "who listens elsewhere asks for a token"),
     ("web-turns", "web/server.py", "anyio.Semaphore(AT_ONCE)", "anyio.Semaphore(100)", "few reads at a time"),
-    ("web-endless", "web/server.py", "return work(self.reader, self._seconds)", "return work(self.reader, 600.0)", "long reads are stopped"),
+    ("web-endless", "web/server.py", "return work(self.reader, self._timeout)", "return work(self.reader, 600.0)", "long reads are stopped"),
     ("web-cut", "view/conversation.py", "cls(text[:characters]", "cls(text[:]", "long texts are cut"),
     ("web-prompt-values", "view/conversation.py", "numbers[-len(ids) :]", "numbers[: len(ids)]", "values of the prompt are left out"),
     ("web-one-buffer", "web/app.py", 'parameters["buffer"] = self._buffer', 'parameters.setdefault("buffer", self._buffer)', "one buffer, whatever is asked for"),
