@@ -136,7 +136,7 @@ def drop(url: Url, step: _Step, output: Out = TEXT, buffer: OneBuffer = None, ye
       replaybuf checkpoint drop run.db 400 --yes
     """
     reader, name, record = _find(url, step, buffer)
-    ask(f"Drop the checkpoint of {_what(record)}? It can't be brought back.", yes=yes)
+    ask(f"Drop the checkpoint of {_record_text(record)}? It can't be brought back.", yes=yes)
     on_storage(reader.url, name, lambda storage: storage.drop_checkpoint(record.step))
     _tell(output, reader, record)
     output.note("dropped")
@@ -148,7 +148,7 @@ def _find(url: str, step: int, buffer: str | None) -> tuple[Reader, str, StoredC
     return reader, name, reader.read(lambda tx: find_stored(tx, name, step))
 
 
-def _what(record: StoredCheckpoint) -> str:
+def _record_text(record: StoredCheckpoint) -> str:
     size = f"{units.number_of(record.groups, 'group')}, {units.size(record.bytes)}"
     return f"step {record.step} of buffer {record.buffer}, made {iso(time_of(record.created_at))} ({size})"
 
@@ -161,7 +161,7 @@ def _ask_to_restore(
     users = "Nobody was seen with it open in the last minute."
     if effects.users:
         users = f"These have it open and will be fenced off: {units.some(effects.users)}."
-    ask(f"Restore {_what(record)} in {reader.where}? {new_groups}, {returned_groups}. {users} Restore?", yes=yes)
+    ask(f"Restore {_record_text(record)} in {reader.where}? {new_groups}, {returned_groups}. {users} Restore?", yes=yes)
 
 
 def _tell(output: Output, reader: Reader, record: StoredCheckpoint) -> None:
@@ -173,8 +173,8 @@ def _tell(output: Output, reader: Reader, record: StoredCheckpoint) -> None:
 # Copies in files
 
 Folder = Annotated[str, argument("FOLDER", "The folder of the snapshot.")]
-_Loaded = Annotated[str | None, buffer_option("Load it into the buffer of this name; else into that of its own.")]
-_COPIES = columns("buffer", "file", "groups", "bytes")
+_LoadInto = Annotated[str | None, buffer_option("Load it into the buffer of this name; else into that of its own.")]
+_COPY_COLUMNS = columns("buffer", "file", "groups", "bytes")
 
 
 @app.command("save")
@@ -199,7 +199,7 @@ def save(url: Url, folder: Folder, output: Out = TEXT, buffer: OneBuffer = None)
     reader, name = open_buffer(url, buffer)
     file, total = with_bar("saved", lambda tell: save_snapshot(reader, name, Path(folder), tell))
     row = {"url": reader.where, "buffer": name, "file": str(file), "groups": total.groups, "bytes": total.bytes}
-    output.rows([row], _COPIES)
+    output.rows([row], _COPY_COLUMNS)
 
 
 @app.command("resume")
@@ -207,7 +207,7 @@ def resume(
     url: Url,
     folder: Folder,
     output: Out = TEXT,
-    buffer: _Loaded = None,
+    buffer: _LoadInto = None,
     step: Annotated[
         int | None, option("--step", "Make it the checkpoint of this train step, for buffer.restore(N).", min=0)
     ] = None,
@@ -252,4 +252,4 @@ def resume(
     _, total = with_bar("loaded", load)
     row = {"url": target.where, "buffer": name, "file": str(file), "groups": total.groups, "bytes": total.bytes}
     column = Column("policy", "policy", "word")
-    output.rows([row | {"policy": policy}], [*_COPIES, column])
+    output.rows([row | {"policy": policy}], [*_COPY_COLUMNS, column])

@@ -314,7 +314,7 @@ def status_of(text: str | None) -> Status | None:
 
 
 #: More than any database holds; one more can still be stored by it.
-_MOST = 2**62
+_HIGHEST_NUMBER = 2**62
 
 
 def read_limit(text: str) -> int | None:
@@ -325,4 +325,4 @@ def read_limit(text: str) -> int | None:
         raise typer.BadParameter(
             f"{redact(text)!r:.100} is neither a number of at least 0 nor all.", param_hint="--limit"
         )
-    return min(int(text), _MOST)
+    return min(int(text), _HIGHEST_NUMBER)

@@ -27,7 +27,7 @@ Row = Mapping[str, Any]
 # Without a terminal, tables have any width, with texts of up to this length.
 _LONGEST_TEXT = 80
 _SHORTEST_TEXT = 10
-_WIDE = 100_000
+_UNLIMITED_WIDTH = 100_000
 #: The colours of statuses, and of the states of workers.
 STYLES = {
     "completed": "green",
@@ -110,7 +110,7 @@ def console(width: int | None = None) -> Console:
     from rich.console import Console
 
     if width is None and not sys.stdout.isatty():
-        width = _WIDE
+        width = _UNLIMITED_WIDTH
     return Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
 
 
@@ -174,7 +174,7 @@ def print_table(
         if gap:
             room = width - gap * (len(columns) - 1) - least
             text_widths = [n for n, column in zip(natural, columns, strict=True) if column.is_text]
-            _print_table(rows, columns, cells, gap, footer, _shrunk(text_widths, room))
+            _print_table(rows, columns, cells, gap, footer, _widest_text(text_widths, room))
             break
         spare = next((column for column in reversed(columns) if column.spare), None)
         if spare is None:
@@ -187,7 +187,7 @@ def print_table(
         typer.echo(f"too narrow for: {', '.join(reversed(left_out))}", err=True)
 
 
-def _shrunk(widths: Sequence[int], room: int) -> int:
+def _widest_text(widths: Sequence[int], room: int) -> int:
     """Return the largest width to which texts can be cut, if `room` is left beside the shortest ones."""
     limit = _SHORTEST_TEXT
     while (longer := sum(width > limit for width in widths)) and longer <= room:

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 Decoded = dict[Any, Any]
 
-_LINES = "\n\t"
+_WHITESPACE = "\n\t"
 _METADATA = frozenset({"status", "uid", "seq_staleness", "rollout_id"})
 #: Texts of extreme answers are cut after so many characters.
-_CUT = 2000
+_CUT_CHARACTERS = 2000
 
 
 def show(
@@ -181,7 +181,7 @@ def _show_extremes(
     for (described, decoded), position in pairs:
         worker = f"by {described.group['worker']}, " if described.group["worker"] else ""
         heading = f"group {described.group['uid']}, {described.group['task_name']}, {worker}"
-        cut = None if full else _CUT
+        cut = None if full else _CUT_CHARACTERS
         _print_rollouts([described.rollouts[position]], [decoded[position]], described.group["prompt"], heading, cut)
     if missing := len(places) - len(pairs):
         output.note(f"{missing} of them left the buffer while they were read")
@@ -204,18 +204,18 @@ def _print_rollouts(
     talks = [conversation_of(rollout, row, prompt, characters=cut) for row, rollout in zip(rows, decoded, strict=True)]
     shared = all(talk.messages == talks[0].messages for talk in talks)
     if shared:
-        _say(f"\nprompt of {heading.split(',')[0]}" if heading else "\nprompt", "bold")
+        _print_plain(f"\nprompt of {heading.split(',')[0]}" if heading else "\nprompt", "bold")
         _print_messages(talks[0].messages)
     for row, talk in zip(rows, talks, strict=True):
         _print_heading(row, heading)
         if not shared:
             _print_messages(talk.messages)
-            _say("[response]", "dim")
+            _print_plain("[response]", "dim")
         _print_text(talk.response)
         parts = {"error": talk.error, **(talk.fields if cut is None else {})}
         for name, text in parts.items():
             if text is not None:
-                _say(f"[{name}]", "dim")
+                _print_plain(f"[{name}]", "dim")
                 _print_text(text)
 
 
@@ -239,7 +239,7 @@ def _print_heading(row: Row, heading: str) -> None:
 
 def _print_messages(messages: Sequence[Message]) -> None:
     for message in messages:
-        _say(f"[{message.role}]", "dim")
+        _print_plain(f"[{message.role}]", "dim")
         _print_text(message.content)
         if message.rest is not None:
             _print_text(message.rest)
@@ -248,10 +248,10 @@ def _print_messages(messages: Sequence[Message]) -> None:
 def _print_text(text: Text) -> None:
     """Print a text, and how much of it is missing. Long lines are wrapped by the terminal."""
     remainder = f"… {text.length - len(text.text):,} more characters (--full)" if text.is_cut else ""
-    _say(text.text + remainder)
+    _print_plain(text.text + remainder)
 
 
-def _say(text: str, style: str = "") -> None:
+def _print_plain(text: str, style: str = "") -> None:
     from rich.text import Text
 
-    console().print(Text(escape(text, keep=_LINES), style=style), soft_wrap=True)
+    console().print(Text(escape(text, keep=_WHITESPACE), style=style), soft_wrap=True)

@@ -32,7 +32,7 @@ from replaybuf.view.wait_reasons import Waits, read_waits
 if TYPE_CHECKING:
     from rich.text import Text
 
-_ALWAYS = ("put", "sampled_new", "taken")
+_ALWAYS_SHOWN = ("put", "sampled_new", "taken")
 _PROMETHEUS = "prometheus"
 _Out = Annotated[Output, format_option("text, json, csv, or prometheus.", _PROMETHEUS)]
 
@@ -108,7 +108,7 @@ def watch(
         _print_view(_read_view(reader, buffer))
         return
     signal.signal(signal.SIGTERM, _terminate)
-    _live(reader, buffer, interval)
+    _show_live(reader, buffer, interval)
 
 
 def serve(
@@ -178,7 +178,7 @@ def _print_stats(figures: dict[str, Any], now: datetime) -> None:
     several = len(buffers) > 1
     if rows:
         lane_columns = [column for column in LANES if several or column.name != "buffer"]
-        print_table([*rows, _total(rows)] if len(rows) > 1 else rows, lane_columns, now, footer=len(rows) > 1)
+        print_table([*rows, _total_row(rows)] if len(rows) > 1 else rows, lane_columns, now, footer=len(rows) > 1)
     totals = [
         {"buffer": name, "task_name": task, **numbers}
         for name, metrics in buffers.items()
@@ -187,7 +187,7 @@ def _print_stats(figures: dict[str, Any], now: datetime) -> None:
     ]
     if totals:
         write(["\n" if rows else "", "so far, less what restores took back\n"])
-        names = [name for name in TOTALS if name in _ALWAYS or any(row[name] for row in totals)]
+        names = [name for name in TOTALS if name in _ALWAYS_SHOWN or any(row[name] for row in totals)]
         print_table(totals, columns(*(["buffer"] if several else []), "task_name", *names))
     lines = [] if rows else ["The buffer is empty."]
     completed = [row for row in rows if row["status"] == Status.COMPLETED]
@@ -197,7 +197,7 @@ def _print_stats(figures: dict[str, Any], now: datetime) -> None:
         lines.append(f"no completed group of {text} has a usable reward: a finite number, or a dict's under reward_key")
     for name, metrics in buffers.items():
         suffix = f" of {name}" if several else ""
-        lines += _where(metrics, suffix)
+        lines += _progress_lines(metrics, suffix)
     size, waiting = units.size(database["bytes"]), units.number(database["unswept_payloads"])
     wal = f" ({units.size(database['wal_bytes'])} of it WAL)" if database["wal_bytes"] else ""
     lines.append(f"database {size}{wal}, {waiting} unswept payloads, schema {database['schema']}")
@@ -212,7 +212,7 @@ def _place_text(url: str, place: dict[str, Any]) -> str:
     return f"payloads in {url}: {units.size(place['bytes'])} of {groups}, {files}"
 
 
-def _where(metrics: dict[str, Any], suffix: str) -> list[str]:
+def _progress_lines(metrics: dict[str, Any], suffix: str) -> list[str]:
     """Return lines about the progress of the run."""
     lines = []
     if metrics["prompts"]:
@@ -226,12 +226,12 @@ def _where(metrics: dict[str, Any], suffix: str) -> list[str]:
     return lines
 
 
-_ADDED_UP = ("groups", "leased", "overdue", "rollouts", "response_tokens", "bytes")
+_SUMMED_COLUMNS = ("groups", "leased", "overdue", "rollouts", "response_tokens", "bytes")
 
 
-def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _total_row(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the row of totals; means over tasks would be meaningless."""
-    total: dict[str, Any] = {name: sum(row[name] or 0 for row in rows) for name in _ADDED_UP}
+    total: dict[str, Any] = {name: sum(row[name] or 0 for row in rows) for name in _SUMMED_COLUMNS}
     total |= {"oldest": min(row["oldest"] for row in rows), "newest": max(row["newest"] for row in rows)}
     total["max_staleness"] = max((value for row in rows if (value := row["max_staleness"]) is not None), default=None)
     return {"buffer": "", "task_name": "total", "status": "", "reward": None, "staleness": None, **total}
@@ -269,7 +269,7 @@ def _print_view(view: _View) -> None:
     _print_stats(figures, now)
 
 
-def _live(reader: Reader, buffer: str | None, interval: float) -> None:
+def _show_live(reader: Reader, buffer: str | None, interval: float) -> None:
     from rich.console import ConsoleDimensions, Group
     from rich.live import Live
     from rich.text import Text
@@ -293,7 +293,7 @@ def _live(reader: Reader, buffer: str | None, interval: float) -> None:
             time.sleep(pause)
 
 
-class _Captured(io.StringIO):
+class _TerminalOutput(io.StringIO):
     """Takes what is printed for a terminal."""
 
     def isatty(self) -> bool:
@@ -303,7 +303,7 @@ class _Captured(io.StringIO):
 def _as_text(view: _View) -> Text:
     from rich.text import Text
 
-    printed = _Captured()
+    printed = _TerminalOutput()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         _print_view(view)
     return Text.from_ansi(printed.getvalue())

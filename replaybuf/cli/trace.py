@@ -72,22 +72,22 @@ def trace(
       replaybuf trace run.db uid 17
       replaybuf trace run.db step 413 --format json | jq '.runs[0].workers[0]'
     """
-    what, which = _words(what or _KINDS[0], which)
+    what, which = _parse_target(what or _KINDS[0], which)
     if worst is not None and what != "step":
         raise typer.BadParameter("it goes with a step", param_hint="--worst")
     reader = open_reader(url)
     if what == "uid":
         if task is not None or worker is not None:
             raise typer.BadParameter("they go with steps and a step", param_hint="--task, --worker")
-        _uid(reader, output, _number(which, "uid"))
+        _show_life(reader, output, _number(which, "uid"))
     elif what == "step":
         step = None if which == _LAST else _number(which, "step")
-        _step(reader, output, buffer, step, _or(limit, _GROUPS), worst or 0, task, worker)
+        _show_step(reader, output, buffer, step, _limit_or_default(limit, _GROUPS), worst or 0, task, worker)
     else:
-        _steps(reader, output, buffer, before, _or(limit, STEPS_SHOWN), task, worker)
+        _show_steps(reader, output, buffer, before, _limit_or_default(limit, STEPS_SHOWN), task, worker)
 
 
-def _words(kind: str, target: str | None) -> tuple[str, str | None]:
+def _parse_target(kind: str, target: str | None) -> tuple[str, str | None]:
     """Return WHAT and WHICH; a number or `last` alone is a step."""
     if target is None and (kind == _LAST or kind.removeprefix("-").isdecimal()):
         return "step", kind
@@ -109,7 +109,7 @@ def _number(text: str | None, kind: str) -> int:
     raise typer.BadParameter(f"{redact(text)!r:.100} is no number of a {kind}.", param_hint="WHICH")
 
 
-def _or(limit: str | None, default: int) -> int | None:
+def _limit_or_default(limit: str | None, default: int) -> int | None:
     """Return the limit or its default; None for all."""
     return default if limit is None else read_limit(limit)
 
@@ -117,7 +117,7 @@ def _or(limit: str | None, default: int) -> int | None:
 # The last steps
 
 
-def _steps(
+def _show_steps(
     reader: Reader,
     output: Output,
     buffer: str | None,
@@ -162,7 +162,7 @@ def _note_earlier(output: Output, steps: Steps) -> None:
 # One step
 
 
-def _step(
+def _show_step(
     reader: Reader,
     output: Output,
     buffer: str | None,
@@ -196,7 +196,7 @@ def _step(
 def _print_step(run: Step, now: datetime, limit: int | None) -> None:
     """Print a step: the verdict, then the workers, the groups of lowest reward, the tasks and the draws."""
     print_facts(run.title, {"": run.verdict, **run.facts(now)}, 11, {"": "red" if run.stands_out else ""})
-    _print_some(run.workers, BY_WORKER, limit, "workers", now)
+    _print_rows(run.workers, BY_WORKER, limit, "workers", now)
     if run.worst:
         write([f"\nthe lowest {units.number_of(len(run.worst), 'answer')}\n"])
         for answer in run.worst:
@@ -205,14 +205,14 @@ def _print_step(run: Step, now: datetime, limit: int | None) -> None:
             console().print(text, soft_wrap=True)
     several = len({group["batch"] for group in run.groups}) > 1
     members = [column for column in annotated(MEMBERS, run.groups) if several or column.name != "batch"]
-    _print_some(run.groups, members, limit, "groups, the lowest reward first", now)
+    _print_rows(run.groups, members, limit, "groups, the lowest reward first", now)
     if len(run.tasks) > 1:
-        _print_some(run.tasks, BY_TASK, limit, "tasks", now)
+        _print_rows(run.tasks, BY_TASK, limit, "tasks", now)
     if run.over_steps.by_task.says_more:
         write(["\n"])
         _print_by_task(run.over_steps)
     if len(run.batches) > 1:
-        _print_some(run.batches, BATCHES, limit, "draws", now)
+        _print_rows(run.batches, BATCHES, limit, "draws", now)
     if run.gone:
         write(["\n"])
         print_line(f"{units.number(run.gone)} of them are gone, and their texts: {ARCHIVE}")
@@ -226,7 +226,7 @@ def _print_by_task(workers: Workers) -> None:
     print_table(rows[:_GROUPS], by_task_columns(workers.by_task))
 
 
-def _print_some(rows: Sequence[Any], columns: Sequence[Column], limit: int | None, noun: str, now: datetime) -> None:
+def _print_rows(rows: Sequence[Any], columns: Sequence[Column], limit: int | None, noun: str, now: datetime) -> None:
     note = f" ({limit} of {len(rows):,}; --limit all shows all)" if limit is not None and len(rows) > limit else ""
     write([f"\n{noun}{note}\n"])
     print_table(rows[:limit], columns, now)
@@ -235,7 +235,7 @@ def _print_some(rows: Sequence[Any], columns: Sequence[Column], limit: int | Non
 # The life of a group
 
 
-def _uid(reader: Reader, output: Output, uid: int) -> None:
+def _show_life(reader: Reader, output: Output, uid: int) -> None:
     def read(tx: Transaction) -> tuple[Life | None, str]:
         life = life_of(tx, uid)
         return life, "" if life else why_unknown(tx, uid)

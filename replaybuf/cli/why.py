@@ -77,7 +77,7 @@ def why(
     several = len(rows) > 1
     for number, row in enumerate(rows):
         write(["\n"] if number else [])
-        notes, about_a_draw = _further(row), asked or task is not None
+        notes, about_a_draw = _further_notes(row), asked or task is not None
         if row.gave_up and not about_a_draw:
             print_line(notes.pop())
         print_waits(row, several=several, about_a_draw=about_a_draw)
@@ -105,7 +105,7 @@ def print_waits(waits: Waits, *, several: bool, about_a_draw: bool = False) -> b
         queues.setdefault(wait["sentence"], []).append(wait)
     causes = [queue[0] for queue in queues.values()]
     for wait in causes[:_MOST_WAITS]:
-        lead = _who(queues[wait["sentence"]], waits, scope) if waits.somebody_waits else f"If somebody drew now{scope}"
+        lead = _lead(queues[wait["sentence"]], waits, scope) if waits.somebody_waits else f"If somebody drew now{scope}"
         if waits.somebody_waits or wait is causes[0]:
             print_line(f"{lead}: {wait['sentence']}")
         else:  # the next task of the same question
@@ -118,7 +118,7 @@ def print_waits(waits: Waits, *, several: bool, about_a_draw: bool = False) -> b
     return bool(sentence or causes)
 
 
-def _who(queue: Sequence[dict[str, Any]], waits: Waits, scope: str) -> str:
+def _lead(queue: Sequence[dict[str, Any]], waits: Waits, scope: str) -> str:
     """List the processes that wait for one cause, with the age of the longest wait.
 
     As in `gen-0 (2 calls), gen-1 and gen-2 wait since 12s`.
@@ -146,7 +146,7 @@ def print_processes(waits: Waits, *, several: bool = False) -> None:
         print_line("(what silent workers did is counted until their last heartbeat)")
 
 
-def _further(waits: Waits) -> list[str]:
+def _further_notes(waits: Waits) -> list[str]:
     lines, limits = [], {str(wait["limits"]): wait for wait in waits.waits if wait["limits"] is not None}
     for wait in limits.values():
         owner = f" for {wait['worker']}" if wait["worker"] else ""

@@ -109,7 +109,7 @@ def test_one_buffer_of_several(busy: str) -> None:
 
 
 def test_on_a_narrow_terminal_texts_give_way(busy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "_WIDE", 80)
+    monkeypatch.setattr(output, "_UNLIMITED_WIDTH", 80)
     shown = run("ls", busy)
     assert len(shown.stdout.splitlines()) == 2 + 6
     assert all(len(line) <= 80 for line in shown.stdout.splitlines())

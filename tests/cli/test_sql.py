@@ -186,7 +186,7 @@ def test_postgresqls_types_are_printed(filled: str) -> None:
 
 
 def test_where_the_terminal_is_too_narrow_a_field_has_a_line(filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "_WIDE", 80)
+    monkeypatch.setattr(output, "_UNLIMITED_WIDTH", 80)
     lines = run("sql", filled, "SELECT * FROM groups ORDER BY uid DESC LIMIT 2").stdout.splitlines()
     assert all(len(line) <= 80 for line in lines)
     assert [line for line in lines if line.startswith("─[")] == ["─[ 1 ]" + "─" * 74, "─[ 2 ]" + "─" * 74]

@@ -163,7 +163,7 @@ def test_a_page_of_steps_says_how_to_go_on(trained: str) -> None:
 
 
 def test_steps_are_a_table_on_the_narrowest_terminal(trained: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "_WIDE", 40)
+    monkeypatch.setattr(output, "_UNLIMITED_WIDTH", 40)
     shown = run("trace", trained, "--task", "math", "--limit", 3)
     head, _, *rows = shown.stdout.splitlines()[-5:]
     assert head.split() == ["step", "trained", "groups", "reward", "change", "stale"]

@@ -91,7 +91,7 @@ class GroupMaker:
     def __init__(self, settings: BenchSettings, number: int) -> None:
         random = np.random.default_rng(number)
         self._settings = settings
-        self._ids = random.integers(0, 150_000, _POOL).astype(np.int32)
+        self._token_ids = random.integers(0, 150_000, _POOL).astype(np.int32)
         self._logprobs = random.normal(-1, 0.5, _POOL).astype(np.float32)
         self._rollouts = count(number << 40)
 
@@ -107,8 +107,8 @@ class GroupMaker:
             rollout_id=number,
             message=[{"role": "user", "content": "A train leaves at 9:40 and arrives at 12:05. How long does it go?"}],
             response="It goes for two hours and 25 minutes.",
-            prompt_ids=self._ids[start:end],
-            response_ids=self._ids[end : end + tokens],
+            prompt_ids=self._token_ids[start:end],
+            response_ids=self._token_ids[end : end + tokens],
             logprobs=self._logprobs[start : start + tokens],
             finish_reason="stop",
             reward=float(number % 2),

@@ -50,8 +50,8 @@ def results_of(outcome: Outcome) -> Results:
         },
         "calls": {call: quantiles(latencies[call]) for call in CALLS if call in latencies},
         "waited": {
-            "workers": _part(puts.waited, seconds * settings.workers),
-            "trainers": _part(takes.waited, seconds * settings.trainers),
+            "workers": _share(puts.waited, seconds * settings.workers),
+            "trainers": _share(takes.waited, seconds * settings.trainers),
         },
         "ledger": ledger_of(outcome),
         "errors": [{"call": call, "error": redact_words(text), "count": n} for (call, text), n in errors.items()],
@@ -84,7 +84,7 @@ def quantiles(seconds: Sequence[float]) -> dict[str, float]:
     return {"count": len(ordered), "mean_ms": 1000 * sum(ordered) / len(ordered), **milliseconds}
 
 
-def _part(seconds: float, time: float) -> float:
+def _share(seconds: float, time: float) -> float:
     return min(1.0, seconds / time) if time else 0.0
 
 

@@ -136,7 +136,7 @@ def run(settings: BenchSettings, tell: Tell) -> Outcome:
     with _signals(outcome):
         try:
             _measure(outcome, tell)
-            outcome.left = reader.read(lambda tx: [int(uid) for uid in tx.values(_LEFT, buffer=settings.buffer)])
+            outcome.left = reader.read(lambda tx: [int(uid) for uid in tx.values(_LEFT_UIDS, buffer=settings.buffer)])
         except StorageError as error:
             outcome.notes.append(f"the database can't be read any more: {error}")
         finally:
@@ -205,7 +205,7 @@ def _measure(outcome: Outcome, tell: Tell) -> None:
         try:
             shared.opened.wait(_OPENING + _OPENING_EACH * count)
         except BrokenBarrierError:
-            raise _why_not([*workers, *trainers]) from None
+            raise _first_error([*workers, *trainers]) from None
         tell(f"they put and take groups, for {settings.seconds:,.0f} s at most")
         start, outcome.began = time.monotonic(), time.time()
         _collect(outcome, "worker", workers, start + settings.seconds, shared)
@@ -214,7 +214,7 @@ def _measure(outcome: Outcome, tell: Tell) -> None:
         _collect(outcome, "trainer", trainers, time.monotonic(), shared)
 
 
-def _why_not(futures: list[Future[Report]]) -> ReplayBufError:
+def _first_error(futures: list[Future[Report]]) -> ReplayBufError:
     """Return why the processes of a load couldn't begin: the error of the first that failed by itself."""
     errors = [
         error for future in futures if (error := future.exception()) and not isinstance(error, BrokenBarrierError)
@@ -243,18 +243,18 @@ def _collect(outcome: Outcome, role: Role, futures: list[Future[Report]], until:
 
 # The database
 
-_OTHERS = """
+_OTHER_BUFFERS = """
 SELECT buffer FROM rb_lane l
 WHERE buffer NOT LIKE :ours AND EXISTS (SELECT 1 FROM rb_group g WHERE g.lane = l.id)
 UNION SELECT buffer FROM rb_checkpoint WHERE buffer NOT LIKE :ours ORDER BY 1"""
-_LEFT = "SELECT g.uid FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE l.buffer = :buffer"
+_LEFT_UIDS = "SELECT g.uid FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE l.buffer = :buffer"
 
 
 def _refuse_others(url: str) -> bool:
     """Raise InputError for a database with groups or checkpoints of others. Return whether it doesn't exist yet."""
     try:
         reader = open_reader(url)
-        buffers = reader.read(lambda tx: tx.values(_OTHERS, ours=f"{PREFIX}%"))
+        buffers = reader.read(lambda tx: tx.values(_OTHER_BUFFERS, ours=f"{PREFIX}%"))
     except UnreachableError:
         return True  # a file that will be created
     except StorageError as error:

@@ -209,7 +209,7 @@ class Engine:
             state.response_ids = [*map(int, state.response_ids)] if partial and state.response_ids is not None else []
             state.logprobs = [*map(float, state.logprobs)] if state.response_ids else []
         while (active := {n: state for n, state in pending.items() if not is_over(state.response_ids)}) and (
-            await self._goes_on(seconds)
+            await self._wait_for_token(seconds)
         ):
             rows = np.stack([rows_of(prompt, rollout.response_ids)[-1] for rollout in active.values()])
             for (place, state), log_probs in zip(active.items(), policy.log_probs(rows), strict=True):
@@ -222,7 +222,7 @@ class Engine:
             _finish(state, prompt, state.response_ids)
         return group
 
-    async def _goes_on(self, seconds: float) -> bool:
+    async def _wait_for_token(self, seconds: float) -> bool:
         """Wait for the time of a token. Return False as soon as generation is paused."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):

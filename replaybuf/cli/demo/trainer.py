@@ -42,7 +42,7 @@ DEFAULT_SECONDS = 60.0  # unless --steps is given
 _PATIENCE_SECONDS = 3.0  # time for a worker to end by itself
 _LOOK_SECONDS = 0.2  # poll interval for dead workers while waiting for a batch
 _BATCH_SECONDS = 60.0
-_LINES = 20  # of a whole run
+_LINES_PER_RUN = 20
 
 
 def say(*lines: str) -> None:
@@ -187,12 +187,12 @@ class Training:
 
     def __init__(self, folder: RunFolder, buffer: ReplayBuffer, run: Run) -> None:
         self.folder, self.buffer, self.run = folder, buffer, run
-        self._began, self._first_step = time.monotonic(), run.step
+        self._began_at, self._first_step = time.monotonic(), run.step
 
     @property
     def seconds(self) -> float:
         """The seconds since this process began to train."""
-        return time.monotonic() - self._began
+        return time.monotonic() - self._began_at
 
     async def publish(self, *, finished: bool) -> None:
         """Publish the saved weights, and the trainer's next step."""
@@ -227,7 +227,7 @@ class Training:
         await self.buffer.checkpoint(step)
         await asyncio.to_thread(self.folder.save, run)
         await self.publish(finished=False)
-        if step % max(1, run.target // _LINES) == 0:
+        if step % max(1, run.target // _LINES_PER_RUN) == 0:
             say(f"step {step}/{run.target}: {self.status(groups)}")
 
     def begins(self) -> str:
@@ -273,7 +273,7 @@ def verdict(trained: Sequence[int], prompts: int) -> str:
     return f"{len(counts):,} prompts were trained, each of them once."
 
 
-_LOOKS = {
+_COMMANDS_TO_TRY = {
     "what the last steps were trained on": "trace {}",
     "whether anybody waits, and why": "why {}",
     "the worst answers": "show {} --worst 3",
@@ -283,7 +283,7 @@ _LOOKS = {
 
 def commands(database: str) -> list[str]:
     """Return commands for looking into a run, each below its description."""
-    examples = {purpose: look.format(shlex.quote(database)) for purpose, look in _LOOKS.items()}
+    examples = {purpose: look.format(shlex.quote(database)) for purpose, look in _COMMANDS_TO_TRY.items()}
     return [line for purpose, look in examples.items() for line in (f"  # {purpose}", f"  replaybuf {look}")]
 
 

@@ -80,7 +80,7 @@ def check_disk(examination: Examination) -> Iterator[Finding]:
 
 
 # REINDEX mends an index that differs from its table.
-_OF_AN_INDEX = re.compile(r"missing from index |wrong # of entries in index |non-unique entry in index |out of order")
+_INDEX_MESSAGE = re.compile(r"missing from index |wrong # of entries in index |non-unique entry in index |out of order")
 
 
 @in_one_transaction
@@ -96,7 +96,7 @@ def check_integrity(tx: Transaction, examination: Examination) -> Finding:
     cells = [] if messages else [cell for cell in wrong_cells(tx) if not cell.startswith(f"{payload.name}.")]
     defects = [f"PRAGMA {name}: {some(messages, 3)}"] if messages else []
     defects += [some(cells)] if cells else []
-    mend = (SAVE_THE_REST, None) if cells or not all(map(_OF_AN_INDEX.search, messages)) else (REPAIR, _reindex)
+    mend = (SAVE_THE_REST, None) if cells or not all(map(_INDEX_MESSAGE.search, messages)) else (REPAIR, _reindex)
     return verdict("; ".join(defects), f"PRAGMA {name} found nothing", *mend, groups_missing=bool(messages))
 
 
@@ -247,15 +247,15 @@ def check_places(examination: Examination) -> Iterator[Finding]:
     for place in places:
         try:
             with closing(_open(place)) as store:
-                marker = _within_patience(store, partial(recognise, store, place.identity, place.number))
-                yield from [*_find_wrong(store, place, marker)] or [fine(place.url)]
+                marker = _ask_in_thread(store, partial(recognise, store, place.identity, place.number))
+                yield from [*_find_faults(store, place, marker)] or [fine(place.url)]
         except PayloadStoreError as error:
             if place.files:  # otherwise no group depends on it
                 examination.out_of_reach.add(place.number)
                 yield warning(f"{error}; what is there was not checked", "then run replaybuf doctor again")
 
 
-def _find_wrong(store: PlaceStore, place: _Place, marker: Marker) -> Iterator[Finding]:
+def _find_faults(store: PlaceStore, place: _Place, marker: Marker) -> Iterator[Finding]:
     """Yield what is wrong if a place isn't this database's, or this user may not write there."""
     if not marker.belongs_to(place.home):
         text = f"{place.url} has the payloads of {described(marker.home)}, and this database is a copy of that: it "
@@ -276,7 +276,7 @@ def _open(place: _Place) -> PlaceStore:
         raise PayloadStoreError(str(error)) from error
 
 
-def _within_patience(store: PlaceStore, ask: Callable[[], Marker]) -> Marker:
+def _ask_in_thread(store: PlaceStore, ask: Callable[[], Marker]) -> Marker:
     """Call `ask` in a thread, which a hanging mount may block, and return its result. Raises PayloadStoreError."""
     answers: list[Marker | Exception] = []
 

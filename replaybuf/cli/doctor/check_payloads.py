@@ -39,7 +39,7 @@ SELECT uid, bytes FROM rb_group
 UNION ALL SELECT DISTINCT uid, bytes FROM rb_past p
     WHERE until IN (SELECT id FROM rb_checkpoint) AND NOT EXISTS (SELECT 1 FROM rb_group g WHERE g.uid = p.uid)
 ORDER BY uid"""
-_THERE = "SELECT uid FROM rb_group WHERE uid {in:uids}"
+_STORED_UIDS = "SELECT uid FROM rb_group WHERE uid {in:uids}"
 
 #: The texts of a group: the table of each, whether it is JSON, and what it becomes if it can't be read.
 _TEXTS: Mapping[str, tuple[str, bool, str | None]] = {
@@ -58,7 +58,7 @@ class _Stored(NamedTuple):
     uid: int
     data: bytes | None
     size: int | None = None
-    bad: Sequence[str] = ()
+    bad_texts: Sequence[str] = ()
 
 
 def _read(tx: Transaction, uids: Collection[int]) -> list[_Stored]:
@@ -71,7 +71,7 @@ def _read(tx: Transaction, uids: Collection[int]) -> list[_Stored]:
         damaged = [name for name, text in zip(_TEXTS, raw, strict=True) if not _can_be_read(name, text)] if raw else ()
         stored.append(_Stored(uid, data, size, damaged))
     missing = set(uids) - {item.uid for item in stored}
-    return stored + [_Stored(uid, None) for uid in tx.values(_THERE, uids=list(missing))] if missing else stored
+    return stored + [_Stored(uid, None) for uid in tx.values(_STORED_UIDS, uids=list(missing))] if missing else stored
 
 
 def _can_be_read(name: str, raw: bytes | None) -> bool:
@@ -91,7 +91,7 @@ class _Pass:
     """
 
     def __init__(self, examination: Examination) -> None:
-        self._about = examination
+        self._examination = examination
         self.read = 0
         self.reasons: dict[int, str] = {}
         self.texts: set[int] = set()
@@ -101,7 +101,7 @@ class _Pass:
     def piece(self, uids: Sequence[int]) -> None:
         """Read some groups. What can't be read of a damaged file is found by reading smaller pieces."""
         try:
-            stored, places = self._about.read(lambda tx: (_read(tx, uids), tx.places()))
+            stored, places = self._examination.read(lambda tx: (_read(tx, uids), tx.places()))
         except UnreachableError:
             raise
         except StorageError as error:
@@ -112,18 +112,18 @@ class _Pass:
                 self.piece(uids[len(uids) // 2 :])
             return
         self.read += len(stored)
-        reasons = {item.uid: f"it can't be read: {', '.join(item.bad)}" for item in stored if item.bad}
+        reasons = {item.uid: f"it can't be read: {', '.join(item.bad_texts)}" for item in stored if item.bad_texts}
         self.texts |= reasons.keys()
         tails = self._tails(stored, places)
-        reasons |= {item.uid: reason for item, tail in zip(stored, tails, strict=True) if (reason := _why(item, tail))}
+        reasons |= {item.uid: cause for item, tail in zip(stored, tails, strict=True) if (cause := _damage(item, tail))}
         if reasons:  # those whose payloads aren't there any more were swept meanwhile
-            self.reasons |= {item.uid: reasons[item.uid] for item in self._about.read(lambda tx: _read(tx, reasons))}
+            self.reasons |= {row.uid: reasons[row.uid] for row in self._examination.read(lambda tx: _read(tx, reasons))}
 
     def _tails(self, stored: Sequence[_Stored], places: Places) -> Sequence[Any]:
         """Return the arrays of each payload that are in a file; None if they are not, or are out of reach."""
         placed = [(item, _place_of(item.data)) for item in stored]
         self.unnamed |= {item.uid for item, place in placed if place not in {None, *places[0]}}
-        reachable = places[0].keys() - self._about.out_of_reach if self.lost is None else ()
+        reachable = places[0].keys() - self._examination.out_of_reach if self.lost is None else ()
         try:
             return read_tails(
                 [item.data if place is None or place in reachable else None for item, place in placed], places
@@ -139,7 +139,7 @@ def _place_of(data: bytes | None) -> int | None:
     return None if extent is None else extent.place
 
 
-def _why(item: _Stored, tail: Any) -> str | None:
+def _damage(item: _Stored, tail: Any) -> str | None:
     data = item.data
     if data is None:
         return "its payload is missing"
@@ -170,7 +170,7 @@ def check_payloads(examination: Examination) -> Iterator[Finding]:
         text = f"the arrays of {groups(len(scan.unnamed))} are in a place that isn't among those of this database"
         yield warning(f"{text}: they were not checked", "open the buffer with the payloads= of the run, which names it")
     if scan.reasons:
-        yield from examination.read(lambda tx: list(_of_damaged(tx, scan, note)))
+        yield from examination.read(lambda tx: list(_damage_findings(tx, scan, note)))
     elif not scan.lost and not scan.unnamed:
         restriction = ", without what is out of reach (see places)" if examination.out_of_reach else ""
         summary = f"{groups(scan.read)} read, also those that only checkpoints have"
@@ -180,7 +180,7 @@ def check_payloads(examination: Examination) -> Iterator[Finding]:
 _IN_BUFFERS = "SELECT uid, error IS NOT NULL FROM rb_group WHERE uid {in:uids} ORDER BY uid"
 
 
-def _of_damaged(tx: Transaction, scan: _Pass, note: str) -> Iterator[Finding]:
+def _damage_findings(tx: Transaction, scan: _Pass, note: str) -> Iterator[Finding]:
     reasons = scan.reasons
     in_buffers = dict(map(tuple, tx.tuples(_IN_BUFFERS, uids=list(reasons))))
     new = [uid for uid, is_aside in in_buffers.items() if not is_aside or uid in scan.texts]
@@ -197,7 +197,7 @@ def _of_damaged(tx: Transaction, scan: _Pass, note: str) -> Iterator[Finding]:
         yield problem(text, "buffer.drop_checkpoint(step), or restore without them")
 
 
-_FREE = """SELECT g.uid, l.buffer, l.task_name, l.status FROM rb_group g JOIN rb_lane l ON l.id = g.lane
+_FREE_GROUPS = """SELECT g.uid, l.buffer, l.task_name, l.status FROM rb_group g JOIN rb_lane l ON l.id = g.lane
 WHERE g.uid {in:uids} AND NOT l.leased ORDER BY g.uid"""
 
 
@@ -206,11 +206,11 @@ def _set_aside(tx: Transaction, reasons: Mapping[int, str]) -> str:
 
     Archived groups stay ARCHIVED, and get the reason, too. Leased groups are left to their consumers.
     """
-    for uid, name in [(item.uid, name) for item in _read(tx, reasons) for name in item.bad]:
+    for uid, name in [(item.uid, name) for item in _read(tx, reasons) for name in item.bad_texts]:
         table, _, value = _TEXTS[name]
         tx.change(f"UPDATE {table} SET {name} = :value WHERE uid = :uid", value=value, uid=uid)  # noqa: S608
     homes: dict[tuple[str, str, Status], list[int]] = {}
-    for uid, buffer, task_name, status in tx.tuples(_FREE, uids=list(reasons)):
+    for uid, buffer, task_name, status in tx.tuples(_FREE_GROUPS, uids=list(reasons)):
         homes.setdefault((buffer, task_name, Status(status)), []).append(uid)
     sentences = []
     for (buffer, task_name, status), uids in homes.items():
@@ -228,19 +228,19 @@ def _set_aside(tx: Transaction, reasons: Mapping[int, str]) -> str:
 
 
 # Payloads that nothing refers to, and no sweep would delete.
-_LEAKED = """rb_payload WHERE NOT EXISTS (SELECT 1 FROM rb_group g WHERE g.uid = rb_payload.uid)
+_LEAKED_PAYLOADS = """rb_payload WHERE NOT EXISTS (SELECT 1 FROM rb_group g WHERE g.uid = rb_payload.uid)
     AND NOT EXISTS (SELECT 1 FROM rb_past p WHERE p.uid = rb_payload.uid AND p.removed_at IS NOT NULL)"""
 
 
 @in_one_transaction
 def check_leaked(tx: Transaction, examination: Examination) -> Finding:
     """Check whether every payload belongs to a group, or waits for the sweep."""
-    count = tx.value(f"SELECT count(*) FROM {_LEAKED}")  # noqa: S608
+    count = tx.value(f"SELECT count(*) FROM {_LEAKED_PAYLOADS}")  # noqa: S608
     defect = f"{count:,} payloads of groups that are gone, which nobody would delete" if count else ""
     return verdict(defect, "none", cure=_delete_leaked, deletes=True)
 
 
 def _delete_leaked(tx: Transaction) -> str:
-    files = tx.values(f"DELETE FROM {_LEAKED} RETURNING file")  # noqa: S608
+    files = tx.values(f"DELETE FROM {_LEAKED_PAYLOADS} RETURNING file")  # noqa: S608
     count_gone(tx, files)
     return f"deleted {len(files):,} leaked payloads"

@@ -83,7 +83,7 @@ def doctor(
         for line in check_database.take_over_places(reader) or ["all places of this database are its own"]:
             output.note(f"take-over: {line}")
     rows = []
-    for finding in _examined(reader, output, quick=quick, mend=repair, trial=probe):
+    for finding in _examine_and_repair(reader, output, quick=quick, mend=repair, trial=probe):
         rows.append(finding.row())
         if output.for_people:
             print_finding(finding)
@@ -93,7 +93,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _examined(reader: Reader, output: Output, *, quick: bool, mend: bool, trial: bool) -> Iterator[Finding]:
+def _examine_and_repair(reader: Reader, output: Output, *, quick: bool, mend: bool, trial: bool) -> Iterator[Finding]:
     """Yield the findings; with `mend`, those that remain after the repair; those of a trial last."""
     with progress_bar("payloads") as bar:
         findings = examine(Examination(reader, quick=quick, tell=bar))
@@ -132,13 +132,13 @@ def _upgrade(reader: Reader, output: Output) -> None:
 _FAILURES = (ReplayBufError, *IMPOSSIBLE)
 
 _Checks = Sequence[tuple[str, Check]]
-_SQLITE: _Checks = (
+_SQLITE_CHECKS: _Checks = (
     ("files", check_database.check_files),
     ("disk", check_database.check_disk),
     ("integrity", check_database.check_integrity),
 )
 # Places are checked before payloads, some of which are in them. Counts come last: other cures move groups.
-_ALL: _Checks = (
+_ALL_CHECKS: _Checks = (
     ("tables", check_database.check_tables),
     ("indexes", check_database.check_indexes),
     ("lanes", check_groups.check_lanes),
@@ -164,7 +164,7 @@ def examine(examination: Examination) -> Iterator[Finding]:
     [revision] = _findings_of("revision", check_database.check_revision, examination)
     yield revision
     if revision.level == Severity.OK:
-        for name, check in (*(() if path is None else _SQLITE), *_ALL):
+        for name, check in (*(() if path is None else _SQLITE_CHECKS), *_ALL_CHECKS):
             yield from _findings_of(name, check, examination)
 
 
@@ -190,7 +190,7 @@ def repair(reader: Reader, findings: Iterable[Finding]) -> list[str]:
             try:
                 sentences.append(writer.write(cure))
             except _FAILURES as error:
-                sentences.append(f"could not mend {name}: {_text_of(error)}")
+                sentences.append(f"could not mend {name}: {_error_text(error)}")
     return [line for line in sentences if line]
 
 
@@ -199,17 +199,17 @@ def _findings_of(name: str, check: Check, examination: Examination) -> Sequence[
     try:
         findings = list(check(examination))
     except _FAILURES as error:
-        findings = [_failed(error, examination.reader.path)]
+        findings = [_failure_finding(error, examination.reader.path)]
     return [replace(finding, check=name) for finding in findings]
 
 
-def _failed(error: Exception, path: Path | None) -> Finding:
+def _failure_finding(error: Exception, path: Path | None) -> Finding:
     """Return the finding of a check that can't be made, which may hide that groups are missing."""
     is_damaged = path is not None and (
         not isinstance(error, ReplayBufError) or (error.reason == "not a database" and _was_a_database(path))
     )
     mend = check_database.SAVE_THE_REST if is_damaged else ""
-    return problem(f"can't be checked: {_text_of(error)}", mend, groups_missing=True)
+    return problem(f"can't be checked: {_error_text(error)}", mend, groups_missing=True)
 
 
 def _was_a_database(path: Path) -> bool:
@@ -218,6 +218,6 @@ def _was_a_database(path: Path) -> bool:
         return file.read(13) == b"SQLite format" or file.seek(0, 2) % 512 == 0
 
 
-def _text_of(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """Return the error of a check as one sentence."""
     return str(error) if isinstance(error, ReplayBufError) else text_of(error)

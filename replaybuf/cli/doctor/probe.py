@@ -39,7 +39,7 @@ def _group() -> list[RolloutState]:
     return [rollout, rollout.model_copy()]
 
 
-async def _calls(buffer: Any, other: Any) -> AsyncIterator[str]:
+async def _try_calls(buffer: Any, other: Any) -> AsyncIterator[str]:
     """Yield the name of each call, and make it, on the buffer and on the same one as another process would open it."""
     yield "open"
     for instance in (buffer, other):
@@ -91,7 +91,7 @@ async def _delete(buffer: Any) -> None:
 def probe(reader: Reader) -> Sequence[Finding]:
     """Make all calls, and name the first one that fails; what the store logs meanwhile are warnings."""
     name = f"replaybuf-probe-{secrets.token_hex(6)}"
-    with _logged() as messages:
+    with _collect_warnings() as messages:
         cause, leftover = asyncio.run(_try_all(reader, name)) or _try_locks(reader), ""
     if not cause.startswith("open "):
         try:
@@ -117,7 +117,7 @@ async def _try_all(reader: Reader, name: str) -> str:
     url = f"sqlite:///{reader.path}" if reader.path else reader.url.render_as_string(hide_password=False)
     config = ReplayBufferConfig(url=url, name=name, policy="fifo", reconnect_timeout=CALL_SECONDS)
     buffer, other = config.build(), config.build()
-    call, calls = "", _calls(buffer, other)
+    call, calls = "", _try_calls(buffer, other)
     try:
         while True:
             async with asyncio.timeout(CALL_SECONDS):
@@ -134,7 +134,7 @@ async def _try_all(reader: Reader, name: str) -> str:
 
 
 @contextmanager
-def _logged() -> Iterator[list[str]]:
+def _collect_warnings() -> Iterator[list[str]]:
     """Collect the warnings of the store instead of printing them."""
     lines: list[str] = []
     handler = logging.Handler(logging.WARNING)
