@@ -131,7 +131,9 @@ def _steps(
         which = "for a step" if before is None else f"for a step before {before}"
         which += "" if found.earlier is None else f" from {found.earlier} on"
         known = found.rows or (task is None and worker is None and found.earlier is not None)
-        return found, "" if known else no_groups(tx, found.buffer, which, task, worker, before=before)
+        if known:
+            return found, ""
+        return found, no_groups(tx, found.buffer, which, task, worker, before=before, since=found.earlier)
 
     found, none = reader.read(read)
     if none and output.for_people:

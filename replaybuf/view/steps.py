@@ -301,10 +301,12 @@ def no_groups(
     *,
     step: int | None = None,
     before: int | None = None,
+    since: int | None = None,
 ) -> str:
-    """Return a sentence for a step, or the last ones, without recorded draws, or without groups of a task and a
-    worker. `which` names them."""
-    steps = list_steps(tx, buffer, before=before, limit=STEPS_SHOWN) if step is None else [step]
+    """Return a sentence for a step, or for those from `since` on, without recorded draws, or without groups of a task
+    and a worker. `which` names them."""
+    steps = [step] if step is not None else list_steps(tx, buffer, before=before)
+    steps = [one for one in steps if since is None or one >= since]
     members = [one for of in batches_of_steps(tx, buffer, steps, members=True).values() for _, one in groups_of(of)]
     if members and (task is not None or worker is not None):
         for what, given, field in (("task", task, "task_name"), ("worker", worker, "worker")):
@@ -312,7 +314,9 @@ def no_groups(
             if given is not None and given not in names:
                 known = listed(sorted(names - {""}))
                 return f"no group of {what} {named(given)} was drawn {which}; there are those of {known}"
-        return f"{named(worker or '')} made no group of {named(task or '')} that was drawn {which}"
+        if worker is None:
+            return f"no group of task {named(task or '')} was drawn {which}"
+        return f"{named(worker)} made no group of {named(task or '')} that was drawn {which}"
     return _no_draw(recorded(tx, buffer), which)
 
 

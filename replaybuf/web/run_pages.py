@@ -188,7 +188,7 @@ def show_steps(tx: Transaction, ask: Ask) -> dict[str, Any]:
         "table": table_of("Steps", rows, STEPS, ask, view.now, usual="-step", links=links),
         "fell": [one for one in rows if one.lower],
         "by_task": None if worker is not None else _by_task(view.workers, ask, buffer, view.now),
-        "nothing": "" if rows else no_groups(tx, buffer, "for a step", task, worker, before=before),
+        "nothing": "" if rows else no_groups(tx, buffer, "for a step", task, worker, before=before, since=view.earlier),
     }
 
 
@@ -257,7 +257,7 @@ def show_workers(tx: Transaction, ask: Ask) -> dict[str, Any]:
     return {
         "chosen": chosen,
         "found": found,
-        "nothing": no_groups(tx, chosen, "for a step", task, None) if task and not found.made else "",
+        "nothing": no_groups(tx, chosen, "in the last steps", task, None) if task and not found.made else "",
         "plots": _plots_of_workers({row["name"] or "unknown": row["steps"] for row in shown}),
         "lines": len(shown),
         "compared": table_of("What they made", found.made, MADE, ask, now, order="sort", after="page"),
