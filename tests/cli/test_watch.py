@@ -115,11 +115,11 @@ def test_an_error_cannot_drive_the_terminal(tmp_path: Path) -> None:
     assert len(stderr.splitlines()) == 1
 
 
-def test_a_closed_pipe_ends_quietly(file: Path) -> None:
-    with start("sql", file, MANY, "--format=json") as process:
+@pytest.mark.parametrize("arguments", [("sql", MANY, "--format=json"), ("doctor",)], ids=lambda one: one[0])
+def test_a_closed_pipe_ends_quietly(file: Path, arguments: tuple[str, ...]) -> None:
+    with start(arguments[0], file, *arguments[1:]) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        process.stdout.readline()
         process.stdout.close()
         assert (process.wait(60), process.stderr.read()) == (141, "")
 

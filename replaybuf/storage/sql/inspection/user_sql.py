@@ -98,9 +98,8 @@ def _explain(error: StorageError, statement: str, timeout: float) -> NoReturn:
         raise QueryError(f"the statement has parameters, which can't be given here: {message}") from error
     if type(error) is StorageError:
         # The statement is at fault: the message needs no URL.
-        near = _nearest(message)
-        hint = f"; did you mean {near}?" if near else "; `replaybuf sql URL` lists the views and their columns"
-        raise QueryError(f"{message}{hint}") from error
+        hint = _hint(message, statement) or "`replaybuf sql URL` lists the views and their columns"
+        raise QueryError(f"{message}; {hint}") from error
     raise error
 
 
@@ -108,13 +107,20 @@ def _explain(error: StorageError, statement: str, timeout: float) -> NoReturn:
 _UNKNOWN = re.compile(r'no such (column|table): (?:\w+\.)?(\w+)|(column|relation) "?(?:\w+\.)?(\w+)"? does not exist')
 
 
-def _nearest(message: str) -> str | None:
-    """Return the view or the column that was probably meant by one that a database's error calls unknown."""
+def _hint(message: str, statement: str) -> str | None:
+    """Return what was probably meant by a view or a column that a database's error calls unknown."""
     if (found := _UNKNOWN.search(message)) is None:
         return None
-    names = {column.name for view in VIEW_COLUMNS.values() for column in view.columns}
-    known = names if "column" in found.group(1, 3) else VIEW_COLUMNS
-    return next(iter(difflib.get_close_matches((found[2] or found[4])[:100], known, n=1)), None)
+    name, known = (found[2] or found[4])[:100], [*VIEW_COLUMNS]
+    if is_column := "column" in found.group(1, 3):
+        words = set(re.findall(r"\w+", statement.lower()))
+        views = [view for view in VIEW_COLUMNS if view in words] or known
+        known = [column.name for view in views for column in VIEW_COLUMNS[view].columns]
+    longer = [one for one in known if one.startswith(f"{name}_")]
+    if near := next(iter(longer or difflib.get_close_matches(name, known, n=1)), None):
+        return f"did you mean {near}?"
+    is_value = is_column and re.search(rf'(?:[=<>]|\bin\s*\()\s*"?{name}\b', statement, re.IGNORECASE)
+    return f"a text is in single quotes: '{name}'" if is_value else None
 
 
 def _unique(names: Sequence[str]) -> list[str]:
