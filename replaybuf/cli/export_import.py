@@ -173,7 +173,7 @@ def _tell(found: Survey, output: Output) -> None:
     if found.ends is not None:
         output.note(f"{found.ends}; what is before it is imported")
     if not found.groups:
-        output.note("there are no such groups in the file")
+        output.note("the file has no groups, or none of those asked for")
 
 
 def _rows(where: str, buffer: str, found: Survey) -> list[dict[str, Any]]:

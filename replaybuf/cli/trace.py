@@ -74,7 +74,7 @@ def trace(
     """
     what, which = _words(what or _KINDS[0], which)
     if worst is not None and what != "step":
-        raise typer.BadParameter("it goes with a step", param_hint="--worst")
+        raise typer.BadParameter("it goes with a step, or last: trace URL last --worst N", param_hint="--worst")
     reader = open_reader(url)
     if what == "uid":
         if task is not None or worker is not None:
