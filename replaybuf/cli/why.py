@@ -121,13 +121,16 @@ def print_waits(found: Waits, *, several: bool, about_a_draw: bool = False) -> b
 def _who(alike: Sequence[dict[str, Any]], found: Waits, of: str) -> str:
     """List the processes that wait for one cause, with the age of the longest wait.
 
-    As in `gen-0 (2 calls), gen-1 and gen-2 wait since 12s`.
+    As in `gen-0 (2 calls), gen-1 and gen-2 have waited for 12s`.
     """
     calls = Counter(one["worker"] or "somebody" for one in alike)
     who = joined([f"{name} ({count} calls)" if count > 1 else name for name, count in sorted(calls.items())])
     begun = min((one["since"] for one in alike if one["since"] is not None), default=None)
-    since = "" if begun is None else f" since {units.age((found.now - begun).total_seconds())}"
-    return f"{who}{of} {'wait' if len(calls) > 1 else 'waits'}{since}"
+    several = len(calls) > 1
+    if begun is None:
+        return f"{who}{of} {'wait' if several else 'waits'}"
+    waited = units.age((found.now - begun).total_seconds())
+    return f"{who}{of} {'have' if several else 'has'} waited for {waited}"
 
 
 def print_processes(found: Waits, *, several: bool = False) -> None:

@@ -50,7 +50,7 @@ async def test_who_waits_is_told_first_and_with_the_reason(empty: str) -> None:
         waiting.cancel()
         with pytest.raises((asyncio.CancelledError, NotReadyError)):
             await waiting
-    assert shown.startswith("trainer-0 of b waits since ")
+    assert shown.startswith("trainer-0 of b has waited for ")
     assert "nothing was ever put" in shown
     assert "\nNobody waits in a\n" in shown
 
