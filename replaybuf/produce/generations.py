@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
@@ -289,7 +290,10 @@ class Generations:
         task = asyncio.current_task()
         self._calling.add(task)
         try:
-            generated = await self._agent_loop.generate_group(group, partial=self.strategy.partial)
+            call: Any = self._agent_loop.generate_group(group, partial=self.strategy.partial)
+            if not inspect.isawaitable(call):
+                raise InputError("generate_group is no coroutine: write async def")
+            generated = await call
             return group if generated is None else as_group(generated)
         finally:
             self._calling.discard(task)

@@ -16,7 +16,7 @@ import msgpack  # type: ignore[import-untyped]
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.wait_reports import WaitReport
 from replaybuf.common.cancellation import first_of
-from replaybuf.common.checks import check_step, check_timeout, check_whole
+from replaybuf.common.checks import check_step, check_timeout, check_whole, shown
 from replaybuf.common.worker_name import working_as
 from replaybuf.errors import InputError, NotReadyError
 from replaybuf.produce.agent_loop import AgentLoop, ProduceSummary
@@ -35,6 +35,8 @@ _NOTHING: bytes = msgpack.packb(None)
 
 async def publish(buffer: ReplayBuffer, state: TrainState | None) -> None:
     """Publish the trainer's state to all workers; None withdraws it. Raises FencedError, StorageError."""
+    if not isinstance(state, TrainState | None):
+        raise InputError(f"expected TrainState(train_step=..., model_step=...), got {shown(state)}")
     position, value = (0, _NOTHING) if state is None else (max(0, state.train_step), state.encode())
     await overwrite(buffer.cursors, TRAINER, position, value)
 

@@ -132,6 +132,8 @@ MISTAKES = [
     ("stat run.db", 2, "No such command 'stat'. Did you mean 'stats'?"),
     ("exprot run.db", 2, "No such command 'exprot'. Did you mean 'export'?"),
     ("checkpoints run.db", 2, "No such command 'checkpoints'. Did you mean 'checkpoint'?"),
+    ("save run.db folder", 2, "No such command 'save'. Did you mean 'checkpoint save'?"),
+    ("sql - SELECT uid FROM groups", 2, "(uid FROM groups). What has spaces goes in quotes"),
     ("checkpoint run.db", 2, "No such command 'run.db'. There are ls, make, "),
     *((f"{call} - --limit {limit}", 2, "--limit") for call in ("ls", "trace") for limit in (-1, "many", "²")),
     ("ls - --format=nl", 2, "none of text, json, csv"),

@@ -15,7 +15,7 @@ import pytest
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.cli import output, trace
 from replaybuf.common.worker_name import working_as
-from replaybuf.view.steps import read_steps
+from replaybuf.view.steps import STEPS_SHOWN, read_steps
 from tests.cli.conftest import run, run_json, run_on_screen
 from tests.cli.example import BAD, FELL, FIRST, GROUPS, LAST, WORKERS, rollout, train
 from tests.postgres import filled_by
@@ -66,8 +66,8 @@ def test_a_worker_that_is_bad_at_one_task_of_two_is_named_though_no_step_is_red(
     assert of_all.count('class="number bad"') == 1
     assert 'bad"' not in of_math
     assert "all tasks</a>" in of_math
-    for path in ("/workers", "/steps"):
-        assert "No group of task mat was drawn for a step; there are those of code" in page.get(f"{path}?task=mat").text
+    for path, which in (("/workers", "in the last steps"), ("/steps", "for a step")):
+        assert f"No group of task mat was drawn {which}; there are those of code" in page.get(f"{path}?task=mat").text
 
 
 def test_rewards_that_are_no_finite_numbers_are_counted_where_rewards_are_shown(url: str) -> None:
@@ -116,6 +116,17 @@ def test_all_steps_of_a_worker_are_all_however_many_groups_there_are(
     none = run("trace", bad_at_code, "--worker", "gen-9").stderr
     assert "no group of worker gen-9 was drawn for a step from 20 on; there are those of gen-0" in none
     assert "more steps: --before 20, or --limit all" in none
+
+
+def test_a_worker_that_nobody_knows_is_told_of_all_that_made_groups_of_the_steps_looked_at(url: str) -> None:
+    for worker, steps in (("early", [1]), ("late", range(2, STEPS_SHOWN + 2))):
+        with ReplayBufferConfig(url=url, worker=worker).build_sync() as buffer:
+            for step in steps:
+                buffer.put([RolloutState(message=[], response="7", reward=0.0)], "math")
+                buffer.take_batch({"math": 1}, current_train_step=step)
+    said = "no group of worker latest was drawn for a step; there are those of early and late"
+    assert said in run("trace", url, "--worker", "latest").stderr
+    assert "drawn for a step; there are those of math" in client_of(url).get("/steps?task=maths").text
 
 
 def test_a_task_and_a_worker_choose_steps_and_groups(bad_at_code: str) -> None:

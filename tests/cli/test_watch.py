@@ -50,7 +50,7 @@ async def test_who_waits_is_told_first_and_with_the_reason(empty: str) -> None:
         waiting.cancel()
         with pytest.raises((asyncio.CancelledError, NotReadyError)):
             await waiting
-    assert shown.startswith("trainer-0 of b waits since ")
+    assert shown.startswith("trainer-0 of b has waited for ")
     assert "nothing was ever put" in shown
     assert "\nNobody waits in a\n" in shown
 
@@ -107,6 +107,8 @@ MANY = (
 def test_an_error_of_replaybuf_ends_with_1_and_one_line(tmp_path: Path) -> None:
     said = f"Error: there is no database sqlite:///{tmp_path}/typo.db (file {tmp_path}/typo.db)\n"
     assert Script(COMMAND, "stats", tmp_path / "typo.db").end() == (1, "", said)
+    (tmp_path / "typos.db").touch()
+    assert f"; did you mean {tmp_path}/typos.db?" in run("stats", tmp_path / "typo.db", code=1).stderr
 
 
 def test_an_error_cannot_drive_the_terminal(tmp_path: Path) -> None:
@@ -115,11 +117,11 @@ def test_an_error_cannot_drive_the_terminal(tmp_path: Path) -> None:
     assert len(stderr.splitlines()) == 1
 
 
-def test_a_closed_pipe_ends_quietly(file: Path) -> None:
-    with start("sql", file, MANY, "--format=json") as process:
+@pytest.mark.parametrize("arguments", [("sql", MANY, "--format=json"), ("doctor",)], ids=lambda one: one[0])
+def test_a_closed_pipe_ends_quietly(file: Path, arguments: tuple[str, ...]) -> None:
+    with start(arguments[0], file, *arguments[1:]) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        process.stdout.readline()
         process.stdout.close()
         assert (process.wait(60), process.stderr.read()) == (141, "")
 

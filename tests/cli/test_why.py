@@ -304,7 +304,7 @@ def test_the_reason_is_named_in_the_first_line(
             first, *below = answers[name].splitlines()
             assert scene.says in first, (scene.reason, answers[name])
             assert scene.also in "\n".join(line for line in below if line.startswith("  also: ")), answers[name]
-            assert first.startswith("trainer-1 waits since" if scene.wants else "gen-1 waits since")
+            assert first.startswith("trainer-1 has waited for" if scene.wants else "gen-1 has waited for")
         for name, text in asyncio.run(refusals(url, scenes)).items():
             assert scenes[name].says in text.partition(f"; task {next(iter(scenes[name].wants))}:")[0], text
         reasons = {row["buffer"]: row["reason"] for found in run_json("why", url) for row in found["waits"][:1]}
@@ -546,8 +546,8 @@ async def _wait_together(url: str) -> str:
 def test_those_who_wait_for_one_cause_share_a_line(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wait_reports, "SHOW_SECONDS", 0.1)
     out = asyncio.run(_wait_together(shared_url))
-    first = r"trainer-0 \(2 calls\), trainer-1 and trainer-2 wait since \d+s: Too little is ready for math \(1 of 4\)"
-    assert re.match(first, out), out
+    who = r"trainer-0 \(2 calls\), trainer-1 and trainer-2 have waited for \d+s"
+    assert re.match(rf"{who}: Too little is ready for math \(1 of 4\)", out), out
     assert out.count("Too little is ready") == 1
 
 

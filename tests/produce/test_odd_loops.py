@@ -193,6 +193,16 @@ async def test_what_is_no_agent_loop_is_said_before_prompts_fail(sampler: Sample
     assert await sampler.buffer.count(TASK, Status.FAILED) == 0
 
 
+class Plain(ScriptedLoop):
+    def generate_group(self, group: list[RolloutState], *, partial: bool) -> Any:
+        return group
+
+
+async def test_a_loop_that_is_no_coroutine_is_told_to_be_one(sampler: Sampler) -> None:
+    with pytest.raises(ProduceError, match="generate_group is no coroutine: write async def"):
+        await produce(STRATEGY, Plain(), sampler, 4)
+
+
 async def test_an_error_says_where_the_loop_raised(sampler: Sampler, caplog: pytest.LogCaptureFixture) -> None:
     """The traceback of an error is logged once, and is the cause of what ends the batch."""
     with pytest.raises(ProduceError) as raised:

@@ -180,6 +180,12 @@ async def test_what_is_withdrawn_was_never_published(buffer: ReplayBuffer) -> No
     assert await published(buffer) == TrainState(1, 0)
 
 
+async def test_only_a_state_can_be_published(buffer: ReplayBuffer) -> None:
+    with pytest.raises(InputError, match=r"expected TrainState\(train_step=..., model_step=...\), got 43"):
+        await publish(buffer, 43)  # type: ignore[arg-type]
+    assert await published(buffer) is None
+
+
 async def test_waiting_ends_when_something_new_is_published(buffer: ReplayBuffer) -> None:
     first, second = TrainState(1, 0), TrainState(2, 1)
     waiting = asyncio.create_task(wait_published(buffer, timeout=20))

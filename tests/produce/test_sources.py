@@ -456,7 +456,7 @@ def test_a_file_that_is_removed_is_named(tmp_path: Path) -> None:
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"there is no file .*missing\.jsonl"):
         JSONLines([numbered(tmp_path / "a.jsonl", 0, 1), tmp_path / "missing.jsonl"])
-    with pytest.raises(InputError, match="there is no file"):
+    with pytest.raises(InputError, match="is a folder; give the file in it"):
         JSONLines(tmp_path)
     with pytest.raises(InputError, match="empty"):
         JSONLines([])
