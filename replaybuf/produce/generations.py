@@ -246,11 +246,9 @@ class Generations:
     async def _generate(self, prompt: Prompt) -> None:
         began, model_step, before = time.monotonic(), self.model_step, count_tokens(prompt.group, self._kind)
         group = prompt.group
-        error: str | BaseException | None = None
+        error: str | BaseException | None = await self._call_each(prompt) if self.strategy.by_rollout else None
         try:
-            if self.strategy.by_rollout:
-                error = await self._call_each(prompt)
-            else:
+            if not self.strategy.by_rollout:
                 group = await self._call(group)
             status = checked_status(group, self._kind)
             if status == Status.FAILED:
@@ -297,7 +295,7 @@ class Generations:
     async def _call_each(self, prompt: Prompt) -> BaseException | None:
         """Generate the rollouts of a group by a call each, and add each to its prompt when it is completed.
 
-        A call that fails leaves its rollout FAILED. Return the first error.
+        A call that fails leaves its rollout FAILED. Return the first error. Raises those of storing a rollout.
         """
         task = asyncio.current_task()
         places = [place for place, one in enumerate(prompt.group) if not self._completed([one])]
@@ -323,13 +321,19 @@ class Generations:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
                 raise
-            for one in flat([group[place]]):
-                self._kind.set_status(one, Status.FAILED)
-                self._kind.set(one, "error_msg", text_of(error))
-            return error
+            return self._failed(group[place], error)
         if done:
-            await prompt.add(place, model_step=model_step if self._is_dated else None)
+            try:
+                await prompt.add(place, model_step=model_step if self._is_dated else None)
+            except RolloutError as error:  # it can't be stored
+                return self._failed(group[place], error)
         return None
+
+    def _failed(self, made: Any, error: BaseException) -> BaseException:
+        for one in flat([made]):
+            self._kind.set_status(one, Status.FAILED)
+            self._kind.set(one, "error_msg", text_of(error))
+        return error
 
     def _completed(self, group: Sequence[Any]) -> list[Any]:
         return [one for one in group if {*map(self._kind.status, flat([one]))} == {Status.COMPLETED}]
