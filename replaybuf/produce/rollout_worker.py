@@ -159,7 +159,11 @@ class _Work(Generations):
             if await self._weights_are_new(state):
                 tail, again = await self.strategy.again(self.sampler)
                 room = self._room(*await self._level(), tail=tail)
-                started = await self.start(room, again, self.strategy.waiting)
+                drawing = self.start(room, again, self.strategy.waiting)
+                started, _ = await first_of(drawing, stop.wait(), timeout=self.patience)
+                if started is None and not stop.is_set():
+                    text = f"task {self.task_name}: its dataset has given no prompt, and may hang"
+                    raise NotReadyError(f"after {self.patience:g} s: {text}")
             else:
                 await self.buffer.check_fence()
             if started:

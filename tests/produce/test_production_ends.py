@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -97,6 +98,33 @@ async def test_the_rate_limit_holds_batches_back(url: str) -> None:
             assert await buffer.count(TASK, Status.COMPLETED) <= 4
             await take(buffer, 3)
         assert loop.most <= 4
+
+
+@pytest.mark.parametrize("ending", ["batch", "worker", "stopped worker"])
+async def test_a_dataset_that_hangs_does_not_outlast_the_timeout(url: str, ending: str) -> None:
+    """Nor does it keep a worker from hearing that it shall stop; its prompts aren't lost."""
+    goes_on, stop = threading.Event(), asyncio.Event()
+
+    class Hanging:
+        def __iter__(self) -> Iterator[Any]:
+            goes_on.wait(20)
+            return iter(prompts(3))
+
+    async with build(url) as buffer:
+        sampler, strategy = Sampler(buffer, Hanging(), TASK, epochs=1), AsyncProduceStrategy()
+        await publish(buffer, TrainState(1, 0))
+        try:
+            async with asyncio.timeout(10):
+                if ending == "stopped worker":
+                    asyncio.get_running_loop().call_later(0.2, stop.set)
+                    await produce_loop(strategy, ScriptedLoop(), sampler, 2, stop=stop)
+                else:
+                    call: Callable[..., Awaitable[Any]] = produce if ending == "batch" else produce_loop
+                    with pytest.raises(NotReadyError, match=r"after 0\.2 s: task math: (0 of 2|its dataset has given)"):
+                        await call(strategy, ScriptedLoop(), sampler, 2, timeout=0.2)
+        finally:
+            goes_on.set()
+        assert (await produce(strategy, ScriptedLoop(), sampler, 3)).produced == 3
 
 
 SIZE = 3
