@@ -59,6 +59,9 @@ class TrajectoryBuffer:
         sizes, where = {_TASK: num_prompt_groups}, _usable(current_weight_version, max_age_steps)
         if not num_prompt_groups or not self._buffer.is_ready(sizes, where=where):
             return None
+        theirs = import_optional(  # before the groups are taken
+            "nemo_rl.distributed.batched_data_dict", "TrajectoryBuffer needs NeMo-RL where it is sampled"
+        )
         try:
             taken = self._buffer.sample(sizes, at_least=sizes, where=where, current_train_step=current_weight_version)
         except NotReadyError:  # another process was faster
@@ -67,7 +70,7 @@ class TrajectoryBuffer:
         self._last = max(self._last, current_weight_version)
         versions = [_tags(item)["version"] for item in items]
         return {
-            "trajectories": [_as_nemo(item.item[0]) for item in items],
+            "trajectories": [one.item[0] | {"batch": theirs.BatchedDataDict(one.item[0]["batch"])} for one in items],
             "avg_trajectory_age": current_weight_version - sum(versions) / len(versions),
         }
 
@@ -170,10 +173,3 @@ def _usable(target: int, max_age: int | None) -> Query:
     """Return the query for trajectories of a step whose weights aren't too old for it."""
     versions = {} if max_age is None else {"tags.version": {"$gte": max(0, target - max_age), "$lte": target}}
     return {"tags.target": target, **versions}
-
-
-def _as_nemo(row: Mapping[str, Any]) -> dict[str, Any]:
-    theirs = import_optional(
-        "nemo_rl.distributed.batched_data_dict", "TrajectoryBuffer needs NeMo-RL where it is sampled"
-    )
-    return {**row, "batch": theirs.BatchedDataDict(row["batch"])}
