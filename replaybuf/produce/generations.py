@@ -197,6 +197,8 @@ class Generations:
                 text = "task %s: %d groups are still being generated %g s after they were cancelled"
                 _logger.warning(text, self.task_name, len(late), self._timeout)
                 break
+            for task in () if remaining else waited_for:
+                task.cancel()  # its agent loop suppressed the first one; without room, its group may be stored never
             await asyncio.wait(waited_for, timeout=remaining)
         for task in self._tasks:
             if task.done() and not task.cancelled():

@@ -65,16 +65,21 @@ async def test_a_group_for_which_there_is_no_room_is_kept_until_there_is(url: st
         assert loop.calls == {0: 1, 1: 1}
 
 
-async def test_what_has_no_room_when_the_time_is_over_is_generated_again(url: str) -> None:
+@pytest.mark.parametrize("stubborn", [False, True])
+async def test_what_has_no_room_when_the_time_is_over_is_generated_again(url: str, stubborn: bool) -> None:
+    """Also if it is completed only when it is cancelled, by an agent loop that suppresses that."""
     async with build(url, capacity=2, on_full="block", put_timeout=0.1) as buffer:
         filled = asyncio.Event()
-        sampler, loop = sampler_of(buffer), ScriptedLoop(Script(tokens=1), sleep=lambda _: filled.wait())
+        script = Script(tokens=1, stubborn=stubborn)
+        sampler, loop = sampler_of(buffer), ScriptedLoop(script, sleep=lambda _: filled.wait())
         strategy = SyncProduceStrategy(pause_timeout=0.2, should_continue=lambda completed, size: True)
         batch = asyncio.create_task(produce(strategy, loop, sampler, 2, timeout=0.6))
         await until(lambda: loop.running == 2)
         for number in (100, 101):
             await buffer.put(group(number), TASK)
-        filled.set()
+        if not stubborn:
+            filled.set()
+        assert (await asyncio.wait([batch], timeout=10))[0]
         with pytest.raises(NotReadyError):
             await batch
         await buffer.delete({"status": "completed"})
