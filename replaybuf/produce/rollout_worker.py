@@ -160,7 +160,7 @@ class _Work(Generations):
                 tail, again = await self.strategy.again(self.sampler)
                 room = self._room(*await self._level(), tail=tail)
                 drawing = self.start(room, again, self.strategy.waiting)
-                started, _ = await first_of(drawing, stop.wait(), timeout=self.patience)
+                started, _ = await first_of(drawing, stop.wait(), timeout=max(self.patience, _LONGEST_SECONDS))
                 if started is None and not stop.is_set():
                     text = f"task {self.task_name}: its dataset has given no prompt, and may hang"
                     raise NotReadyError(f"after {self.patience:g} s: {text}")

@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 from replaybuf import NotReadyError, ReplayBuffer, Status
-from replaybuf.produce import AsyncProduceStrategy, Sampler, SyncProduceStrategy, TrainState, produce_loop, publish
+from replaybuf.produce import (
+    AsyncProduceStrategy,
+    Sampler,
+    SyncProduceStrategy,
+    TrainState,
+    produce_loop,
+    publish,
+    rollout_worker,
+)
 from tests.faults.test_cancelled import MOMENTS, CancelledAt
 from tests.produce.conftest import (
     Script,
@@ -106,8 +114,11 @@ async def test_the_rate_limit_holds_batches_back(url: str) -> None:
 
 
 @pytest.mark.parametrize("ending", ["batch", "worker", "stopped worker"])
-async def test_a_dataset_that_hangs_does_not_outlast_the_timeout(url: str, ending: str) -> None:
+async def test_a_dataset_that_hangs_does_not_outlast_the_timeout(
+    url: str, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nor does it keep a worker from hearing that it shall stop; its prompts aren't lost."""
+    monkeypatch.setattr(rollout_worker, "_LONGEST_SECONDS", 0.3)
     goes_on, stop = threading.Event(), asyncio.Event()
 
     class Hanging:
@@ -130,6 +141,13 @@ async def test_a_dataset_that_hangs_does_not_outlast_the_timeout(url: str, endin
         finally:
             goes_on.set()
         assert (await produce(strategy, ScriptedLoop(), sampler, 3)).produced == 3
+
+
+async def test_a_worker_without_patience_does_what_there_is_to_do(sampler: Sampler) -> None:
+    await publish(sampler.buffer, TrainState(1, 0))
+    with pytest.raises(NotReadyError, match="wait, and nobody takes them"):
+        await produce_loop(AsyncProduceStrategy(), ScriptedLoop(), sampler, 2, timeout=0)
+    assert await sampler.buffer.count(TASK, Status.COMPLETED) == 2
 
 
 SIZE = 3
