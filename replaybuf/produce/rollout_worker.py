@@ -161,7 +161,11 @@ class _Work(Generations):
             if await self._weights_are_new(state):
                 tail, returning = await self.strategy.again(self.sampler)
                 room = self._room(*await self._level(), tail=tail)
-                started = await self.start(room, returning, self.strategy.waiting)
+                drawing = self.start(room, returning, self.strategy.waiting)
+                started, _ = await first_of(drawing, stop.wait(), timeout=max(self.patience, _LONGEST_SECONDS))
+                if started is None and not stop.is_set():
+                    text = f"task {self.task_name}: its dataset has given no prompt, and may hang"
+                    raise NotReadyError(f"after {self.patience:g} s: {text}")
             else:
                 await self.buffer.check_fence()
             if started:

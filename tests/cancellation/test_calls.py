@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import random
 import textwrap
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import asyncpg
 import pytest
 
-from replaybuf import NotReadyError, ReplayBuffer, Status
+from replaybuf import NotReadyError, ReplayBuffer, ReplayBufferConfig, Status
 from replaybuf.errors import ClosedError
+from replaybuf.integrations import verl
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.values import NewGroup
 from tests.cancellation.conftest import by_cancel, end_background_work, locked, no_connection_out, take
@@ -259,3 +262,28 @@ def test_a_process_that_ends_in_the_middle_of_a_take_loses_nothing(shared_url: s
     with opened(shared_url) as buffer:
         taken += asyncio.run(take_all(buffer))
     assert sorted(taken) == list(range(12))
+
+
+async def test_a_sample_that_verls_trainer_did_not_get_is_not_one_of_its_step(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would be acknowledged with them, untrained, and the others before they were trained on."""
+    monkeypatch.setattr(verl, "_verl", lambda: (pickle, SimpleNamespace))
+    monkeypatch.setattr(verl, "from_groups", lambda groups: groups[0][0].rollout_id)
+    client = verl.BufferQueueClient(ReplayBufferConfig(url=url, policy="fifo"), 2)
+    for number in range(3):
+        rollouts = group(number)
+        rollouts[0].extra_fields["verl"] = {"sample": {}}
+        await client.buffer.put(rollouts, "train")
+
+    async def cancelled() -> int:
+        raise asyncio.CancelledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "get_queue_size", cancelled)
+        with pytest.raises(asyncio.CancelledError):
+            await client.get_sample()
+    got = [await client.get_sample() for _ in range(2)]
+    assert [pickle.loads(sample or b"").full_batch for sample, _ in got] == [0, 1]
+    assert (await client.get_statistics())["total_consumed"] == 0
+    await client.shutdown()

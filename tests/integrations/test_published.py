@@ -25,7 +25,7 @@ import pytest
 
 from replaybuf import ConfigError, ReplayBufferConfig
 from replaybuf.buffer.sync import SyncReplayBuffer
-from replaybuf.errors import CheckpointError, InputError
+from replaybuf.errors import CheckpointError, InputError, MissingDriverError
 from replaybuf.integrations.nemo_rl import TrajectoryBuffer
 from replaybuf.values.codec.payload import Codec
 from tests.frameworks import Sample
@@ -278,6 +278,17 @@ def test_nemo_rl_gets_no_part_of_a_batch_when_another_was_faster(
     assert buffer.sample(2, current_weight_version=2, max_age_steps=1) is None
     assert buffer.size() == 1
     assert buffer.sample(0, current_weight_version=2, max_age_steps=1) is None
+
+
+def test_no_trajectory_is_taken_where_nemo_rl_is_missing(
+    shared_url: str, closed: Closed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer: TrajectoryBuffer = closed(TrajectoryBuffer(shared_url, max_size=4))
+    buffer.add(trajectory(0), 2, 2)
+    monkeypatch.setitem(sys.modules, "nemo_rl.distributed.batched_data_dict", None)
+    with pytest.raises(MissingDriverError, match="needs NeMo-RL where it is sampled"):
+        buffer.sample(1, current_weight_version=2, max_age_steps=1)
+    assert buffer.size() == 1
 
 
 def test_nemo_rl_reads_no_trajectory_for_its_books(

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -183,6 +184,28 @@ async def test_a_put_that_is_refused_leaves_no_file(where: tuple[str, str]) -> N
             await buffer.put(heavy(9), TASK, timeout=0.3)
         await until_listed(place, before)
         assert sorted(await take_all(buffer)) == [1, 2]
+
+
+async def test_a_put_that_is_cancelled_leaves_no_file(where: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the write of its arrays and the commit."""
+    url, place = where
+    async with apart(url, place) as buffer:
+        await put(buffer, 1)
+        before, write, ended = await listed(place), tasks.PayloadFiles.write, threading.Event()
+
+        async def cancelled_meanwhile(own: tasks.PayloadFiles, batch: Any) -> None:
+            await write(own, batch)
+            putting.get_loop().call_soon_threadsafe(putting.cancel)
+            await asyncio.to_thread(ended.wait, 10)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(tasks.PayloadFiles, "write", cancelled_meanwhile)
+            putting = asyncio.create_task(buffer.put(heavy(2), TASK))
+            putting.add_done_callback(lambda _: ended.set())
+            await asyncio.wait([putting])
+        assert putting.cancelled()
+        await until_listed(place, before)
+        assert await take_all(buffer) == [1]
 
 
 async def test_files_that_no_commit_named_are_deleted_a_day_later(

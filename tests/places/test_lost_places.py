@@ -71,12 +71,13 @@ async def test_damaged_groups_are_set_aside_with_the_reason(url: str, folder: Pa
 # Places that can't be reached
 
 
-async def test_a_take_without_the_folder_gives_all_groups_back(url: str, folder: Path) -> None:
+@pytest.mark.parametrize("part", [".", FILES])
+async def test_a_take_without_the_folder_gives_all_groups_back(url: str, folder: Path, part: str) -> None:
     """None is set aside, small ones can be taken meanwhile, and all are there when it is back."""
     async with apart(url, folder) as buffer:
         await put(buffer, *range(5))
         await buffer.put(group(50), "other")
-        rename(folder, folder.with_name("away"))
+        rename(folder / part, folder.with_name("away"))
         for _ in range(2):
             with pytest.raises(PayloadStoreError, match=r"mount it, or put it back .*nothing is lost"):
                 await buffer.get(5, TASK)
@@ -88,10 +89,22 @@ async def test_a_take_without_the_folder_gives_all_groups_back(url: str, folder:
         await buffer.put(group(51), "other")
         assert len(await buffer.get(9, "other")) == 2
         assert await buffer.count(TASK, "completed") == 5
-        rename(folder.with_name("away"), folder)
+        rename(folder.with_name("away"), folder / part)
         await put(buffer, 6)
         assert sorted(await take_all(buffer)) == [0, 1, 2, 3, 4, 6]
         assert await buffer.count(TASK, "failed") == 0
+
+
+async def test_opening_makes_no_folder_of_files_where_there_was_one(url: str, folder: Path) -> None:
+    async with apart(url, folder) as buffer:
+        await put(buffer, 1)
+    rename(folder / FILES, folder.with_name("away"))
+    with pytest.raises(PayloadStoreError, match=f"{FILES} isn't there"):
+        async with apart(url, folder) as buffer:
+            await buffer.get(1, TASK)
+    rename(folder.with_name("away"), folder / FILES)
+    async with apart(url, folder) as buffer:
+        assert await take_all(buffer) == [1]
 
 
 async def test_a_folder_that_was_replaced_by_another_runs_is_not_damage(url: str, folder: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from replaybuf.errors import ConfigError, PayloadStoreError
 from replaybuf.storage.places.owners import parse_place
-from replaybuf.storage.places.store import MARKER
+from replaybuf.storage.places.store import FILES, MARKER
 from tests.cli.doctored import examine, wrong
 from tests.faults.processes import end, entries, start
 from tests.places import roles
@@ -52,7 +52,7 @@ async def test_two_databases_on_one_place_are_refused(tmp_path: Path, place: str
 async def test_a_mistake_in_the_setting_is_said(tmp_path: Path, folder: Path) -> None:
     """With what to do, and without secrets."""
     (folder / "file").touch()
-    (folder / "spoilt").mkdir()
+    (folder / "spoilt" / FILES).mkdir(parents=True)
     (folder / "spoilt" / MARKER).write_text("nonsense")
     for payloads, says in (
         (f"{folder}/missing", "isn't there: make it .mkdir -p., mount it, or name another one"),

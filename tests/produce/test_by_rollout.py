@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from replaybuf import LeaseLostError, ReplayBuffer, RolloutState, Sampler, Status
-from replaybuf.errors import ConflictError, InputError
+from replaybuf import LeaseLostError, Prompt, ReplayBuffer, RolloutState, Sampler, Status
+from replaybuf.errors import ConflictError, InputError, StorageError
 from replaybuf.produce import ProduceStrategy, SyncProduceStrategy
 from replaybuf.storage.sql.statements.parts import OF_PROMPTS, remove_orphans
-from tests.produce.conftest import indexed, ledger_of, produce, prompts
+from tests.produce.conftest import indexed, ledger_of, produce, prompts, sampler_of
 from tests.stores import TASK, build, until
 
 
@@ -145,6 +145,27 @@ async def test_a_retry_generates_only_what_failed(buffer: ReplayBuffer, error: b
     await produce_one(SyncProduceStrategy(by_rollout=True, min_size=least), loop, buffer)
     assert loop.calls == {0: 1, 1: 1, 2: 3, 3: 1}
     assert await contents(buffer) == {"completed": [["0", "1", "2", "3"]]}
+
+
+@pytest.mark.parametrize("error", [LeaseLostError("late"), StorageError("the disk is full")])
+async def test_a_rollout_that_could_not_be_added_is_no_failure_of_its_prompt(
+    buffer: ReplayBuffer, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """As with a group that could not be stored: it counts as lost, or the error ends the batch."""
+
+    async def refuse(*_: Any, **__: Any) -> None:
+        monkeypatch.undo()
+        raise error
+
+    monkeypatch.setattr(Prompt, "add", refuse)
+    sampler, strategy = sampler_of(buffer, 2, prompt_repeat_k=2), SyncProduceStrategy(by_rollout=True)
+    if isinstance(error, LeaseLostError):
+        summary = await produce(strategy, Loop({}), sampler, 1)
+        assert (summary.lost, summary.retried, summary.produced) == (1, 0, 1)
+    else:
+        with pytest.raises(StorageError, match="disk is full"):
+            await produce(strategy, Loop({}), sampler, 1)
+        assert [prompt.attempt for prompt in await sampler.draw()] == [1]
 
 
 @pytest.mark.parametrize(
