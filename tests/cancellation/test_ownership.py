@@ -67,7 +67,7 @@ async def cancelled(call: asyncio.Task[Any]) -> None:
 def offered(thread: DatabaseThread) -> None:
     """Wait, with a busy loop, until a result is offered to its caller."""
     deadline = time.monotonic() + 30
-    while not any((one := reference()) is not None and one.outcome for reference in [*thread.unreceived.values()]):
+    while not any((call := reference()) is not None and call.outcome for reference in [*thread.unreceived.values()]):
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
@@ -92,8 +92,8 @@ async def test_what_a_blocking_call_has_given_up_is_not_done(thread: DatabaseThr
         done.set()
 
     async def others_have_ended() -> None:
-        if others := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.wait(others)
+        if other_tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(other_tasks)
 
     thread.post(busy.wait, 30)
     with pytest.raises(LockedError):
