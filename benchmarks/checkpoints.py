@@ -67,8 +67,8 @@ async def _checkpoints(
     pickled = f"pickling {SEED:,} of them: {milliseconds(saved)}"
     yield _row(f"{kind}: checkpoint of {size}", checkpoint_seconds, pickled, saved, times, 1.0)
     pickled = f"loading {SEED:,} of them: {milliseconds(loaded)}"
-    same = [await seconds(lambda: buffer.restore(1)) for _ in range(settings.rounds)]
-    yield _row(f"{kind}: restore, nothing changed: {size}", same, pickled, loaded, times, 2.0)
+    unchanged_seconds = [await seconds(lambda: buffer.restore(1)) for _ in range(settings.rounds)]
+    yield _row(f"{kind}: restore, nothing changed: {size}", unchanged_seconds, pickled, loaded, times, 2.0)
     restore_seconds = []
     for _ in range(3):
         await buffer.delete({})
@@ -125,10 +125,10 @@ async def _waits_beside(settings: Settings, kind: str, count: int) -> Row:
         await multiply(buffer, SEED, count)
         beside: list[float] = []
         alone: list[float] = []
-        making, ended = asyncio.Event(), asyncio.Event()
+        making, over = asyncio.Event(), asyncio.Event()
 
         async def put() -> None:
-            while not ended.is_set():
+            while not over.is_set():
                 was_making = making.is_set()
                 group, start = groups.small(), time.perf_counter()
                 await other.put(group, TASK)
@@ -142,7 +142,7 @@ async def _waits_beside(settings: Settings, kind: str, count: int) -> Row:
             making.set()
             durations.append(await seconds(lambda step=step: buffer.checkpoint(step)))
             making.clear()
-        ended.set()
+        over.set()
         await putting
     longest = max(beside)
     return Row(
@@ -159,7 +159,7 @@ async def _waits_beside(settings: Settings, kind: str, count: int) -> Row:
 
 async def _reopening(settings: Settings, kind: str, url: str, count: int) -> Row:
     """Kill a process that puts and takes, and measure the time until another one has opened and taken a batch."""
-    took = []
+    durations = []
     for _ in range(settings.rounds):
         command = [sys.executable, "-m", "benchmarks.checkpoints", url]
         process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
@@ -171,10 +171,10 @@ async def _reopening(settings: Settings, kind: str, url: str, count: int) -> Row
         start = time.perf_counter()
         async with open_buffer(url) as buffer:
             assert await buffer.get(1, TASK)
-            took.append(time.perf_counter() - start)
-    middle = sorted(took)[len(took) // 2]
+            durations.append(time.perf_counter() - start)
+    middle = sorted(durations)[len(durations) // 2]
     measured = f"{kind}: open {count / 1e4:g} GB after kill -9 of a process that put and took, and take a group"
-    return Row("checkpoints", measured, spread(took), aim="<= 1 s", met=middle <= 1)
+    return Row("checkpoints", measured, spread(durations), aim="<= 1 s", met=middle <= 1)
 
 
 async def _work(url: str) -> None:

@@ -66,9 +66,9 @@ async def statements_and_round_trips(kind: str) -> tuple[dict[str, int], dict[st
         lowest: tuple[dict[str, int], dict[str, int]] = ({}, {})
         for name, call in _calls(buffer).items():
             await fill(buffer, groups.small, 2 * REPEATS * BATCH)
-            counted = [await _count(call, (statements, trips)) for _ in range(2 * REPEATS)]
+            repeats = [await _count(call, (statements, trips)) for _ in range(2 * REPEATS)]
             for half in (0, 1):  # the first half of the repeats warms up: statements are prepared once per connection
-                lowest[half][name] = min(numbers[half] for numbers in counted[REPEATS:])
+                lowest[half][name] = min(numbers[half] for numbers in repeats[REPEATS:])
         return lowest
 
 

@@ -75,11 +75,11 @@ async def main(settings: Settings, *, update: bool) -> int:
     if update:
         KEPT.write_text(json.dumps(baseline | measured, indent=2) + "\n")
         return 0
-    worse = regressions(measured, baseline)
-    print("\n" + "\n".join(worse or ["no regression"]))
-    if worse:
+    worse_figures = regressions(measured, baseline)
+    print("\n" + "\n".join(worse_figures or ["no regression"]))
+    if worse_figures:
         print("Mend it; or if it is meant, python -m benchmarks guard --update, and say why in the commit.")
-    return 1 if worse else 0
+    return 1 if worse_figures else 0
 
 
 def regressions(measured: Figures, baseline: Figures) -> list[str]:

@@ -208,15 +208,15 @@ def _node(node: dict[str, Any]) -> str:
 
 async def main(settings: Settings) -> int:
     """Print the plans. Return 1 if one is bad."""
-    bad = 0
+    bad_count = 0
     for kind in settings.databases:
         async with new_database(kind) as url:
             await fill_many(url, settings.size(200_000, 20_000))
             for explained in await explain_all(url):
-                bad += bool(explained.problems)
+                bad_count += bool(explained.problems)
                 print(f"\n{kind}, {explained.purpose}{': BAD' if explained.problems else ''}")
                 print("  " + " ".join(explained.statement.split())[:300])
                 print("\n".join(f"    {line}" for line in explained.plan))
                 print("\n".join(f"    BAD: {line}" for line in explained.problems), end="")
-    print(f"\n{bad} bad plans")
-    return 1 if bad else 0
+    print(f"\n{bad_count} bad plans")
+    return 1 if bad_count else 0

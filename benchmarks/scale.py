@@ -56,9 +56,9 @@ async def _gets(settings: Settings, kind: str, policy: str, large: str, small: s
 
 
 async def _beside_fifo(settings: Settings, kind: str, policy: str, large: str, many: int) -> Row:
-    async with open_buffer(large, policy) as chosen, open_buffer(large, "fifo") as fifo:
+    async with open_buffer(large, policy) as measured_buffer, open_buffer(large, "fifo") as fifo:
         pairs = await in_turn(
-            lambda: chosen.get(BATCH, TASK), lambda: fifo.get(BATCH, TASK), settings.rounds * 3, warm_up=4
+            lambda: measured_buffer.get(BATCH, TASK), lambda: fifo.get(BATCH, TASK), settings.rounds * 3, warm_up=4
         )
     middle, ratio_text = pairs.ratio(faster=False)
     median, base = pairs.median

@@ -44,8 +44,8 @@ class Row:
 
     def cells(self) -> list[str]:
         """Return the row as text."""
-        met = "" if self.met is None else "yes" if self.met else "**no**"
-        return [self.name, self.measured, self.figure, self.yardstick, self.ratio, self.aim, met]
+        aim_met = "" if self.met is None else "yes" if self.met else "**no**"
+        return [self.name, self.measured, self.figure, self.yardstick, self.ratio, self.aim, aim_met]
 
 
 HEADINGS = ["name", "what was measured", "figure", "yardstick", "ratio (min..max)", "aim", "met"]

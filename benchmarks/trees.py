@@ -52,12 +52,12 @@ def main(arguments: Sequence[str]) -> int:
 def _of_pair(trees: tuple[Path, Path], case: str, turns: int) -> list[tuple[float, float, float]]:
     """Return for puts and takes the median us of CPU a group in each tree, and the median ratio of the turns."""
     with _running(trees[0], case) as theirs, _running(trees[1], case) as ours:
-        both = theirs, ours
-        for tree_process in both:
+        processes = theirs, ours
+        for tree_process in processes:
             _work(tree_process)
         measured = []
         for turn in range(turns):
-            times = {process: _work(process) for process in (both if turn % 2 == 0 else reversed(both))}
+            times = {process: _work(process) for process in (processes if turn % 2 == 0 else reversed(processes))}
             measured.append(list(zip(times[theirs], times[ours], strict=True)))
     return [
         (*map(statistics.median, zip(*pairs, strict=True)), statistics.median(mine / other for other, mine in pairs))  # type: ignore[misc]

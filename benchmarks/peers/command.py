@@ -77,8 +77,8 @@ async def measure(names: list[str], rows: list[tuple[str, str, str]], rounds: in
                 result, peer = results[name], PEERS[name]
                 if row in result.missing or "all" in result.missing:
                     continue
-                whole = PAIR if turn == "pair" else COUNTS[size]
-                count = max(64, int(whole * peer.share) // fraction)
+                full_count = PAIR if turn == "pair" else COUNTS[size]
+                count = max(64, int(full_count * peer.share) // fraction)
                 task = {"adapter": peer.adapter, "turn": turn, "size": size, "kind": kind, "count": count}
                 start = time.monotonic()
                 outcome = await _turn(peer, task, server)
@@ -109,8 +109,8 @@ async def _turn(peer: Peer, task: dict[str, Any], server: int | None) -> dict[st
             "server": server if peer.postgres else None,
         }
         if task["turn"] == "kill":
-            killed = await _run(peer, task)
-            return await _run(peer, task | {"turn": "left"}) if killed["missing"] == KILLED else killed
+            outcome = await _run(peer, task)
+            return await _run(peer, task | {"turn": "left"}) if outcome["missing"] == KILLED else outcome
         return await _run(peer, task)
 
 

@@ -352,10 +352,10 @@ async def test_a_put_that_only_the_database_refuses_fails_alone(url: str, monkey
         await buffer.count_where({})
         storage_put = buffer.storage.put
 
-        async def spoilt(new: Any) -> int:
-            if new.rollouts[0].rollout_id == 3:
-                new.created_at = Odd()
-            return await storage_put(new)
+        async def spoilt(new_group: Any) -> int:
+            if new_group.rollouts[0].rollout_id == 3:
+                new_group.created_at = Odd()
+            return await storage_put(new_group)
 
         monkeypatch.setattr(buffer.storage, "put", spoilt)
         results = await asyncio.gather(*(buffer.put(group(n), TASK) for n in range(8)), return_exceptions=True)

@@ -122,8 +122,8 @@ def test_a_worker_that_is_killed_is_told_of(tmp_path: Path) -> None:
 
     def kill_one() -> None:
         until_begun(url)
-        killed = multiprocessing.active_children()[0]
-        os.kill(int(killed.pid or 0), signal.SIGKILL)
+        child = multiprocessing.active_children()[0]
+        os.kill(int(child.pid or 0), signal.SIGKILL)
 
     killing = threading.Thread(target=kill_one)
     killing.start()

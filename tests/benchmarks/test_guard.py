@@ -126,8 +126,8 @@ async def _check(url: str, groups: int) -> None:
         "annotate",
         "sweep",
     }
-    bad = [f"{plan.purpose}: {plan.problems}\n{plan.statement}\n{plan.plan}" for plan in plans if plan.problems]
-    assert not bad, "\n\n".join(bad)
+    problems = [f"{plan.purpose}: {plan.problems}\n{plan.statement}\n{plan.plan}" for plan in plans if plan.problems]
+    assert not problems, "\n\n".join(problems)
     [overdue] = [plan for plan in plans if plan.purpose == "look after groups" and "leased_until <=" in plan.statement]
     assert "rb_group_leased" in "".join(overdue.plan), overdue.plan  # not a lane after the other
 

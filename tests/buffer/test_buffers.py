@@ -344,8 +344,8 @@ def test_all_puts_take_the_same_options() -> None:
         ("FillOptions", (ReplayBuffer.put, ReplayBuffer.put_many, Putting.prepare)),
         ("PutOptions", (Lease.finish, Lease.save, Prompt.finish)),
     ):
-        for put in puts:
-            assert f"Unpack[{options}]" in str(inspect.signature(put).parameters["options"].annotation)
+        for call in puts:
+            assert f"Unpack[{options}]" in str(inspect.signature(call).parameters["options"].annotation)
 
 
 def test_all_draws_take_the_same_options() -> None:

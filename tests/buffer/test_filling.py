@@ -69,8 +69,8 @@ async def test_a_group_is_drawable_when_its_last_rollout_came(buffer: ReplayBuff
 async def test_a_put_reads_one_rollout_of_its_group_however_many_there_are(
     buffer: ReplayBuffer, has_index: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read: list[str] = []
-    monkeypatch.setattr(parts, "part_of", lambda key: read.append(key) or part_of(key))
+    keys_read: list[str] = []
+    monkeypatch.setattr(parts, "part_of", lambda key: keys_read.append(key) or part_of(key))
     await buffer.storage.open()
     await end_background_work(buffer)  # which looks at all that fill
     size = 20
@@ -78,7 +78,7 @@ async def test_a_put_reads_one_rollout_of_its_group_however_many_there_are(
         index = {"index": number} if has_index else {}
         await buffer.put(one(number), TASK, group="p1", size=size, **index)
     assert await contents(buffer) == {"completed": [[*range(size)]]}
-    assert len(read) <= 3 * size  # one for each; all for the last one and for their group
+    assert len(keys_read) <= 3 * size  # one for each; all for the last one and for their group
 
 
 async def test_rollouts_that_come_at_once_from_several_processes_fill_each_group_once(shared_url: str) -> None:

@@ -37,10 +37,10 @@ async def test_each_group_may_have_a_task_and_options_of_its_own(buffer: ReplayB
 
 
 async def test_a_group_that_is_refused_leaves_the_others_stored(buffer: ReplayBuffer) -> None:
-    bad = group(1)
-    bad[0].extra_fields["x"] = object()
+    refused = group(1)
+    refused[0].extra_fields["x"] = object()
     with pytest.raises(PartlyStoredError, match=r"2 of 4 groups were not stored.*groups\[1\]") as caught:
-        await buffer.put_many([group(0), bad, group(2), group(3)], TASK, each=[{}, {}, {"replaces": [10**6]}, {}])
+        await buffer.put_many([group(0), refused, group(2), group(3)], TASK, each=[{}, {}, {"replaces": [10**6]}, {}])
     results = caught.value.results
     assert isinstance(results[1], RolloutError)
     assert isinstance(results[2], ConflictError)

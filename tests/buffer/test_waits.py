@@ -263,11 +263,11 @@ async def test_the_timeout_of_a_put_includes_its_first_attempt(monkeypatch: pyte
     monkeypatch.setattr(waits, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0], time=time.time))
     async with build("memory://", capacity=1, on_full="block") as buffer:
         await buffer.put(group(0), TASK)
-        put = buffer.storage.put
+        original_put = buffer.storage.put
 
         async def slow(new: NewGroup) -> int:
             ahead[0] += 100  # seconds
-            return await put(new)
+            return await original_put(new)
 
         monkeypatch.setattr(buffer.storage, "put", slow)
         async with asyncio.timeout(30):

@@ -89,11 +89,11 @@ async def test_puts_that_were_queued_before_the_end_are_stored_and_later_ones_re
         store = buffer.storage
 
         async def put_and_end() -> list[int | BaseException]:
-            new = [NewGroup(TASK, Status.COMPLETED, 0, group(1), 1.0)]
-            putting = store.commits.put(new)
+            new_groups = [NewGroup(TASK, Status.COMPLETED, 0, group(1), 1.0)]
+            putting = store.commits.put(new_groups)
             await store.commits.close()
             with pytest.raises(ClosedError):
-                await store.commits.put(new)
+                await store.commits.put(new_groups)
             return await putting
 
         [uid] = await store.thread.run(put_and_end)
@@ -152,7 +152,7 @@ async def test_a_draw_is_undone_beside_a_sweep_of_its_groups(lent_database: str)
 async def test_a_cancelled_save_leaves_a_snapshot_that_is_whole_or_none(buffer: ReplayBuffer, tmp_path: Path) -> None:
     chance = random.Random(9)
     await fill(buffer, 30)
-    whole = 0
+    whole_count = 0
     for number in range(4):
         folder = tmp_path / str(number)
         await by_cancel(buffer.save(folder), chance.random() * 0.06)
@@ -161,7 +161,7 @@ async def test_a_cancelled_save_leaves_a_snapshot_that_is_whole_or_none(buffer: 
             async with build("sqlite:///:memory:") as copy:
                 await copy.resume(folder)
                 assert sorted(await take_all(copy)) == list(range(30))
-            whole += 1
+            whole_count += 1
     await buffer.save(tmp_path / "last")
     assert sorted(path.name for path in (tmp_path / "last").iterdir()) == ["replaybuf.sqlite"]
 

@@ -85,11 +85,11 @@ async def test_what_is_cancelled_before_it_has_begun_is_not_done(thread: Databas
 
 async def test_what_a_blocking_call_has_given_up_is_not_done(thread: DatabaseThread) -> None:
     """When its time is over: it ends where it waits first."""
-    busy, done = threading.Event(), threading.Event()
+    busy, ran = threading.Event(), threading.Event()
 
     async def work() -> None:
         await asyncio.sleep(0)
-        done.set()
+        ran.set()
 
     async def others_have_ended() -> None:
         if other_tasks := asyncio.all_tasks() - {asyncio.current_task()}:
@@ -100,7 +100,7 @@ async def test_what_a_blocking_call_has_given_up_is_not_done(thread: DatabaseThr
         await asyncio.to_thread(thread.run_blocking, work, 0.01)
     busy.set()
     await thread.run(others_have_ended)
-    assert not done.is_set()
+    assert not ran.is_set()
 
 
 async def test_a_later_call_finds_that_of_a_caller_that_has_gone_undone(thread: DatabaseThread) -> None:

@@ -21,15 +21,15 @@ def unhurried(seed: int) -> type[ReplayBuffer]:
     """Buffers whose calls leave time for others before and after, also where the store itself takes none."""
     chance = random.Random(seed)
 
-    async def others() -> None:
+    async def let_others_run() -> None:
         for _ in range(chance.choice((0, 0, 1, 2, 3, 10, 30))):
             await asyncio.sleep(0)
 
     def slowed(name: str, owner: type) -> Any:
         async def call(self: Any, *args: Any, **options: Any) -> Any:
-            await others()
+            await let_others_run()
             result = await getattr(owner, name)(self, *args, **options)
-            await others()
+            await let_others_run()
             return result
 
         return call
@@ -46,10 +46,10 @@ def unhurried(seed: int) -> type[ReplayBuffer]:
             self.cursors = UnhurriedCursors(self.putting)
 
         async def find(self, *args: Any, **options: Any) -> AsyncIterator[Any]:  # type: ignore[override]
-            await others()
+            await let_others_run()
             async for item in super().find(*args, **options):
                 yield item
-                await others()
+                await let_others_run()
 
     return Unhurried
 

@@ -195,9 +195,9 @@ def test_what_sqlite_saves_of_a_damaged_file_is_mended(
     with ReplayBufferConfig(url="sqlite:///run.db").build_sync() as buffer:
         buffer.put_many(groups, "math")
     data, size = bytearray(Path("run.db").read_bytes()), PAGE_SIZE
-    bad = data.index(b"<20>" * 9) // size
-    lost = {int(n) for n in re.findall(rb"<(\d+)>", data[bad * size : (bad + 1) * size])}
-    data[bad * size : (bad + 1) * size] = b"\xff" * size
+    page = data.index(b"<20>" * 9) // size
+    lost = {int(n) for n in re.findall(rb"<(\d+)>", data[page * size : (page + 1) * size])}
+    data[page * size : (page + 1) * size] = b"\xff" * size
     Path("run.db").write_bytes(data)
     subprocess.run(command, shell=True, check=True, capture_output=True)
     run("doctor", "saved.db", "--repair", code=None)

@@ -40,8 +40,8 @@ def test_from_a_step_whose_reward_fell_to_the_worker_within_three_commands(train
     assert run_json("trace", trained, "step", FELL)["runs"][0]["verdict"] == fell["lower"]
     first = lines[lines.index("workers") + 3]
     assert first.startswith(BAD)
-    lowest = next(line for line in lines if line.split()[1:2] == [BAD] and line.split()[0].isdigit())
-    life = run("trace", trained, "uid", lowest.split()[0]).stdout
+    worst_line = next(line for line in lines if line.split()[1:2] == [BAD] and line.split()[0].isdigit())
+    life = run("trace", trained, "uid", worst_line.split()[0]).stdout
     assert f"put by       {BAD}" in life
 
 
@@ -101,21 +101,21 @@ def test_what_a_group_goes_without_is_in_the_life_of_both(url: str) -> None:
         statuses = Status.COMPLETED, Status.FAILED, Status.COMPLETED
         items = [RolloutState(message=[], response="7", reward=1.0, status=status) for status in statuses]
         uid = buffer.put(items, "math", min_size=2)
-    [rest] = [row["uid"] for row in run_json("ls", url, "--status", "failed")]
-    for group_uid in (uid, rest):
-        assert f"1 failed of group {uid}, now group {rest}" in run("trace", url, "uid", group_uid).stdout
+    [failed_uid] = [row["uid"] for row in run_json("ls", url, "--status", "failed")]
+    for group_uid in (uid, failed_uid):
+        assert f"1 failed of group {uid}, now group {failed_uid}" in run("trace", url, "uid", group_uid).stdout
 
 
 def test_all_steps_of_a_worker_are_all_however_many_groups_there_are(
     bad_at_code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = partial(read_steps, judged=5)
-    monkeypatch.setattr(trace, "read_steps", few)
+    judge_few = partial(read_steps, judged=5)
+    monkeypatch.setattr(trace, "read_steps", judge_few)
     steps = run_json("trace", bad_at_code, "--worker", "gen-3", "--limit", "all")
     assert [row["step"] for row in steps] == [*range(20, 0, -1)]
-    none = run("trace", bad_at_code, "--worker", "gen-9").stderr
-    assert "no group of worker gen-9 was drawn for a step from 20 on; there are those of gen-0" in none
-    assert "more steps: --before 20, or --limit all" in none
+    error = run("trace", bad_at_code, "--worker", "gen-9").stderr
+    assert "no group of worker gen-9 was drawn for a step from 20 on; there are those of gen-0" in error
+    assert "more steps: --before 20, or --limit all" in error
 
 
 def test_a_task_and_a_worker_choose_steps_and_groups(bad_at_code: str) -> None:

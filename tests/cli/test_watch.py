@@ -212,8 +212,8 @@ def test_a_buffer_that_is_not_there_is_an_error(busy: str, command: str) -> None
 
 def test_a_task_of_which_all_was_dropped_is_there(empty: str) -> None:
     with ReplayBufferConfig(url=empty).build_sync() as buffer:
-        old = RolloutState(message=[], status=Status.COMPLETED, seq_staleness=9)
-        assert buffer.put([old], "math", stale_threshold=4, expired_groups_retryable=False) is None
+        stale = RolloutState(message=[], status=Status.COMPLETED, seq_staleness=9)
+        assert buffer.put([stale], "math", stale_threshold=4, expired_groups_retryable=False) is None
     assert run_json("stats", empty)["groups"] == []
     assert run_json("stats", empty)["buffers"]["default"]["tasks"]["math"]["dropped"] == 1
     assert "math" in run("stats", empty).stdout

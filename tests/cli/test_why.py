@@ -271,12 +271,12 @@ def silence(url: str, worker: str, seconds: int = 600) -> None:
 def night(url: str, set_name: str) -> Iterator[dict[str, Scene]]:
     """A database in whose buffers somebody waits, and why, by the buffers' names."""
     scenes = shuffled(set_name)
-    killed = [name for name, scene in scenes.items() if scene.killed]
+    killed_names = [name for name, scene in scenes.items() if scene.killed]
     both_wait = [name for name, scene in scenes.items() if scene.reason == Reason.DEADLOCK]
     with ExitStack() as stack:
         victim, alive = (stack.enter_context(playing(role, url, set_name)) for role in ("gen-2", "gen-1"))
         until_ready(victim, alive)
-        until(url, killed, has_put)
+        until(url, killed_names, has_put)
         victim.kill()
         silence(url, "gen-2")
         until_ready(stack.enter_context(playing("trainer-2", url, set_name)))
