@@ -67,8 +67,8 @@ async def statements_and_round_trips(kind: str) -> tuple[dict[str, int], dict[st
         for name, call in _calls(buffer).items():
             await fill(buffer, groups.small, 2 * REPEATS * BATCH)
             repeats = [await _count(call, (statements, trips)) for _ in range(2 * REPEATS)]
-            for half in (0, 1):  # the first half of the repeats warms up: statements are prepared once per connection
-                lowest[half][name] = min(numbers[half] for numbers in repeats[REPEATS:])
+            for unit in (0, 1):  # the first half of the repeats warms up: statements are prepared once per connection
+                lowest[unit][name] = min(numbers[unit] for numbers in repeats[REPEATS:])
         return lowest
 
 

@@ -63,7 +63,7 @@ class Checkpoints:
 
 
 def add_new(now: World, restored: World, known_uids: set[int]) -> None:
-    """Add groups that were put since (all but the `known` ones) to the restored world, as if never drawn."""
+    """Add groups that were put since (all but the `known_uids`) to the restored world, as if never drawn."""
     groups, restored_groups = now.groups, restored.groups
     for item in map(groups.item, groups.table.select(_ALL)):
         if item.uid in known_uids:

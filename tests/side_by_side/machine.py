@@ -153,8 +153,8 @@ def _independent(options: dict[str, Any], next_uid: int) -> dict[str, Any]:
     It names no group that comes with it, and isn't dropped when that would remove one.
     """
     options = options | {"replaces": [uid for uid in options.get("replaces", ()) if uid < next_uid]}
-    settings_of_stored: dict[str, Any] = {"expired_groups_retryable": True, "keep_unfit": True}
-    return options | settings_of_stored if options["replaces"] or "key" in options else options
+    kept_options: dict[str, Any] = {"expired_groups_retryable": True, "keep_unfit": True}
+    return options | kept_options if options["replaces"] or "key" in options else options
 
 
 class _Clock:

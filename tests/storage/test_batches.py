@@ -168,8 +168,8 @@ async def test_a_draw_that_nobody_received_is_not_kept(buffer: ReplayBuffer, sec
     await undo()
     assert await rows(buffer, tables.annotation) == []
     assert [row["first_uid"] for row in await rows(buffer)] == uids[:1]
-    [of_group] = [row for row in await rows(buffer, tables.group) if row["uid"] == uids[1]]
-    assert (of_group["trained_step"], of_group["holder"], of_group["times_sampled"]) == (None, None, 0)
+    [group_row] = [row for row in await rows(buffer, tables.group) if row["uid"] == uids[1]]
+    assert (group_row["trained_step"], group_row["holder"], group_row["times_sampled"]) == (None, None, 0)
 
 
 async def test_names_and_rewards_may_be_anything(buffer: ReplayBuffer) -> None:
