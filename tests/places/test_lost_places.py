@@ -32,11 +32,11 @@ from tests.stores import TASK, build, group, until
 pytestmark = pytest.mark.usefixtures("soon_swept")
 
 
-async def _damage(place: str, how: str) -> None:
+async def _damage(place: str, damage: str) -> None:
     """Of the first payload in a file, or all of it."""
-    [path] = [one for one in (Path(place) / FILES).iterdir() if one.stat().st_size > 2 * NBYTES]
+    [path] = [file for file in (Path(place) / FILES).iterdir() if file.stat().st_size > 2 * NBYTES]
     raw = bytearray(path.read_bytes())
-    match how:
+    match damage:
         case "cut short":
             raw = raw[:5000]
         case "swapped":
@@ -61,8 +61,8 @@ async def test_damaged_groups_are_set_aside_with_the_reason(url: str, folder: Pa
         await _damage(str(folder), how)
         async with buffer.lease_batch({TASK: 1}) as lease:
             first = int(lease.batch[TASK][0][0].rollout_id)
-        rest = [int(one[0].rollout_id) for one in await buffer.get(9, TASK)]
-        assert [first, *rest] == [0, 1, 2, 77, 3][spoilt:]
+        numbers = [int(rollouts[0].rollout_id) for rollouts in await buffer.get(9, TASK)]
+        assert [first, *numbers] == [0, 1, 2, 77, 3][spoilt:]
         failed = [item async for item in buffer.find({"status": "failed"})]
         assert len(failed) == spoilt
         assert all(item.error for item in failed)
@@ -233,12 +233,12 @@ async def test_a_place_that_has_lost_its_marker_is_not_taken_for_a_new_one(where
     marker = Path(place) / MARKER
     async with apart(url, place) as buffer:
         await put(buffer, 1)
-    kept = marker.read_bytes()
+    content = marker.read_bytes()
     marker.unlink()
     with pytest.raises(PayloadStoreError, match="has lost its replaybuf"):
         async with apart(url, place) as buffer:
             await put(buffer, 2)
-    marker.write_bytes(kept)
+    marker.write_bytes(content)
     async with apart(url, place) as buffer:
         assert await take_all(buffer) == [1]
         await until_rows(url, 0)

@@ -22,10 +22,10 @@ def finish(rollout: RolloutState, text: str, status: Status = Status.COMPLETED) 
 
 
 async def contents(buffer: ReplayBuffer) -> dict[str, list[list[str | None]]]:
-    found: dict[str, list[list[str | None]]] = {}
+    by_status: dict[str, list[list[str | None]]] = {}
     async for item in buffer.find({}):
-        found.setdefault(item.status.value, []).append([rollout.response for rollout in item.item])
-    return found
+        by_status.setdefault(item.status.value, []).append([rollout.response for rollout in item.item])
+    return by_status
 
 
 def prompts_of(buffer: ReplayBuffer, **options: Any) -> Sampler:
@@ -110,8 +110,8 @@ async def test_a_snapshot_has_the_added_rollouts(url: str, tmp_path: Path) -> No
         await other.put([RolloutState(message=[])], "other")
         await other.delete({})
         await other.resume(tmp_path)
-        [again] = await prompts_of(other).draw(1)
-        assert [rollout.response for rollout in again.group] == [None, "one", None]
+        [redrawn] = await prompts_of(other).draw(1)
+        assert [rollout.response for rollout in redrawn.group] == [None, "one", None]
 
 
 class Loop:
@@ -201,18 +201,18 @@ async def produce_one(strategy: ProduceStrategy, loop: Loop, buffer: ReplayBuffe
 async def test_rollouts_of_prompts_that_are_gone_are_removed(buffer: ReplayBuffer) -> None:
     """Of those that were deleted, and of those finished by who didn't know that they were added."""
     ledger = prompts_of(buffer)
-    kept, gone = await ledger.draw(2)
-    for prompt in (kept, gone):
+    kept_prompt, finished_prompt = await ledger.draw(2)
+    for prompt in (kept_prompt, finished_prompt):
         finish(prompt.group[0], "a")
         await prompt.add(0)
-    lease = buffer.adopt(gone._lease.handle)
-    for rollout in gone.group:
+    lease = buffer.adopt(finished_prompt._lease.handle)
+    for rollout in finished_prompt.group:
         finish(rollout, "b")
-    await lease.finish(gone.group, TASK, replaces=[gone.uid])
+    await lease.finish(finished_prompt.group, TASK, replaces=[finished_prompt.uid])
     await buffer.storage.thread.run(lambda: buffer.storage.transactions.write(remove_orphans))
     assert await contents(buffer) == {"completed": [["b", "b", "b"]], "filling": [["a"]]}
     lease.stop()
-    await kept.give_back()
+    await kept_prompt.give_back()
 
 
 async def test_rollouts_of_prompts_are_found_among_all_that_fill_by_their_keys(tmp_path: Path) -> None:
@@ -235,10 +235,10 @@ async def test_a_damaged_rollout_of_a_prompt_is_generated_again(buffer: ReplayBu
             lambda tx: tx.change("UPDATE rb_payload SET data = :data WHERE uid = :uid", data=b"damaged", uid=uid)
         )
     )
-    [again] = await ledger.draw(1)
-    assert [rollout.response for rollout in again.group] == [None, "1", None]
+    [redrawn] = await ledger.draw(1)
+    assert [rollout.response for rollout in redrawn.group] == [None, "1", None]
     for index in (0, 2):
-        finish(again.group[index], "new")
-        await again.add(index)
-    await again.finish()
+        finish(redrawn.group[index], "new")
+        await redrawn.add(index)
+    await redrawn.finish()
     assert await contents(buffer) == {"completed": [["new", "1", "new"]]}

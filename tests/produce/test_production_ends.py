@@ -56,11 +56,11 @@ async def test_a_group_for_which_there_is_no_room_is_kept_until_there_is(url: st
     async with build(url, capacity=2, on_full=on_full, put_timeout=0.1) as buffer:
         filled = asyncio.Event()
         sampler, loop = sampler_of(buffer), ScriptedLoop(Script(tokens=1), sleep=lambda _: filled.wait())
-        wanted = SyncProduceStrategy(
-            should_continue=lambda completed, size: len(produced) < 2, on_group=lambda made: produced.append(made)
+        strategy = SyncProduceStrategy(
+            should_continue=lambda completed, size: len(produced) < 2, on_group=lambda result: produced.append(result)
         )
         produced: list[Any] = []
-        batch = asyncio.create_task(produce(wanted, loop, sampler, 2))
+        batch = asyncio.create_task(produce(strategy, loop, sampler, 2))
         await until(lambda: loop.running == 2)
         for number in (100, 101):
             await buffer.put(group(number), TASK)
@@ -175,8 +175,8 @@ async def ended(call: Awaitable[Any], number: int, moment: str, times: int) -> b
         await stepping
 
     task = asyncio.create_task(run())
-    done, _ = await asyncio.wait([task], timeout=20)
-    assert done, f"cancelled at wait {number} {moment}, it hangs"
+    finished, _ = await asyncio.wait([task], timeout=20)
+    assert finished, f"cancelled at wait {number} {moment}, it hangs"
     if not task.cancelled():
         await task
     return task.cancelled()
@@ -207,11 +207,11 @@ async def async_batch(loop: ScriptedLoop, sampler: Sampler) -> None:
 async def worker(loop: ScriptedLoop, sampler: Sampler) -> None:
     """Which loads weights twice, and is stopped when a batch is there."""
     stop = asyncio.Event()
-    left = [SIZE]
+    remaining = [SIZE]
 
-    def told(_: Any) -> None:
-        left[0] -= 1
-        if not left[0]:
+    def count(_: Any) -> None:
+        remaining[0] -= 1
+        if not remaining[0]:
             stop.set()
 
     async def load(state: TrainState) -> None:
@@ -220,7 +220,7 @@ async def worker(loop: ScriptedLoop, sampler: Sampler) -> None:
             await publish(sampler.buffer, TrainState(2, 1))
 
     await publish(sampler.buffer, TrainState(1, 0))
-    strategy = AsyncProduceStrategy(over_sample=1.0, pause_timeout=0.05, enable_partial_rollout=True, on_group=told)
+    strategy = AsyncProduceStrategy(over_sample=1.0, pause_timeout=0.05, enable_partial_rollout=True, on_group=count)
     await produce_loop(strategy, loop, sampler, SIZE, load_weights=load, stop=stop, timeout=20)
 
 

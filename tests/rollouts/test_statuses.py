@@ -106,8 +106,8 @@ def test_the_config_says_what_statuses_mean() -> None:
     ],
 )
 def test_expiry_writes_what_the_class_has_for_it(now: Any, choices: Any, expired: Any) -> None:
-    new = Statuses().like(Status.EXPIRED, now, choices)
-    assert (type(new), new) == (type(expired), expired)
+    chosen = Statuses().like(Status.EXPIRED, now, choices)
+    assert (type(chosen), chosen) == (type(expired), expired)
 
 
 def test_what_is_named_like_ours_is_written_rather_than_an_alias() -> None:
@@ -229,7 +229,7 @@ NONE = [None, {"score": None}, "0.5", {"score": 10**400}, np.array([0.5, 1.0]), 
 
 
 def group(*rewards: Any) -> list[RolloutState]:
-    return [RolloutState(message=[], response="4", reward=one, status=Status.COMPLETED) for one in rewards]
+    return [RolloutState(message=[], response="4", reward=reward, status=Status.COMPLETED) for reward in rewards]
 
 
 async def only(buffer: ReplayBuffer) -> Any:
@@ -241,7 +241,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "replaybuf.rewards"]
 
 
-@pytest.mark.parametrize(("reward", "number"), [*NUMBERS, *((one, None) for one in INFINITE + NONE)], ids=str)
+@pytest.mark.parametrize(("reward", "number"), [*NUMBERS, *((value, None) for value in INFINITE + NONE)], ids=str)
 def test_a_reward_is_a_finite_number_or_none(reward: Any, number: float | None) -> None:
     assert reward_value(reward) == number
 
@@ -275,9 +275,9 @@ async def test_the_reward_key_names_the_part_that_counts(caplog: pytest.LogCaptu
 
 
 def test_groups_differ_by_the_part_that_counts() -> None:
-    same = group({"accuracy": 1.0, "format": 0.0}, {"accuracy": 1.0, "format": 1.0})
-    assert not reward_varies(same, reward_key="accuracy")
-    assert reward_varies(same, reward_key="format")
+    members = group({"accuracy": 1.0, "format": 0.0}, {"accuracy": 1.0, "format": 1.0})
+    assert not reward_varies(members, reward_key="accuracy")
+    assert reward_varies(members, reward_key="format")
 
 
 @pytest.mark.parametrize("key", ["", 5, None])
