@@ -224,7 +224,7 @@ def test_the_environment_names_a_type_but_no_mapping() -> None:
 PARTS = {"accuracy": 0.25, "format": 1.0, "note": "short"}
 
 NUMBERS = [(0.5, 0.5), (True, 1.0), (np.float32(0.5), 0.5), (np.array([0.5]), 0.5), ({"score": 1}, 1.0)]
-INFINITE = [math.nan, -math.inf, 10**400, -(10**400), np.array([10**400], dtype=object), np.array(math.inf)]
+INFINITE = [math.nan, -math.inf, 1e101, 10**400, -(10**400), np.array([10**400], dtype=object), np.array(math.inf)]
 NONE = [None, {"score": None}, "0.5", {"score": 10**400}, np.array([0.5, 1.0]), [0.5], PARTS, {"score": "1"}, 1j]
 
 
