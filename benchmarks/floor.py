@@ -19,20 +19,20 @@ class SqliteFloor:
 
     def put(self, payloads: Sequence[bytes]) -> None:
         """Insert payloads, each in its own transaction."""
-        run = self._connection.execute
+        execute = self._connection.execute
         for payload in payloads:
-            run("BEGIN IMMEDIATE")
-            run("INSERT INTO floor (data) VALUES (?)", (payload,))
-            run("COMMIT")
+            execute("BEGIN IMMEDIATE")
+            execute("INSERT INTO floor (data) VALUES (?)", (payload,))
+            execute("COMMIT")
 
     def take(self, size: int) -> list[bytes]:
         """Return the oldest payloads, deleted in the same transaction; not decoded."""
-        run = self._connection.execute
-        run("BEGIN IMMEDIATE")
-        ids = [row[0] for row in run("SELECT id FROM floor ORDER BY id LIMIT ?", (size,))]
+        execute = self._connection.execute
+        execute("BEGIN IMMEDIATE")
+        ids = [row[0] for row in execute("SELECT id FROM floor ORDER BY id LIMIT ?", (size,))]
         marks = ",".join("?" * len(ids))
-        rows = run(f"DELETE FROM floor WHERE id IN ({marks}) RETURNING data", ids).fetchall()  # noqa: S608
-        run("COMMIT")
+        rows = execute(f"DELETE FROM floor WHERE id IN ({marks}) RETURNING data", ids).fetchall()  # noqa: S608
+        execute("COMMIT")
         return [row[0] for row in rows]
 
     def close(self) -> None:
@@ -49,12 +49,12 @@ class TunedSqliteFloor(SqliteFloor):
 
     def put(self, payloads: Sequence[bytes]) -> None:
         """Insert payloads, 64 in a transaction."""
-        run = self._connection.execute
+        execute = self._connection.execute
         for start in range(0, len(payloads), 64):
-            run("BEGIN IMMEDIATE")
+            execute("BEGIN IMMEDIATE")
             for payload in payloads[start : start + 64]:
-                run("INSERT INTO floor (data) VALUES (?)", (payload,))
-            run("COMMIT")
+                execute("INSERT INTO floor (data) VALUES (?)", (payload,))
+            execute("COMMIT")
 
 
 def copy_log_back(path: str) -> None:

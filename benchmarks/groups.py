@@ -48,4 +48,4 @@ def plain(group: list[RolloutState]) -> list[dict[str, Any]]:
 
 def rollouts(group: list[dict[str, Any]]) -> list[RolloutState]:
     """Return completed rollouts of these fields."""
-    return [RolloutState(status=Status.COMPLETED, **one) for one in group]
+    return [RolloutState(status=Status.COMPLETED, **rollout) for rollout in group]

@@ -58,78 +58,78 @@ Figures = dict[str, dict[str, float]]
 
 async def main(settings: Settings, *, update: bool) -> int:
     """Measure, print, and compare with the kept figures, or replace them. Return 1 for a regression."""
-    kept: Figures = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    baseline: Figures = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     measured: Figures = {}
     for kind in settings.databases:
         statements, trips = await statements_and_round_trips(kind)
         measured[f"{kind}: statements"] = dict(statements)
         if kind == "postgresql":
             measured[f"{kind}: round trips"] = dict(trips)
-        for what, measure_one, sizes in (("calls", calls, SIZES), ("CPU", cpu, LARGE)):
-            name = f"{kind}: {what} on Python {sys.version_info.major}.{sys.version_info.minor}"
+        for cost_name, measure_one, sizes in (("calls", calls, SIZES), ("CPU", cpu, LARGE)):
+            name = f"{kind}: {cost_name} on Python {sys.version_info.major}.{sys.version_info.minor}"
             measured[name] = {}
             for size in sizes:
                 measure = partial(measure_one, kind, size)
-                measured[name] |= await (typical(measure) if update else confirmed(measure, name, kept))
-    print("\n".join(_lines(measured, kept)))
+                measured[name] |= await (typical(measure) if update else confirmed(measure, name, baseline))
+    print("\n".join(_lines(measured, baseline)))
     if update:
-        KEPT.write_text(json.dumps(kept | measured, indent=2) + "\n")
+        KEPT.write_text(json.dumps(baseline | measured, indent=2) + "\n")
         return 0
-    worse = regressions(measured, kept)
-    print("\n" + "\n".join(worse or ["no regression"]))
-    if worse:
+    worse_figures = regressions(measured, baseline)
+    print("\n" + "\n".join(worse_figures or ["no regression"]))
+    if worse_figures:
         print("Mend it; or if it is meant, python -m benchmarks guard --update, and say why in the commit.")
-    return 1 if worse else 0
+    return 1 if worse_figures else 0
 
 
-def regressions(measured: Figures, kept: Figures) -> list[str]:
+def regressions(measured: Figures, baseline: Figures) -> list[str]:
     """Return a line for each figure that is clearly worse than the kept one, or of which none is kept.
 
     Calls and CPU are only compared on versions of Python of which figures are kept.
     """
-    found = []
+    sentences = []
     for section, figures in measured.items():
-        most = next((most for kind, most in TOLERANCES.items() if kind in section), 1)
-        if most > 1 and section not in kept:
+        tolerance = next((tolerance for kind, tolerance in TOLERANCES.items() if kind in section), 1)
+        if tolerance > 1 and section not in baseline:
             continue  # of a version of Python for which none are kept: others have other figures
-        limit = f", at most {most:g} times that" if most > 1 else ""
+        limit = f", at most {tolerance:g} times that" if tolerance > 1 else ""
         for name, figure in figures.items():
-            before = kept.get(section, {}).get(name)
+            before = baseline.get(section, {}).get(name)
             if before is None:
-                found.append(f"NEW: {section}, {name}: {figure:g}; run python -m benchmarks guard --update")
-            elif figure > before * most:
-                found.append(f"REGRESSION: {section}, {name}: {figure:g} where {before:g} is kept{limit}")
-    return found
+                sentences.append(f"NEW: {section}, {name}: {figure:g}; run python -m benchmarks guard --update")
+            elif figure > before * tolerance:
+                sentences.append(f"REGRESSION: {section}, {name}: {figure:g} where {before:g} is kept{limit}")
+    return sentences
 
 
-def _lines(measured: Figures, kept: Figures) -> Iterator[str]:
+def _lines(measured: Figures, baseline: Figures) -> Iterator[str]:
     for section, figures in measured.items():
         for name, figure in figures.items():
-            yield f"{section}, {name}: {figure:g}, kept {kept.get(section, {}).get(name, 'nothing')}"
+            yield f"{section}, {name}: {figure:g}, kept {baseline.get(section, {}).get(name, 'nothing')}"
 
 
 async def typical(measure: Callable[[], Awaitable[dict[str, float]]]) -> dict[str, float]:
     """Return the medians of several measurements: what is kept must not be the luckiest."""
     several = [await measure() for _ in range(KEEPING)]
-    return {what: statistics.median(one[what] for one in several) for what in several[0]}
+    return {name: statistics.median(costs[name] for costs in several) for name in several[0]}
 
 
 async def confirmed(
-    measure: Callable[[], Awaitable[dict[str, float]]], section: str, kept: Figures
+    measure: Callable[[], Awaitable[dict[str, float]]], section: str, baseline: Figures
 ) -> dict[str, float]:
     """Return figures; where one is a regression they are measured again, and of each the smallest counts."""
     figures = await measure()
     for _ in range(AGAIN):
-        if not regressions({section: figures}, kept):
+        if not regressions({section: figures}, baseline):
             break
-        again = await measure()
-        figures = {what: min(figure, again[what]) for what, figure in figures.items()}
+        repeated = await measure()
+        figures = {name: min(figure, repeated[name]) for name, figure in figures.items()}
     return figures
 
 
 async def calls(kind: str, size: str) -> dict[str, float]:
     """Return the function calls of puts and takes of groups of this size, for a group."""
-    found: dict[str, list[int]] = {}
+    counts: dict[str, list[int]] = {}
     with counting_calls() as count:
         async with new_database(kind) as url, open_buffer(url) as buffer:
             await stop_sweeping(buffer)
@@ -139,8 +139,8 @@ async def calls(kind: str, size: str) -> dict[str, float]:
                 for name, work in (("puts", partial(put_all, buffer, fresh)), ("takes", partial(_take, buffer))):
                     before = count.value
                     await work()
-                    found.setdefault(name, []).append(count.value - before)
-    return {f"{name} of {size}": round(min(numbers) / COUNT) for name, numbers in found.items()}
+                    counts.setdefault(name, []).append(count.value - before)
+    return {f"{name} of {size}": round(min(numbers) / COUNT) for name, numbers in counts.items()}
 
 
 async def cpu(kind: str, size: str) -> dict[str, float]:
@@ -171,14 +171,14 @@ async def _take(buffer: Any) -> None:
 class _Yardstick:
     """Groups as plain values through msgpack, and as its bytes through the tuned floor."""
 
-    def __init__(self, path: str, made: list[Any]) -> None:
+    def __init__(self, path: str, new_groups: list[Any]) -> None:
         self._floor = TunedSqliteFloor(path)
-        self._plain = list(map(groups.plain, made))
+        self._plain = list(map(groups.plain, new_groups))
 
     def put(self) -> None:
         self._floor.put([msgpack.packb(group, default=lambda array: array.tobytes()) for group in self._plain])
 
     def take(self) -> None:
-        while taken := self._floor.take(BATCH):
-            for data in taken:
+        while payloads := self._floor.take(BATCH):
+            for data in payloads:
                 msgpack.unpackb(data)

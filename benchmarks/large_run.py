@@ -62,18 +62,18 @@ RUNS = {
 
 def reckoned(run: Run) -> dict[str, str]:
     """Return what a run asks for, as it is shown."""
-    rate, plain, whole = run.groups_a_second, run.group_bytes(experts=False), run.group_bytes(experts=True)
+    rate, plain, with_experts = run.groups_a_second, run.group_bytes(experts=False), run.group_bytes(experts=True)
     return {
         "run": run.name,
         "GPUs": str(run.gpus),
         "groups/s": f"{rate:.2f}",
         "a group": _size(plain),
-        "with experts": _size(whole) if run.expert_bytes else "-",
+        "with experts": _size(with_experts) if run.expert_bytes else "-",
         "MB/s": _pair(run, lambda size: f"{rate * size / 1e6:.1f}"),
         "WAL a day": _pair(run, lambda size: _size(86_400 * rate * size * WAL_TIMES)),
         "connections": f"{(run.engines + 1) * USUAL_CONNECTIONS} to {(run.engines + 1) * MOST_CONNECTIONS}",
         "disk": _pair(run, lambda size: _size(BATCHES_KEPT * run.groups * (size + ROW_BYTES))),
-        "longest row": f"{ROW_LIMIT / whole:.0f} x" if whole < ROW_LIMIT else "over the limit",
+        "longest row": f"{ROW_LIMIT / with_experts:.0f} x" if with_experts < ROW_LIMIT else "over the limit",
     }
 
 

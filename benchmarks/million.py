@@ -30,8 +30,8 @@ async def fill_many(url: str, count: int, seed: int = SEED) -> None:
         if count > seed:
             await multiply(buffer, seed, count)
         await refresh(buffer, groups.TRAIN_STEP)
-        if (found := await buffer.count(TASK, "completed")) != count:
-            raise RuntimeError(f"{found} groups where {count} should be")
+        if (stored_count := await buffer.count(TASK, "completed")) != count:
+            raise RuntimeError(f"{stored_count} groups where {count} should be")
 
 
 async def refresh(buffer: Any, step: int) -> int:

@@ -32,22 +32,22 @@ MOST_GAP = 20
 
 async def _gaps(settings: Settings, kind: str, fields: str, make: Callable[[int], list[RolloutState]]) -> Row:
     """Return the longest gap of the event loop in a take of 64 groups of 100 KB, and in their puts."""
-    taken, put = [], []
+    get_gaps, put_gaps = [], []
     async with new_database(kind) as url, open_buffer(url) as buffer:
         for turn in range(settings.rounds + 1):
-            made = [make(100) for _ in range(64)]
-            gaps = [await longest_gap(lambda made=made: put_all(buffer, made))]  # type: ignore[misc]
-            del made
+            new_groups = [make(100) for _ in range(64)]
+            gaps = [await longest_gap(lambda new_groups=new_groups: put_all(buffer, new_groups))]  # type: ignore[misc]
+            del new_groups
             gaps.append(await longest_gap(lambda: buffer.take_batch({TASK: 64}, timeout=60)))
             if turn:
-                put.append(gaps[0])
-                taken.append(gaps[1])
-    figure = statistics.median(taken)
+                put_gaps.append(gaps[0])
+                get_gaps.append(gaps[1])
+    figure = statistics.median(get_gaps)
     return Row(
         "payloads",
         f"{kind}: longest gap of the event loop in a take of 64 x 100 KB of {fields}",
-        spread(taken),
-        f"in puts {spread(put)}",
+        spread(get_gaps),
+        f"in puts {spread(put_gaps)}",
         aim=f"<= {MOST_GAP} ms",
         met=figure <= MOST_GAP / 1000,
     )
@@ -97,12 +97,12 @@ async def _deferred(settings: Settings, kind: str) -> Row:
         handles = [item.item[0].routed_experts for item in leased.items[TASK]]
         loaded = await cost(lambda: load_all(handles[:1]))
         await leased.acknowledge()
-    mine, theirs = pairs.median
-    _, shown = pairs.ratio(faster=True)
+    deferred_seconds, theirs = pairs.median
+    _, ratio_text = pairs.ratio(faster=True)
     return Row(
         "payloads",
         f"{kind} with a folder: {count} groups leased, a field of 20 MB deferred",
-        f"{number(mine * 1000)} ms, one loaded in {number(loaded.seconds * 1000)} ms",
+        f"{number(deferred_seconds * 1000)} ms, one loaded in {number(loaded.seconds * 1000)} ms",
         f"read with the groups {number(theirs * 1000)} ms",
-        shown,
+        ratio_text,
     )

@@ -66,8 +66,8 @@ async def explain_all(url: str) -> list[Explained]:
             await during(f"take mixed {policy}", lambda buffer=buffer: _take_mixed(buffer))
     async with _using(url, "fifo", caught) as (buffer, during):
         await during("take fifo", lambda: buffer.get(64, TASK))
-        drawn = (await buffer.sample({TASK: 64}))[TASK]
-        await during("annotate", lambda: buffer.annotate({item.uid: [{"token": np.ones(1)}] for item in drawn}))
+        items = (await buffer.sample({TASK: 64}))[TASK]
+        await during("annotate", lambda: buffer.annotate({item.uid: [{"token": np.ones(1)}] for item in items}))
         await _make_garbage(buffer)
         await during("sweep", lambda: _sweep(buffer))
         return await buffer.storage.thread.run(lambda: _explain(engine_of(buffer), caught))
@@ -97,13 +97,13 @@ class _Catching(Hook):
 
     def __init__(self, purpose: str, caught: list[tuple[str, str, Any]]) -> None:
         self._purpose, self._caught = purpose, caught
-        self._known = {(of, statement) for of, statement, _ in caught}
+        self._known = {(about, statement) for about, statement, _ in caught}
 
     def statement(self, sql: str, values: Sequence[Any], many: bool) -> None:
-        for one in filter(_EXPLAINED.match, sql.split(";")):  # PostgreSQL gets several in one message
-            if any(table in one for table in LARGE) and (self._purpose, one) not in self._known:
-                self._caught.append((self._purpose, one, values[0] if many else values))
-                self._known.add((self._purpose, one))
+        for part in filter(_EXPLAINED.match, sql.split(";")):  # PostgreSQL gets several in one message
+            if any(table in part for table in LARGE) and (self._purpose, part) not in self._known:
+                self._caught.append((self._purpose, part, values[0] if many else values))
+                self._known.add((self._purpose, part))
 
 
 async def _lease(buffer: ReplayBuffer) -> None:
@@ -157,12 +157,12 @@ async def _sweep(buffer: ReplayBuffer) -> None:
 async def _explain(engine: Any, caught: list[tuple[str, str, Any]]) -> list[Explained]:
     explain = _explain_postgres if engine.dialect.name == "postgresql" else _explain_sqlite
     async with engine.connect() as connection:
-        return [await explain(connection, Explained(*what), parameters) for *what, parameters in caught]
+        return [await explain(connection, Explained(*fields), parameters) for *fields, parameters in caught]
 
 
 async def _explain_sqlite(connection: Any, result: Explained, parameters: Any) -> Explained:
-    found = await connection.exec_driver_sql("EXPLAIN QUERY PLAN " + result.statement, tuple(parameters))
-    result.plan = [row[3] for row in found]
+    rows = await connection.exec_driver_sql("EXPLAIN QUERY PLAN " + result.statement, tuple(parameters))
+    result.plan = [row[3] for row in rows]
     for line in result.plan:
         if any(line.startswith(f"SCAN {table}") for table in LARGE) or "TEMP B-TREE" in line:
             result.problems.append(line)
@@ -170,8 +170,8 @@ async def _explain_sqlite(connection: Any, result: Explained, parameters: Any) -
 
 
 async def _explain_postgres(connection: Any, result: Explained, parameters: Any) -> Explained:
-    found = await connection.exec_driver_sql("EXPLAIN (FORMAT JSON) " + result.statement, tuple(parameters))
-    _judge(result, "with these parameters", found.scalar_one())
+    cursor = await connection.exec_driver_sql("EXPLAIN (FORMAT JSON) " + result.statement, tuple(parameters))
+    _judge(result, "with these parameters", cursor.scalar_one())
     # A statement that is run often may get one plan for all parameters, made without looking at them.
     driver = (await connection.get_raw_connection()).driver_connection
     await driver.execute(f"PREPARE explained AS {result.statement}")
@@ -191,7 +191,7 @@ def _judge(result: Explained, mode: str, answer: Any) -> None:
 
 
 def _nodes(plan: dict[str, Any], depth: int) -> list[tuple[int, dict[str, Any]]]:
-    return [(depth, plan), *(found for child in plan.get("Plans", ()) for found in _nodes(child, depth + 1))]
+    return [(depth, plan), *(node for child in plan.get("Plans", ()) for node in _nodes(child, depth + 1))]
 
 
 def _is_bad(node: dict[str, Any]) -> bool:
@@ -208,15 +208,15 @@ def _node(node: dict[str, Any]) -> str:
 
 async def main(settings: Settings) -> int:
     """Print the plans. Return 1 if one is bad."""
-    bad = 0
+    bad_count = 0
     for kind in settings.databases:
         async with new_database(kind) as url:
             await fill_many(url, settings.size(200_000, 20_000))
             for explained in await explain_all(url):
-                bad += bool(explained.problems)
+                bad_count += bool(explained.problems)
                 print(f"\n{kind}, {explained.purpose}{': BAD' if explained.problems else ''}")
                 print("  " + " ".join(explained.statement.split())[:300])
                 print("\n".join(f"    {line}" for line in explained.plan))
                 print("\n".join(f"    BAD: {line}" for line in explained.problems), end="")
-    print(f"\n{bad} bad plans")
-    return 1 if bad else 0
+    print(f"\n{bad_count} bad plans")
+    return 1 if bad_count else 0

@@ -46,10 +46,10 @@ def _choice(settings: Settings) -> Row:
     )
     seconds, items = [], list[int]()
     for version in range(1, 101):
-        drawn = [(place, 0, 2, 16, 9.0, 9.0, 0.5) for place in items]
-        began = time.process_time()
-        items, _, after = dataset.choose(now, drawn, BATCH)
-        seconds.append(time.process_time() - began)
+        counts = [(place, 0, 2, 16, 9.0, 9.0, 0.5) for place in items]
+        start = time.process_time()
+        items, _, after = dataset.choose(now, counts, BATCH)
+        seconds.append(time.process_time() - start)
         now = Cursor(TASK, version, value=after)
     worst, first = max(seconds[1:]), seconds[0]
     return Row(
@@ -66,15 +66,15 @@ def _choice(settings: Settings) -> Row:
 class Engine:
     """An agent loop that returns prepared rollouts after `seconds`."""
 
-    def __init__(self, made: list[list[RolloutState]], seconds: float = 0.0) -> None:
-        self._made, self._seconds = iter(made), seconds
+    def __init__(self, outcomes: list[list[RolloutState]], seconds: float = 0.0) -> None:
+        self._made, self._seconds = iter(outcomes), seconds
 
     async def generate_group(self, group: list[Any], *, partial: bool) -> list[RolloutState]:
         await asyncio.sleep(self._seconds)
-        made = next(self._made)
-        for rollout, prompt in zip(made, group, strict=True):
+        new_group = next(self._made)
+        for rollout, prompt in zip(new_group, group, strict=True):
             rollout.rollout_id, rollout.group_id, rollout.status = prompt.rollout_id, prompt.group_id, Status.COMPLETED
-        return made
+        return new_group
 
     async def pause(self) -> None:
         """Do nothing: no group is ever left over."""
@@ -105,18 +105,18 @@ async def _instant(settings: Settings, kind: str) -> Row:
     databases = new_database(kind), new_database(kind)
     async with databases[0] as ours, databases[1] as theirs, open_buffer(ours) as buffer, open_buffer(theirs) as bare:
         sampler, engine = _sampler(buffer, rounds + 2), Engine(_made(rounds))
-        others = iter(_made(rounds))
+        other_groups = iter(_made(rounds))
 
         async def put_and_take() -> None:
-            await put_all(bare, [next(others) for _ in range(BATCH)])
+            await put_all(bare, [next(other_groups) for _ in range(BATCH)])
             await bare.take_batch({TASK: BATCH})
 
         pairs = await in_turn(lambda: _produce(buffer, sampler, engine), put_and_take, rounds)
-    mine, plain = pairs.median
+    produced, plain = pairs.median
     return Row(
         "production",
         f"{kind}: prompts drawn, {BATCH} groups put and taken; an instant engine",
-        f"{number(BATCH / mine)}/s",
+        f"{number(BATCH / produced)}/s",
         f"put and take_batch alone {number(BATCH / plain)}/s",
         pairs.ratio(faster=True)[1],
     )
@@ -134,14 +134,14 @@ async def _with_latency(settings: Settings, kind: str) -> Row:
             await asyncio.gather(*(bare.generate_group(prompt, partial=False) for prompt in prompts))
 
         pairs = await in_turn(lambda: _produce(buffer, sampler, engine), generate, rounds)
-    mine, plain = pairs.median
-    middle, shown = pairs.ratio(faster=False)
+    produced, plain = pairs.median
+    middle, ratio_text = pairs.ratio(faster=False)
     return Row(
         "production",
         f"{kind}: a batch of {BATCH} groups, generated in {milliseconds(LATENCY)} each",
-        milliseconds(mine),
+        milliseconds(produced),
         f"the engine alone {milliseconds(plain)}",
-        shown,
+        ratio_text,
         "<= 1.2",
         middle <= 1.2,
     )

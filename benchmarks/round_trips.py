@@ -38,16 +38,16 @@ async def counting_round_trips(url: str) -> AsyncIterator[tuple[str, Count]]:
     A round trip begins whenever a client sends again after it has heard from the server, so messages that are sent
     together count once, whatever driver sends them.
     """
-    given = make_url(url)
+    server_url = make_url(url)
     count, pumps = Count(), set[asyncio.Task[None]]()
-    folder = given.query.get("host")
-    port = given.port or 5432
+    folder = server_url.query.get("host")
+    port = server_url.port or 5432
 
-    async def relay(client: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+    async def relay(client: asyncio.StreamReader, client_writer: asyncio.StreamWriter) -> None:
         if folder:
             server, forth = await asyncio.open_unix_connection(f"{folder}/.s.PGSQL.{port}")
         else:
-            server, forth = await asyncio.open_connection(given.host, port)
+            server, forth = await asyncio.open_connection(server_url.host, port)
         heard = True
 
         async def ask() -> None:
@@ -62,8 +62,8 @@ async def counting_round_trips(url: str) -> AsyncIterator[tuple[str, Count]]:
             nonlocal heard
             while data := await server.read(1 << 18):
                 heard = True
-                back.write(data)
-                await back.drain()
+                client_writer.write(data)
+                await client_writer.drain()
 
         pair = [asyncio.create_task(ask()), asyncio.create_task(answer())]
         pumps.update(pair)
@@ -73,12 +73,12 @@ async def counting_round_trips(url: str) -> AsyncIterator[tuple[str, Count]]:
             with contextlib.suppress(asyncio.CancelledError, OSError):
                 await task
         pumps.difference_update(pair)
-        back.close()
+        client_writer.close()
         forth.close()
 
     listening = await asyncio.start_server(relay, "127.0.0.1", 0)
     try:
-        local = given.set(host="127.0.0.1", port=listening.sockets[0].getsockname()[1], query={})
+        local = server_url.set(host="127.0.0.1", port=listening.sockets[0].getsockname()[1], query={})
         yield local.render_as_string(hide_password=False), count
     finally:
         listening.close()

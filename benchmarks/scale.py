@@ -42,32 +42,32 @@ async def _gets(settings: Settings, kind: str, policy: str, large: str, small: s
         pairs = await in_turn(
             lambda: big.get(BATCH, TASK), lambda: little.get(BATCH, TASK), settings.rounds * 3, warm_up=4
         )
-    middle, shown = pairs.ratio(faster=False)
-    mine, base = pairs.median
+    middle, ratio_text = pairs.ratio(faster=False)
+    median, base = pairs.median
     return Row(
         "scale",
         f"{kind}, {policy}: get(64) with {many:,} small groups buffered",
-        milliseconds(mine),
+        milliseconds(median),
         f"with {few:,}: {milliseconds(base)}",
-        shown,
+        ratio_text,
         "<= 1.5",
         middle <= 1.5,
     )
 
 
 async def _beside_fifo(settings: Settings, kind: str, policy: str, large: str, many: int) -> Row:
-    async with open_buffer(large, policy) as chosen, open_buffer(large, "fifo") as fifo:
+    async with open_buffer(large, policy) as measured_buffer, open_buffer(large, "fifo") as fifo:
         pairs = await in_turn(
-            lambda: chosen.get(BATCH, TASK), lambda: fifo.get(BATCH, TASK), settings.rounds * 3, warm_up=4
+            lambda: measured_buffer.get(BATCH, TASK), lambda: fifo.get(BATCH, TASK), settings.rounds * 3, warm_up=4
         )
-    middle, shown = pairs.ratio(faster=False)
-    mine, base = pairs.median
+    middle, ratio_text = pairs.ratio(faster=False)
+    median, base = pairs.median
     return Row(
         "scale",
         f"{kind}, {policy}: get(64) with {many:,} small groups buffered, beside fifo",
-        milliseconds(mine),
+        milliseconds(median),
         f"fifo: {milliseconds(base)}",
-        shown,
+        ratio_text,
         "<= 2",
         middle <= 2,
     )

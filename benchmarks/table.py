@@ -44,8 +44,8 @@ class Row:
 
     def cells(self) -> list[str]:
         """Return the row as text."""
-        met = "" if self.met is None else "yes" if self.met else "**no**"
-        return [self.name, self.measured, self.figure, self.yardstick, self.ratio, self.aim, met]
+        aim_met = "" if self.met is None else "yes" if self.met else "**no**"
+        return [self.name, self.measured, self.figure, self.yardstick, self.ratio, self.aim, aim_met]
 
 
 HEADINGS = ["name", "what was measured", "figure", "yardstick", "ratio (min..max)", "aim", "met"]
@@ -92,9 +92,9 @@ async def cost(work: Work) -> Cost:
     result = work()
     if inspect.isawaitable(result):
         result = await result
-    taken = Cost(time.perf_counter() - start, time.process_time() - cpu)
+    spent = Cost(time.perf_counter() - start, time.process_time() - cpu)
     del result
-    return taken
+    return spent
 
 
 async def seconds(work: Work) -> float:
@@ -108,12 +108,12 @@ async def in_turn(
     """Measure A B, then B A, and so on, so that a noisy machine affects both alike; `before` each, what isn't timed."""
     measured: tuple[list[float], list[float]] = ([], [])
     for turn in range(rounds + warm_up):
-        for which in (0, 1) if turn % 2 == 0 else (1, 0):
+        for side in (0, 1) if turn % 2 == 0 else (1, 0):
             if before is not None:
                 await before()
-            taken = await seconds((ours, theirs)[which])
+            duration = await seconds((ours, theirs)[side])
             if turn >= warm_up:
-                measured[which].append(taken)
+                measured[side].append(duration)
             await asyncio.sleep(0)
     return Pairs(*measured)
 

@@ -34,16 +34,16 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--case", action="append", choices=CASES, help="KB and kind of values; by default, all")
     parser.add_argument("--processes", type=int, default=5, help="pairs of processes (%(default)s)")
     parser.add_argument("--turns", type=int, default=8, help="of each pair (%(default)s)")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     here = Path(__file__).parent.parent
-    for case in given.case or CASES:
-        medians = [_of_pair((given.other.resolve(), here), case, given.turns) for _ in range(given.processes)]
-        for place, what in enumerate(("puts", "takes")):
+    for case in options.case or CASES:
+        medians = [_of_pair((options.other.resolve(), here), case, options.turns) for _ in range(options.processes)]
+        for place, call in enumerate(("puts", "takes")):
             theirs, ours, ratios = zip(*(pair[place] for pair in medians), strict=True)
-            each = " ".join(f"{one:.2f}" for one in ratios)
+            ratio_texts = " ".join(f"{ratio:.2f}" for ratio in ratios)
             print(
-                f"{what} of {case}: {statistics.median(theirs):,.0f}, {statistics.median(ours):,.0f} us = "
-                f"{statistics.median(ratios):.2f} ({each})",
+                f"{call} of {case}: {statistics.median(theirs):,.0f}, {statistics.median(ours):,.0f} us = "
+                f"{statistics.median(ratios):.2f} ({ratio_texts})",
                 flush=True,
             )
     return 0
@@ -52,13 +52,13 @@ def main(arguments: Sequence[str]) -> int:
 def _of_pair(trees: tuple[Path, Path], case: str, turns: int) -> list[tuple[float, float, float]]:
     """Return for puts and takes the median us of CPU a group in each tree, and the median ratio of the turns."""
     with _running(trees[0], case) as theirs, _running(trees[1], case) as ours:
-        both = theirs, ours
-        for one in both:
-            _work(one)
+        processes = theirs, ours
+        for tree_process in processes:
+            _work(tree_process)
         measured = []
         for turn in range(turns):
-            found = {one: _work(one) for one in (both if turn % 2 == 0 else reversed(both))}
-            measured.append(list(zip(found[theirs], found[ours], strict=True)))
+            times = {process: _work(process) for process in (processes if turn % 2 == 0 else reversed(processes))}
+            measured.append(list(zip(times[theirs], times[ours], strict=True)))
     return [
         (*map(statistics.median, zip(*pairs, strict=True)), statistics.median(mine / other for other, mine in pairs))  # type: ignore[misc]
         for pairs in zip(*measured, strict=True)
@@ -104,23 +104,23 @@ async def _serve(case: str) -> None:
             for _ in sys.stdin:
                 groups = [_group(case) for _ in range(CASES[case])]
                 gc.collect()
-                began = time.process_time()
+                start = time.process_time()
                 await _put_all(buffer, groups)
-                put = time.process_time() - began
+                put_seconds = time.process_time() - start
                 del groups
                 await asyncio.sleep(0.02)  # what follows the last put
-                began = time.process_time()
+                start = time.process_time()
                 for _ in range(0, CASES[case], _BATCH):
                     await buffer.take_batch({"task": _BATCH}, timeout=60)
-                took = time.process_time() - began
-                print(*(seconds / CASES[case] * 1e6 for seconds in (put, took)), flush=True)
+                took = time.process_time() - start
+                print(*(seconds / CASES[case] * 1e6 for seconds in (put_seconds, took)), flush=True)
 
 
 async def _put_all(buffer: Any, groups: Iterable[Any]) -> None:
-    left = iter(groups)
+    remaining = iter(groups)
 
     async def put() -> None:
-        for group in left:
+        for group in remaining:
             await buffer.put(group, "task", model_step=97, current_train_step=100)
 
     await asyncio.gather(*(put() for _ in range(_PUTTERS)))
@@ -133,10 +133,10 @@ def _group(case: str) -> list[Any]:
 
     size, _, kind = case.partition(":")
     if size == "1":
-        made = fields.small() if kind == "lists" else fields.arrays(1)
+        new_rollouts = fields.small() if kind == "lists" else fields.arrays(1)
     else:
-        made = fields.lists(int(size)) if kind == "lists" else fields.arrays(int(size))
-    return [RolloutState(status=Status.COMPLETED, **one) for one in made]
+        new_rollouts = fields.lists(int(size)) if kind == "lists" else fields.arrays(int(size))
+    return [RolloutState(status=Status.COMPLETED, **rollout_fields) for rollout_fields in new_rollouts]
 
 
 if __name__ == "__main__":

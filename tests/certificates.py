@@ -35,8 +35,8 @@ class Authority:
         self._folder = folder
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _named(f"CA of {name}")
-        made = _begin(self._name, self._name, self._key, days=30)
-        self._made = made.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True).sign(
+        draft = _begin(self._name, self._name, self._key, days=30)
+        self._made = draft.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True).sign(
             self._key, hashes.SHA256()
         )
         self.certificate = folder / "ca.crt"
@@ -45,10 +45,10 @@ class Authority:
     def sign(self, name: str, *hosts: str, days: int = 30, file: str = "") -> Signed:
         """A certificate for a name, a user's or a server's with these hosts; of negative days one that has expired."""
         key = ec.generate_private_key(ec.SECP256R1())
-        made = _begin(_named(name), self._name, key, days=days)
+        draft = _begin(_named(name), self._name, key, days=days)
         if hosts:
-            made = made.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
-        signed = made.sign(self._key, hashes.SHA256())
+            draft = draft.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+        signed = draft.sign(self._key, hashes.SHA256())
         files = Signed(self._folder / f"{file or name}.crt", self._folder / f"{file or name}.key")
         files.certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
         write_key(files.key, key)

@@ -160,11 +160,11 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     *((f"places/test_{name}.py::*", ("sqlite",)) for name in ("originals", "reading", "objects")),
     *((f"storage/test_snapshots.py::*{law}*", ("sqlite",)) for law in ("partial_file", "error_of_progress")),
     # Of two ways in the same statements, the other one on PostgreSQL
-    *((f"storage/test_same_draws.py::*postgresql-{one}*", ("sqlite",)) for one in ("replayed", "uniform")),
-    *((f"storage/test_shards.py::*postgresql-{one}*", ("sqlite",)) for one in ("uniform", "options1")),
+    *((f"storage/test_same_draws.py::*postgresql-{case}*", ("sqlite",)) for case in ("replayed", "uniform")),
+    *((f"storage/test_shards.py::*postgresql-{case}*", ("sqlite",)) for case in ("uniform", "options1")),
     ("storage/test_circumstances.py::*cannot_decode*postgresql-True*", ("sqlite",)),
     ("storage/test_batches.py::*last_refresh*postgresql-100*", ("sqlite",)),
-    *((f"produce/test_coming_back.py::*postgresql-{one}?", ("memory",)) for one in (4, 9)),
+    *((f"produce/test_coming_back.py::*postgresql-{case}?", ("memory",)) for case in (4, 9)),
     ("storage/test_draws.py::*any_order*", ("postgresql",)),  # compared with SQLite in memory
     ("storage/test_lease_clock.py::*bounded_rate*", ("sqlite",)),
     ("storage/test_history.py::*again*", _DATABASES),
@@ -268,14 +268,14 @@ _EACH_LAW_ONCE = ("contract/test_contract.py::TestPostgres",)
 
 def _later_cases(items: list[pytest.Item]) -> set[str]:
     """Return the node ids of the cases of a law that its first case answers for."""
-    seen: set[tuple[str, str]] = set()
+    laws: set[tuple[str, str]] = set()
     later = set()
     for item in items:
         contract, law = item.nodeid.removeprefix("tests/").rpartition("::")[0], getattr(item, "originalname", "")
         if contract in _EACH_LAW_ONCE:
-            if (contract, law) in seen:
+            if (contract, law) in laws:
                 later.add(item.nodeid)
-            seen.add((contract, law))
+            laws.add((contract, law))
     return later
 
 

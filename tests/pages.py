@@ -29,9 +29,9 @@ def examples_in(text: str) -> list[tuple[str, str]]:
 
 
 def _first_block(text: str) -> str:
-    found = _BEGINNING.search(text)
-    assert found is not None
-    return found[1]
+    match = _BEGINNING.search(text)
+    assert match is not None
+    return match[1]
 
 
 def _without_times(output: str) -> str:
@@ -53,13 +53,13 @@ class Page:
 
     def check(self, code: str, output: str) -> None:
         """Compare what an example prints with what the page says, or write it there."""
-        found = self._output_of(code)
+        printed = self._output_of(code)
         if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
             page = self.path.read_text("utf-8")
-            page = page.replace(f"{code}```\n\n```\n{output}```", f"{code}```\n\n```\n{found}```")
+            page = page.replace(f"{code}```\n\n```\n{output}```", f"{code}```\n\n```\n{printed}```")
             self.path.write_text(page, "utf-8")
         else:
-            assert _without_times(found) == _without_times(output), found
+            assert _without_times(printed) == _without_times(output), printed
 
     def _output_of(self, code: str) -> str:
         namespace: dict[str, Any] = {"__name__": "__main__"}

@@ -29,9 +29,9 @@ class Pooler:
     def __init__(self, folder: Path, target: str, mode: str, settings: str, port: int) -> None:
         self._config, self._mode, self._settings, self.port = folder / "pgbouncer.ini", mode, settings, port
         self._configure(target)
-        for one in (folder, *folder.parents):
-            if one.is_relative_to(tempfile.gettempdir()) and one.stat().st_uid == os.getuid():
-                os.chmod(one, one.stat().st_mode | 0o055)
+        for parent in (folder, *folder.parents):
+            if parent.is_relative_to(tempfile.gettempdir()) and parent.stat().st_uid == os.getuid():
+                os.chmod(parent, parent.stat().st_mode | 0o055)
         self._log = folder / "pgbouncer.log"
         with open(self._log, "wb") as log:
             user = _USER if os.getuid() == 0 else None

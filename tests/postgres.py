@@ -32,9 +32,9 @@ def running_server(*, own: bool = False, flushing: bool = False) -> Iterator[str
     With `own` it is always a new one, for tests that change how it is set up. Without `flushing`, a new one on a disk
     flushes nothing to it: nobody crashes it (who does so has an `own_server`).
     """
-    given = os.environ.get("REPLAYBUF_TEST_POSTGRES_URL")
-    if given and not own:
-        yield given
+    server_url = os.environ.get("REPLAYBUF_TEST_POSTGRES_URL")
+    if server_url and not own:
+        yield server_url
         return
     with own_server() as server:
         if not flushing and not is_in_memory():
@@ -85,10 +85,10 @@ class Server:
 
     def move_wal(self, folder: Path) -> None:
         """Keep the WAL in another folder, from the next start."""
-        here = self._server.pgdata / "pg_wal"
-        subprocess.run(["cp", "-a", str(here), str(folder)], check=True)
-        shutil.rmtree(here)
-        here.symlink_to(folder)
+        wal_folder = self._server.pgdata / "pg_wal"
+        subprocess.run(["cp", "-a", str(wal_folder), str(folder)], check=True)
+        shutil.rmtree(wal_folder)
+        wal_folder.symlink_to(folder)
 
     def admit(self, network: str) -> None:
         """Let everyone in from a network, from the next start."""

@@ -86,13 +86,13 @@ class Script:
         expired.start()
         try:
             with self.stdout, self._problems:
-                out = self.stdout.read()
+                output = self.stdout.read()
                 code = self._ended.wait()
                 self._problems.seek(0)
                 problems = self._problems.read()
         finally:
             expired.cancel()
-        return code, out, problems
+        return code, output, problems
 
 
 _PROGRAM = """
@@ -126,9 +126,9 @@ class Program:
         self._command = command
         reading, writing = os.pipe()
         self.stdout = os.fdopen(reading)  # empty, if the output goes to a file
-        out = writing if stdout is None else stdout.fileno()
+        output = writing if stdout is None else stdout.fileno()
         with open(os.devnull) as nothing:
-            files = (nothing.fileno(), out, out)
+            files = (nothing.fileno(), output, output)
             self.pid, self._ended = _fork(_PROGRAM, command, dict(env), str(cwd), files, modules)
         os.close(writing)
         if stdout is not None:
@@ -177,13 +177,13 @@ class Program:
 class _End:
     """The end of a process that the zygote has forked, as it tells of it."""
 
-    def __init__(self, told: int) -> None:
-        self._told = os.fdopen(told, "rb", buffering=0)
+    def __init__(self, reading_end: int) -> None:
+        self._told = os.fdopen(reading_end, "rb", buffering=0)
         self._text = b""
         while b"\n" not in self._text:
-            if not (told := self._told.read(100)):
+            if not (received := self._told.read(100)):
                 raise RuntimeError("the process that forks has ended; its own output says why")
-            self._text += told
+            self._text += received
         pid, _, self._text = self._text.partition(b"\n")
         self.pid = int(pid)
         self.code: int | None = None
@@ -217,25 +217,25 @@ def _fork(
 ) -> tuple[int, _End]:
     """Run a text in a fork of the zygote, with these files as its standard input, output and error."""
     request = {"text": text, "arguments": [*map(str, arguments)], "environment": environment, "folder": folder}
-    told, ending = os.pipe()
+    reading_end, ending = os.pipe()
     with _one_at_a_time:
         socket.send_fds(_zygote(*modules), [json.dumps(request).encode()], [*files, ending])
     os.close(ending)
-    end = _End(told)
+    end = _End(reading_end)
     return end.pid, end
 
 
 @functools.cache
 def _zygote(*modules: str) -> socket.socket:
-    ours, its = socket.socketpair(type=socket.SOCK_SEQPACKET)
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-    with its:
+    own_end, child_end = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    own_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    with child_end:
         warnings = "ignore" if modules else "error"
-        command = [sys.executable, "-W", warnings, "-m", "tests.zygote", str(its.fileno()), *modules]
+        command = [sys.executable, "-W", warnings, "-m", "tests.zygote", str(child_end.fileno()), *modules]
         environment = {"OMP_NUM_THREADS": "1", **os.environ} if modules else None  # torch reads it when it is imported
-        process: Any = subprocess.Popen(command, cwd=_ROOT, pass_fds=[its.fileno()], env=environment)
-    atexit.register(lambda: (ours.close(), process.wait(10)))
-    return ours
+        process: Any = subprocess.Popen(command, cwd=_ROOT, pass_fds=[child_end.fileno()], env=environment)
+    atexit.register(lambda: (own_end.close(), process.wait(10)))
+    return own_end
 
 
 def run(script: str, *arguments: object, expect: int = 0, send: signal.Signals | None = None) -> str:
@@ -244,7 +244,7 @@ def run(script: str, *arguments: object, expect: int = 0, send: signal.Signals |
     if send is not None:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(send)
-    code, out, problems = process.end()
+    code, output, problems = process.end()
     assert problems == "" or send is not None, problems
     assert code == expect, problems
-    return out + (problems if send is not None else "")
+    return output + (problems if send is not None else "")

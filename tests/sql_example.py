@@ -26,8 +26,8 @@ async def fill(url: str) -> None:
                 await _put(buffer, step, n)
             await buffer.refresh_staleness(task_stale_thresholds={"math": 5, "code": 5}, current_train_step=step)
             with working_as("trainer"):
-                drawn = await buffer.sample({"math": 4, "code": 1}, current_train_step=step)
-                await buffer.annotate({item.uid: _annotations(item) for items in drawn.values() for item in items})
+                batch = await buffer.sample({"math": 4, "code": 1}, current_train_step=step)
+                await buffer.annotate({item.uid: _annotations(item) for items in batch.values() for item in items})
         await buffer.checkpoint(STEPS[-1])
         with working_as("trainer"):
             await buffer.lease_batch({"math": 2}, seconds=3600, heartbeat=False, current_train_step=STEPS[-1] + 1)
@@ -40,8 +40,8 @@ async def fill(url: str) -> None:
 async def _put(buffer: Any, step: int, n: int) -> None:
     name = WORKERS[n % 3]
     task_name = "code" if n % 4 == 3 else "math"
-    wrong = name == "gpu-3" and (step, n) >= (STEPS[0], 9)
-    group = [RolloutState(**_rollout(task_name, n, i, right=not wrong and (n + i) % 4 > 0)) for i in range(2)]
+    is_wrong = name == "gpu-3" and (step, n) >= (STEPS[0], 9)
+    group = [RolloutState(**_rollout(task_name, n, i, right=not is_wrong and (n + i) % 4 > 0)) for i in range(2)]
     model_step = step - 2 if n % 3 else step - 4
     with working_as(name):
         await buffer.put(
@@ -82,12 +82,12 @@ def _say_who(connection: Connection) -> None:
     workers = [alive | {"id": number, "name": name, "pid": 100 + number} for number, name in names.items()]
     workers[1]["seen_at"] = now - 2400  # gpu-2 was killed forty minutes ago
     since = int(now) // ACTIVITY_SECONDS * ACTIVITY_SECONDS - ACTIVITY_SECONDS
-    for one in workers:
-        is_trainer = one["name"] == "trainer"
-        counts = (0, 0, 0, 0, 17) if is_trainer else (12, 24, 9600, int(one["name"] == "gpu-2"), 0)
-        one["activity"] = dict(zip(ACTIVITIES, counts, strict=True)) | {"marks": {str(since): counts}}
-        one["activity"] |= {"limits": {}, "policies": {}, "epoch": 0, "draws": is_trainer}
-        one["waits"] = [_waiting(now)] if is_trainer else []
+    for row in workers:
+        is_trainer = row["name"] == "trainer"
+        counts = (0, 0, 0, 0, 17) if is_trainer else (12, 24, 9600, int(row["name"] == "gpu-2"), 0)
+        row["activity"] = dict(zip(ACTIVITIES, counts, strict=True)) | {"marks": {str(since): counts}}
+        row["activity"] |= {"limits": {}, "policies": {}, "epoch": 0, "draws": is_trainer}
+        row["waits"] = [_waiting(now)] if is_trainer else []
     connection.execute(insert(worker), workers)
     connection.execute(insert(event), _event(now))
 
@@ -134,15 +134,15 @@ class Question(NamedTuple):
 
 def _questions(text: str) -> tuple[Question, ...]:
     """Parse the questions of a text: below a topic, each is a line above its one or two statements."""
-    found, topic = [], ""
+    questions, topic = [], ""
     for block in text.strip().split("\n\n"):
         if block.startswith("# "):
             topic = block.removeprefix("# ")
             continue
         words, _, statements = block.partition("\n")
         sqlite, _, postgresql = statements.partition("\n-- on PostgreSQL\n")
-        found.append(Question(topic, words, sqlite, postgresql or sqlite))
-    return tuple(found)
+        questions.append(Question(topic, words, sqlite, postgresql or sqlite))
+    return tuple(questions)
 
 
 QUESTIONS = _questions("""

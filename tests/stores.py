@@ -48,10 +48,10 @@ def build(url: str, **options: Any) -> ReplayBuffer:
 
 async def take_all(buffer: ReplayBuffer, task_name: str = TASK) -> list[int]:
     """The numbers of all completed groups, taken until nothing comes any more."""
-    taken: list[int] = []
+    numbers: list[int] = []
     while groups := await buffer.get(1000, task_name):
-        taken += numbers_of(groups)
-    return taken
+        numbers += numbers_of(groups)
+    return numbers
 
 
 async def fill(buffer: ReplayBuffer, count: int, first: int = 0) -> None:
@@ -67,7 +67,7 @@ def sweep_now(tx: Transaction, before: float = 1e12, limit: int = 1000) -> int:
 async def until(holds: Callable[[], bool | Awaitable[bool]], seconds: float = 10) -> None:
     """Wait until something holds; TimeoutError when it doesn't come to pass."""
     async with asyncio.timeout(seconds):
-        while not (await found if isinstance(found := holds(), Awaitable) else found):  # noqa: ASYNC110
+        while not (await outcome if isinstance(outcome := holds(), Awaitable) else outcome):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 

@@ -53,8 +53,8 @@ def rollout(**fields: Any) -> dict[str, Any]:
     return {"response_ids": [5, 6, 7], **fields}
 
 
-def shades(found: Any) -> list[str]:
-    return [one.shade for one in found.tokens]
+def shades(token_strip: Any) -> list[str]:
+    return [token.shade for token in token_strip.tokens]
 
 
 def test_a_rollout_without_ids_has_no_tokens() -> None:
@@ -78,23 +78,23 @@ def test_a_rollout_without_ids_has_no_tokens() -> None:
 def test_tokens_are_shaded_by_their_values_under_the_names_of_any_framework(
     fields: dict[str, Any], by: str, shown: list[str]
 ) -> None:
-    found = strip(rollout(**fields), None, None, 10)
-    assert found is not None
-    assert (found.by, shades(found)) == (by, shown)
+    token_strip = strip(rollout(**fields), None, None, 10)
+    assert token_strip is not None
+    assert (token_strip.by, shades(token_strip)) == (by, shown)
 
 
 def test_a_token_has_its_facts_and_a_model_step_its_name() -> None:
-    found = strip(rollout(logprobs=[-0.7] * 3, response_model_steps=[41, 41, 43]), None, "step", 10)
-    assert found is not None
-    assert found.by == "step"
-    assert found.tokens[1].facts == "token 1  id 6  logprob -0.7  step 41"
-    assert found.legend == (("step0", "model step 41"), ("step1", "model step 43"))
+    token_strip = strip(rollout(logprobs=[-0.7] * 3, response_model_steps=[41, 41, 43]), None, "step", 10)
+    assert token_strip is not None
+    assert token_strip.by == "step"
+    assert token_strip.tokens[1].facts == "token 1  id 6  logprob -0.7  step 41"
+    assert token_strip.legend == (("step0", "model step 41"), ("step1", "model step 43"))
 
 
 def test_values_that_arent_one_a_token_are_left_out() -> None:
-    found = strip(rollout(logprobs=[-1.0], response_mask="111", response_model_steps=[[1], [2], [3]]), None, None, 10)
-    assert found is not None
-    assert (found.shades, shades(found)) == ((), ["", "", ""])
+    tokens = strip(rollout(logprobs=[-1.0], response_mask="111", response_model_steps=[[1], [2], [3]]), None, None, 10)
+    assert tokens is not None
+    assert (tokens.shades, shades(tokens)) == ((), ["", "", ""])
 
 
 @pytest.mark.parametrize(
@@ -114,16 +114,16 @@ def test_values_that_arent_one_a_token_are_left_out() -> None:
 def test_a_response_is_cut_into_tokens_only_where_the_data_says_how(
     fields: dict[str, Any], response: str | None, texts: list[str] | None
 ) -> None:
-    found = strip(rollout(**fields), response, None, 10)
-    assert found is not None
-    assert found.texts == (texts is not None)
-    assert [one.text for one in found.tokens] == (texts or [str(one) for one in rollout(**fields)["response_ids"]])
+    token_strip = strip(rollout(**fields), response, None, 10)
+    assert token_strip is not None
+    assert token_strip.texts == (texts is not None)
+    assert [n.text for n in token_strip.tokens] == (texts or [str(n) for n in rollout(**fields)["response_ids"]])
 
 
 def test_many_tokens_are_counted_and_the_first_shown() -> None:
-    found = strip({"response_ids": list(range(5000))}, None, None, 100)
-    assert found is not None
-    assert (len(found.tokens), found.count) == (100, 5000)
+    token_strip = strip({"response_ids": list(range(5000))}, None, None, 100)
+    assert token_strip is not None
+    assert (len(token_strip.tokens), token_strip.count) == (100, 5000)
 
 
 def test_without_any_it_is_that_of_the_process() -> None:

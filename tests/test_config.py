@@ -154,8 +154,8 @@ def test_what_is_wrong_in_the_environment_names_the_variable(environ: dict[str, 
 def test_variables_of_the_command_line_and_of_other_configs_are_no_typos() -> None:
     variables = {parameter.envvar for _, command in commands() for parameter in command.params if parameter.envvar}
     assert "REPLAYBUF_TOKEN" in variables
-    others = (ChunkBufferConfig, SyncProduceStrategy)
-    variables |= {f"{one.env_prefix}{name.upper()}" for one in others for name in one.model_fields}
+    configs = (ChunkBufferConfig, SyncProduceStrategy)
+    variables |= {f"{config.env_prefix}{name.upper()}" for config in configs for name in config.model_fields}
     environ = dict.fromkeys(variables, "1") | {"REPLAYBUF_URL": "memory://"}
     assert ReplayBufferConfig.from_env(environ).url == "memory://"
 
@@ -175,7 +175,7 @@ def test_variables_of_the_command_line_and_of_other_configs_are_no_typos() -> No
         ({"url": "memory://", "policy": "json:JSONDecoder"}, "'json:JSONDecoder' is no ReplayPolicy"),
         ({"url": "memory://", "max_time_sampled": 2}, "max_time_sampled is no field; did you mean max_times_sampled?"),
         ({"url": "memory://", "flavour": "fifo"}, "flavour is no field (fields: url, name, policy"),
-        *(({"url": "memory://", "capacity": one}, "capacity") for one in ("a thousand", "1000 groups", "", "1e3", 0.5)),
+        *(({"url": "memory://", "capacity": n}, "capacity") for n in ("a thousand", "1000 groups", "", "1e3", 0.5)),
         ({"url": "memory://", "on_full": "wait"}, "on_full: Input should be 'evict', 'block' or 'reject'"),
         ({"url": "memory://", "rollout_type": "nowhere:X"}, "No module named 'nowhere'"),
     ],
@@ -279,8 +279,8 @@ def test_converters_may_be_named_in_a_file(tmp_path: Path) -> None:
         ReplayBufferConfig(url="memory://", converters={Fraction: ("fraction", str, Fraction)}),
     ):
         codec = config.build().storage.codec
-        [back] = codec.decode(codec.encode([RolloutState(message=[], reward=Fraction(1, 3))]))
-        assert back.reward == Fraction(1, 3)
+        [restored] = codec.decode(codec.encode([RolloutState(message=[], reward=Fraction(1, 3))]))
+        assert restored.reward == Fraction(1, 3)
         assert pickle.loads(pickle.dumps(config)) == config
 
 
@@ -335,7 +335,7 @@ _POLICY = r"^ReplayBufferConfig: polcy is no field; did you mean policy\?$"
         ({"url": "memory://", "polcy": "fifo"}, _POLICY),
         (Misspelt(), _POLICY),
         ({"url": "memory://", "_target_": "verl.MessageQueue"}, "_target_ is no field"),
-        *((one, "expected a mapping or a dataclass, got") for one in (None, "memory://", ["memory://"], Section)),
+        *((value, "expected a mapping or a dataclass, got") for value in (None, "memory://", ["memory://"], Section)),
     ],
 )
 def test_what_is_no_section_or_has_other_fields_is_refused(section: Any, message: str) -> None:

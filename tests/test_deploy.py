@@ -46,21 +46,21 @@ SECRETS = {
 
 
 def resources() -> list[dict[str, Any]]:
-    return [one for path in MANIFESTS for one in yaml.safe_load_all(path.read_text("utf-8"))]
+    return [resource for path in MANIFESTS for resource in yaml.safe_load_all(path.read_text("utf-8"))]
 
 
 def found(value: Any, name: str) -> Iterator[Any]:
     """All values of a key, however deep."""
     if isinstance(value, dict):
-        yield from (one for key, one in value.items() if key == name)
-    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from found(one, name)
+        yield from (inner for key, inner in value.items() if key == name)
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from found(inner, name)
 
 
 def test_every_secret_of_the_compose_file_is_in_the_example_of_its_environment() -> None:
-    named = set(re.findall(r"\$\{(\w+):\?\}", (DEPLOY / "compose.yaml").read_text("utf-8")))
-    listed = re.findall(r"(?m)^(\w+)=$", (DEPLOY / "env.example").read_text("utf-8"))
-    assert sorted(named | {COMPOSE["secrets"]["token"]["environment"]}) == sorted(listed) == sorted(SECRETS)
+    secrets = set(re.findall(r"\$\{(\w+):\?\}", (DEPLOY / "compose.yaml").read_text("utf-8")))
+    examples = re.findall(r"(?m)^(\w+)=$", (DEPLOY / "env.example").read_text("utf-8"))
+    assert sorted(secrets | {COMPOSE["secrets"]["token"]["environment"]}) == sorted(examples) == sorted(SECRETS)
 
 
 def test_every_file_that_is_mounted_or_built_is_there() -> None:
@@ -70,23 +70,23 @@ def test_every_file_that_is_mounted_or_built_is_there() -> None:
             assert source in COMPOSE["volumes"] or (DEPLOY / source).is_file(), source
         if build := service.get("build"):
             context = DEPLOY / build["context"]
-            copied = re.findall(r"(?m)^COPY (?!--from)(.*) \S+$", (context / build["dockerfile"]).read_text("utf-8"))
-            assert all((context / one).exists() for line in copied for one in line.split())
+            lines = re.findall(r"(?m)^COPY (?!--from)(.*) \S+$", (context / build["dockerfile"]).read_text("utf-8"))
+            assert all((context / path).exists() for line in lines for path in line.split())
 
 
 def test_manifests_name_secrets_claims_and_services_that_are_there() -> None:
     all_of_them = resources()
-    [secret] = [one for one in all_of_them if one["kind"] == "Secret"]
-    names = {(one["kind"], one["metadata"]["name"]) for one in all_of_them}
+    [secret] = [resource for resource in all_of_them if resource["kind"] == "Secret"]
+    names = {(resource["kind"], resource["metadata"]["name"]) for resource in all_of_them}
     for key in found(all_of_them, "secretKeyRef"):
         assert key["name"] == secret["metadata"]["name"]
         assert key["key"] in secret["stringData"]
     for claim in found(all_of_them, "persistentVolumeClaim"):
         assert ("PersistentVolumeClaim", claim["claimName"]) in names
-    kept = yaml.safe_load((DEPLOY / "kubernetes/kustomization.yaml").read_text("utf-8"))
-    generated = {one["name"] for one in kept["configMapGenerator"]}
-    assert {one["name"] for one in found(all_of_them, "configMap")} == generated
-    assert {*kept["resources"], "secret.example.yaml"} == {path.name for path in MANIFESTS}
+    kustomization = yaml.safe_load((DEPLOY / "kubernetes/kustomization.yaml").read_text("utf-8"))
+    generated = {generator["name"] for generator in kustomization["configMapGenerator"]}
+    assert {resource["name"] for resource in found(all_of_them, "configMap")} == generated
+    assert {*kustomization["resources"], "secret.example.yaml"} == {path.name for path in MANIFESTS}
     hosts = {make_url(value).host for value in found(all_of_them, "value") if value.startswith("postgresql:")}
     assert {("Service", host) for host in hosts} <= names
 
@@ -104,9 +104,9 @@ def test_prometheus_reads_the_page_under_its_prefix() -> None:
     prefix = command[command.index("--prefix") + 1]
     [job] = yaml.safe_load((DEPLOY / "prometheus.yml").read_text("utf-8"))["scrape_configs"]
     assert job["metrics_path"] == f"{prefix}/metrics"
-    [ingress] = [one for one in resources() if one["kind"] == "Ingress"]
+    [ingress] = [resource for resource in resources() if resource["kind"] == "Ingress"]
     assert next(found(ingress, "path")) == prefix
-    assert prefix in [argument for one in found(resources(), "args") for argument in one]
+    assert prefix in [argument for arguments in found(resources(), "args") for argument in arguments]
 
 
 # On a real server
@@ -144,10 +144,10 @@ def roles() -> Iterator[Server]:
 
 @contextmanager
 def started(*command: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    own = {name: value for name, value in os.environ.items() if not name.startswith("REPLAYBUF_")}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("REPLAYBUF_")}
     with subprocess.Popen(
         [sys.executable, "-m", "replaybuf", *command],
-        env={**own, "PYTHONPATH": str(ROOT), **environment},
+        env={**inherited, "PYTHONPATH": str(ROOT), **environment},
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
@@ -171,7 +171,7 @@ def get(url: str, token: str | None = None, **headers: str) -> tuple[int, str]:
 
 def test_only_the_schema_is_made_by_the_owner_and_roles_have_the_least_rights(roles: Server) -> None:
     """As docs/operating.md grants them; who may not make the tables is told who does."""
-    services = {name: one.get("environment", {}).get("REPLAYBUF_URL", "") for name, one in COMPOSE["services"].items()}
+    services = {name: of.get("environment", {}).get("REPLAYBUF_URL", "") for name, of in COMPOSE["services"].items()}
     assert [name for name, url in services.items() if url.startswith("postgresql://owner:")] == ["schema"]
     urls = urls_of(roles)
     run("doctor", "--upgrade", urls["owner"])
@@ -193,7 +193,7 @@ def test_the_services_run_as_the_compose_file_starts_them(roles: Server, tmp_pat
     for name in ("trainer", "worker", "other"):
         training.start(name, "trainer" if name == "trainer" else "worker")
     port = free_port()
-    command = [one for one in services["page"]["command"] if one not in ("--host", "0.0.0.0")]
+    command = [argument for argument in services["page"]["command"] if argument not in ("--host", "0.0.0.0")]
     token = SECRETS["REPLAYBUF_TOKEN"]
     with started(*command, "--port", str(port), REPLAYBUF_URL=urls["viewer"], REPLAYBUF_TOKEN=token) as page:
         assert page.stdout is not None
@@ -215,8 +215,8 @@ def test_the_services_run_as_the_compose_file_starts_them(roles: Server, tmp_pat
 
 
 def run_tool(*command: str, **settings: Any) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, **settings)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120, **settings)
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 def module(name: str, package: str = "") -> str:
@@ -226,10 +226,10 @@ def module(name: str, package: str = "") -> str:
 
 
 def program(name: str, package: str) -> str:
-    there = shutil.which(name, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    if there is None:
+    path = shutil.which(name, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if path is None:
         pytest.skip(f"{package} isn't installed")
-    return there
+    return path
 
 
 @pytest.mark.tools
@@ -279,9 +279,9 @@ def page_of_a_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[in
 
 def written(beginning: str, port: int) -> str:
     """The proxy's configuration on docs/operating.md that begins so, for a page at this port."""
-    [given] = re.findall(rf"(?ms)^({re.escape(beginning)}.*?)^```", (DOCS / "operating.md").read_text("utf-8"))
-    assert "127.0.0.1:8321" in given
-    return str(given).replace("127.0.0.1:8321", f"127.0.0.1:{port}")
+    [example] = re.findall(rf"(?ms)^({re.escape(beginning)}.*?)^```", (DOCS / "operating.md").read_text("utf-8"))
+    assert "127.0.0.1:8321" in example
+    return str(example).replace("127.0.0.1:8321", f"127.0.0.1:{port}")
 
 
 def caddy(folder: Path, proxy: int, port: int) -> list[str]:

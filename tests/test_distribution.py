@@ -34,9 +34,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*command: str, **settings: object) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, **settings)  # type: ignore[call-overload]
-    assert done.returncode == 0, done.stdout + done.stderr
-    return str(done.stdout)
+    process = subprocess.run(command, capture_output=True, text=True, timeout=280, **settings)  # type: ignore[call-overload]
+    assert process.returncode == 0, process.stdout + process.stderr
+    return str(process.stdout)
 
 
 def tracked(*paths: str) -> set[str]:
@@ -73,12 +73,12 @@ def test_an_index_can_show_them(made: Path) -> None:
 def test_the_wheel_says_what_it_is(made: Path) -> None:
     with wheel_of(made) as wheel:
         [path] = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
-        said = message_from_bytes(wheel.read(path))
+        metadata = message_from_bytes(wheel.read(path))
         [entry] = [name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt")]
         assert b"replaybuf = replaybuf.cli:main" in wheel.read(entry)
         assert any(name.endswith("/licenses/LICENSE") for name in wheel.namelist())
-    assert (said["Name"], said["License-Expression"]) == ("replaybuf", "Apache-2.0")
-    assert said["Requires-Python"] == ">=3.11"
+    assert (metadata["Name"], metadata["License-Expression"]) == ("replaybuf", "Apache-2.0")
+    assert metadata["Requires-Python"] == ">=3.11"
 
 
 def test_users_of_the_wheel_get_its_types(made: Path, tmp_path: Path) -> None:

@@ -53,12 +53,12 @@ def test_an_example_prints_what_its_page_says(
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_every_block_of_code_is_an_example(name: str) -> None:
-    [page] = [one for one in APART if one.path.stem == name]
+    [page] = [example for example in APART if example.path.stem == name]
     assert page.text.count("```python") == len(page.examples) + WHOLE[name] > 0
 
 
 def test_the_page_of_payloads_has_the_sizes_of_the_code() -> None:
-    [page] = [one for one in APART if one.path.stem == "payloads"]
+    [page] = [example for example in APART if example.path.stem == "payloads"]
     assert f"{FILE_BYTES >> 20} MiB and {FILE_GROUPS} groups" in page.text
     assert f"({PAYLOAD_THRESHOLD >> 10} KiB)" in page.text
 

@@ -36,12 +36,12 @@ A, B = Host("a", 5432), Host("b", 5433)
 def test_several_hosts_are_read_in_all_their_forms(url: str, hosts: list[Host]) -> None:
     parsed = parse_url(url)
     assert hosts_of(parsed) == hosts
-    again = parse_url(parsed.render_as_string(hide_password=False))
-    assert (hosts_of(again), again.password, again.database) == (hosts, parsed.password, parsed.database)
+    reparsed = parse_url(parsed.render_as_string(hide_password=False))
+    assert (hosts_of(reparsed), reparsed.password, reparsed.database) == (hosts, parsed.password, parsed.database)
     if hosts:
-        shown = public_url(parsed)
-        assert parsed.password is None or (":***@" in shown and "p%40w" not in shown)
-        assert hosts_of(parse_url(shown)) == hosts
+        public = public_url(parsed)
+        assert parsed.password is None or (":***@" in public and "p%40w" not in public)
+        assert hosts_of(parse_url(public)) == hosts
 
 
 def server(timeline: int | None, *, started: int = 1) -> ServerState:
@@ -90,18 +90,18 @@ def test_who_writes_is_refused_where_there_is_not_one_primary(
 
 def test_readers_take_the_newest_primary_wherever_it_is_in_the_url() -> None:
     old, standby, new = (A, server(1)), (B, server(None)), (Host("c", 5434), server(2))
-    for found in ([old, standby, new], [standby, new, old], [new, old, standby]):
-        assert choose(dict(found), None, writes=False) is new[0]
+    for answers in ([old, standby, new], [standby, new, old], [new, old, standby]):
+        assert choose(dict(answers), None, writes=False) is new[0]
     assert choose({A: AWAY, B: server(None)}, None, writes=False) is B
 
 
 def test_a_mark_stands_for_the_transactions_that_were_known_to_be_committed_before_it_began() -> None:
-    seen, first, second, third = Seen(), next_stamp(None), next_stamp(None), next_stamp(None)
-    seen.add(first, began=0.0)
-    seen.add(second, began=time.monotonic())
-    assert seen.marks == {second.row: second.number}
-    seen.add(third, began=0.0)  # beside it: either may come first in the WAL
-    assert seen.marks == {second.row: second.number, third.row: third.number}
+    marks, first, second, third = Seen(), next_stamp(None), next_stamp(None), next_stamp(None)
+    marks.add(first, began=0.0)
+    marks.add(second, began=time.monotonic())
+    assert marks.marks == {second.row: second.number}
+    marks.add(third, began=0.0)  # beside it: either may come first in the WAL
+    assert marks.marks == {second.row: second.number, third.row: third.number}
 
 
 async def test_a_password_file_in_another_encoding_is_named_without_its_content(tmp_path: Path) -> None:

@@ -53,26 +53,26 @@ _FOLDERS = ("replaybuf", "tests", "docs", "benchmarks", "migrations", ".ci")
 def test_the_first_line_of_each_module_says_what_it_holds() -> None:
     """The list of modules in architecture.md and on the site consists of these lines."""
     firsts = {file: file.read_text("utf-8").splitlines()[:2] for file in PACKAGE.rglob("*.py") if file.stat().st_size}
-    wrong = [
+    without_sentence = [
         str(file)
         for file, (first, *rest) in firsts.items()
         if not first.startswith('"""') or not (first.endswith('."""') or (first.endswith(".") and rest == [""]))
     ]
     assert len(firsts) > 150
-    assert wrong == []
+    assert without_sentence == []
 
 
 def test_the_map_names_no_file_that_is_not_there() -> None:
     paths = [path for folder in _FOLDERS for path in (ROOT / folder, *(ROOT / folder).rglob("*"))]
     ends = "".join(f"/{path.relative_to(ROOT).as_posix()}{'/' if path.is_dir() else ''}\n" for path in paths)
     ends += "".join(f"/{path.name}\n" for path in ROOT.iterdir())
-    named = {
+    places = {
         (page.name, place)
         for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", DOCS / "architecture.md", DOCS / "design.md")
         for place in _PLACE.findall(page.read_text("utf-8"))
     }
-    assert len(named) > 100
-    assert [one for one in sorted(named) if f"/{one[1]}\n" not in ends and f"/{one[1]}/\n" not in ends] == []
+    assert len(places) > 100
+    assert [entry for entry in sorted(places) if f"/{entry[1]}\n" not in ends and f"/{entry[1]}/\n" not in ends] == []
 
 
 pytestmark = pytest.mark.fast
@@ -84,8 +84,8 @@ _INSIDE = {"NoPasswordError", "OutcomeUnknownError", "CutShortError"}
 
 def below(kind: type[Exception]) -> dict[str, type[Exception]]:
     """All subclasses of replaybuf that were imported, by name."""
-    found = {one.__name__: one for one in kind.__subclasses__() if one.__module__.startswith("replaybuf.")}
-    return found | {name: one for each in found.values() for name, one in below(each).items()}
+    kinds = {error.__name__: error for error in kind.__subclasses__() if error.__module__.startswith("replaybuf.")}
+    return kinds | {name: error for subclass in kinds.values() for name, error in below(subclass).items()}
 
 
 def table() -> Iterator[tuple[str, str, list[str]]]:
@@ -100,20 +100,20 @@ def table() -> Iterator[tuple[str, str, list[str]]]:
 
 def test_every_error_of_the_storage_is_on_the_page_with_its_reasons() -> None:
     kinds = {"StorageError": StorageError} | below(StorageError)
-    kinds = {name: one for name, one in kinds.items() if name not in _INSIDE}
-    reasons = {(name, reason) for name, one in kinds.items() for reason in vars(one).get("REASONS", ())}
+    kinds = {name: kind for name, kind in kinds.items() if name not in _INSIDE}
+    reasons = {(name, reason) for name, kind in kinds.items() for reason in vars(kind).get("REASONS", ())}
     assert {name for name, _, _ in table()} == set(kinds)
     assert {(name, reason) for name, reason, _ in table() if reason} == reasons
 
 
 def test_the_page_says_what_else_each_is() -> None:
-    known = below(StorageError) | vars(errors) | vars(builtins)
-    for name, _, others in table():
-        assert [other for other in others if not issubclass(known[name], known[other])] == [], name
+    names = below(StorageError) | vars(errors) | vars(builtins)
+    for name, _, bases in table():
+        assert [other for other in bases if not issubclass(names[name], names[other])] == [], name
 
 
 def test_errors_are_of_one_module_but_for_those_inside() -> None:
-    elsewhere = {name for name, one in below(StorageError).items() if one.__module__ != errors.__name__}
+    elsewhere = {name for name, kind in below(StorageError).items() if kind.__module__ != errors.__name__}
     assert elsewhere <= _INSIDE
 
 
@@ -145,12 +145,12 @@ def test_the_page_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def _check(block: str) -> None:
     [(command, output)] = _CONSOLE.findall(block)
-    found = CliRunner().invoke(app, shlex.split(command)[1:], prog_name="replaybuf").output
+    printed = CliRunner().invoke(app, shlex.split(command)[1:], prog_name="replaybuf").output
     if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
         page = FILES.path.read_text("utf-8")
-        FILES.path.write_text(page.replace(block, f"```console\n$ {command}\n{found}```"), "utf-8")
+        FILES.path.write_text(page.replace(block, f"```console\n$ {command}\n{printed}```"), "utf-8")
     else:
-        assert found == output
+        assert printed == output
 
 
 CONFIGURATION = (DOCS / "configuration.md").read_text("utf-8")
@@ -168,8 +168,8 @@ def test_the_table_of_fields_is_complete() -> None:
     for name, default in rows:
         value = ReplayBufferConfig.model_fields[name].default
         if isinstance(value, str | int | float) and name != "url":
-            shown = f"{value:g}" if type(value) in (int, float) else str(value)
-            assert default.strip("`") == (shown.lower() if isinstance(value, bool) else shown)
+            text = f"{value:g}" if type(value) in (int, float) else str(value)
+            assert default.strip("`") == (text.lower() if isinstance(value, bool) else text)
 
 
 def test_the_training_config_works(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_the_training_config_works(tmp_path: Path) -> None:
 
 TEXT = (DOCS / "operating.md").read_text("utf-8")
 #: Those that grant roles are run by tests/test_postgres_pool.py.
-STATEMENTS = [one for one in re.findall(r"(?ms)^```sql\n(.*?)^```", TEXT) if "CREATE ROLE" not in one]
+STATEMENTS = [statement for statement in re.findall(r"(?ms)^```sql\n(.*?)^```", TEXT) if "CREATE ROLE" not in statement]
 
 
 async def test_its_statements_run(lent_database: str) -> None:
@@ -235,9 +235,9 @@ def section(page: Page, begin: str, end: str) -> str:
 
 @pytest.mark.parametrize("strategy", [ProduceStrategy, AsyncProduceStrategy])
 def test_the_docstring_of_a_strategy_names_its_settings(strategy: type[ProduceStrategy]) -> None:
-    told = set(re.findall(r"`(\w+)\b", strategy.__doc__ or ""))
-    own = [name for name in strategy.model_fields if name in strategy.__annotations__]
-    assert [name for name in own if name not in told] == []
+    documented = set(re.findall(r"`(\w+)\b", strategy.__doc__ or ""))
+    settings = [name for name in strategy.model_fields if name in strategy.__annotations__]
+    assert [name for name in settings if name not in documented] == []
 
 
 def test_the_synchronous_strategy_has_no_settings_of_its_own() -> None:
@@ -245,8 +245,8 @@ def test_the_synchronous_strategy_has_no_settings_of_its_own() -> None:
 
 
 def test_the_summary_says_what_its_figures_are() -> None:
-    told = re.findall(r"`(\w+)`", ProduceSummary.__doc__ or "")
-    assert {field.name for field in dataclasses.fields(ProduceSummary)} - {"times"} <= set(told)
+    documented = re.findall(r"`(\w+)`", ProduceSummary.__doc__ or "")
+    assert {field.name for field in dataclasses.fields(ProduceSummary)} - {"times"} <= set(documented)
 
 
 @pytest.mark.parametrize(("n", "sync_weights_interval"), [(0, 1), (1, 1), (0, 4), (2, 4)])
@@ -261,18 +261,18 @@ def test_the_steps_that_staleness_allows(n: int, sync_weights_interval: int) -> 
 
 def test_the_names_for_users_of_xtuner_exist() -> None:
     rows = re.findall(r"(?m)^\| .*? \| (.*?) \|$", section(Page("xtuner.md"), "| xtuner | replaybuf |", "\n\n"))
-    called = {name for row in rows for name in re.findall(r"`(\w+)(?=[(`.])", row)}
-    known = {*replaybuf.produce.__all__, *AsyncProduceStrategy.model_fields}
-    assert {name for name in called if name[0].isupper()} - {"None"} <= known
-    assert {"over_sample", "is_valid", "should_continue", "produce_loop", "publish"} <= called & known
+    called_names = {name for row in rows for name in re.findall(r"`(\w+)(?=[(`.])", row)}
+    public = {*replaybuf.produce.__all__, *AsyncProduceStrategy.model_fields}
+    assert {name for name in called_names if name[0].isupper()} - {"None"} <= public
+    assert {"over_sample", "is_valid", "should_continue", "produce_loop", "publish"} <= called_names & public
     for owner, member in re.findall(r"`([A-Z]\w+)\.(\w+)", " ".join(rows)):
         assert hasattr(getattr(replaybuf.produce, owner), member)
 
 
 def test_the_pages_name_every_script() -> None:
     texts = [path.read_text("utf-8") for path in PRODUCTION.path.parent.glob("*.md")]
-    named = {name for text in texts for name in re.findall(r"docs/examples/\w+\.\w+", text)}
-    assert {PRODUCTION.path.parents[1] / name for name in named} == {*(PRODUCTION.path.parent / "examples").glob("*.*")}
+    names = {name for text in texts for name in re.findall(r"docs/examples/\w+\.\w+", text)}
+    assert {PRODUCTION.path.parents[1] / name for name in names} == {*(PRODUCTION.path.parent / "examples").glob("*.*")}
 
 
 README = (ROOT / "README.md").read_text("utf-8")
@@ -304,9 +304,9 @@ STEPS, PROMPTS = 12, 96
 
 
 def example_program(name: str, text: str = YOUR_LOOP.text) -> str:
-    found = re.search(rf'(?ms)^```python title="{name}"\n(.*?)^```', text)
-    assert found is not None
-    return found[1]
+    match = re.search(rf'(?ms)^```python title="{name}"\n(.*?)^```', text)
+    assert match is not None
+    return match[1]
 
 
 def run(folder: Path, name: str, url: str) -> Program:
@@ -330,23 +330,23 @@ def test_a_loop_that_is_killed_goes_on_and_trains_each_prompt_once(name: str, sh
     assert program.count("STEPS, GROUPS, SAVED = 30, 8, ") == 1
     (tmp_path / "loop.py").write_text(program.replace("SAVED = 30, ", f"SAVED = {STEPS}, "), "utf-8")
     shutil.copy(DOCS / "examples/loop_async.py", tmp_path)
-    seen = 0
-    while seen < STEPS:  # killed once
+    at = 0
+    while at < STEPS:  # killed once
         with run(tmp_path, name, shared_url) as process:
             first = process.stdout.readline()
-            expected = (f"step {seen + 1}: ", f"step {seen}: ")  # it was killed before it had saved the weights
+            expected = (f"step {at + 1}: ", f"step {at}: ")  # it was killed before it had saved the weights
             assert first.startswith(expected), first + process.stdout.read()
             steps = [int(first.split()[1].rstrip(":"))]
             deadline = time.monotonic() + 60
             for line in process.stdout:
                 assert line.startswith("step "), line + process.stdout.read()
                 steps.append(int(line.split()[1].rstrip(":")))
-                if seen == 0 and len(steps) == 4:
+                if at == 0 and len(steps) == 4:
                     process.send_signal(signal.SIGKILL)
                 assert time.monotonic() < deadline
-        seen = steps[-1]
-    trained = open_reader(shared_url).read(lambda tx: tx.values("SELECT prompt FROM groups WHERE status = 'archived'"))
-    assert Counter(trained) == Counter(f"{number} + 5 =" for number in range(PROMPTS))
+        at = steps[-1]
+    prompts = open_reader(shared_url).read(lambda tx: tx.values("SELECT prompt FROM groups WHERE status = 'archived'"))
+    assert Counter(prompts) == Counter(f"{number} + 5 =" for number in range(PROMPTS))
 
 
 CONFIG = ROOT / "mkdocs.yml"
@@ -358,14 +358,14 @@ def _pages(nav: Any) -> Iterator[str]:
     if isinstance(nav, str):
         yield nav
     else:
-        for one in nav.values() if isinstance(nav, dict) else nav:
-            yield from _pages(one)
+        for part in nav.values() if isinstance(nav, dict) else nav:
+            yield from _pages(part)
 
 
 def test_every_page_is_in_its_navigation() -> None:
-    listed = [*_pages(yaml.safe_load(CONFIG.read_text("utf-8"))["nav"])]
+    listed_pages = [*_pages(yaml.safe_load(CONFIG.read_text("utf-8"))["nav"])]
     generated = {"index.md", "changelog.md", "contributing.md"}
-    assert sorted(listed) == sorted({str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")} | generated)
+    assert sorted(listed_pages) == sorted({str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")} | generated)
 
 
 def test_no_page_installs_from_a_registry_what_is_not_released() -> None:
@@ -375,18 +375,18 @@ def test_no_page_installs_from_a_registry_what_is_not_released() -> None:
 
 
 def test_the_page_of_trl_says_first_what_its_scripts_read() -> None:
-    said = (DOCS / "frameworks/trl.md").read_text("utf-8").partition("```python")[0]
-    assert "`model`" in said
-    assert "`math.jsonl`" in said
-    rollout = to_rollout(json.loads(said.split("```json\n")[1].partition("```")[0]))
+    beginning = (DOCS / "frameworks/trl.md").read_text("utf-8").partition("```python")[0]
+    assert "`model`" in beginning
+    assert "`math.jsonl`" in beginning
+    rollout = to_rollout(json.loads(beginning.split("```json\n")[1].partition("```")[0]))
     assert (rollout.message[0]["content"], rollout.reward_model) == ("7+5=", {"ground_truth": "12"})
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    shown = set(re.findall(r"(?m)^::: replaybuf\S*?(\w+)$", "\n".join(_reference())))
+    documented = set(re.findall(r"(?m)^::: replaybuf\S*?(\w+)$", "\n".join(_reference())))
     errors = {name for name in replaybuf.__all__ if name.endswith("Error")}  # of one module, which is shown whole
-    assert "errors" in shown
-    assert set(replaybuf.__all__) - errors - shown == set()
+    assert "errors" in documented
+    assert set(replaybuf.__all__) - errors - documented == set()
 
 
 def test_the_reference_names_what_is_there() -> None:
@@ -411,10 +411,10 @@ def _reference() -> list[str]:
 def test_it_can_be_made_and_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
     make = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(CONFIG), "--site-dir"]
-    done = subprocess.run([*make, str(tmp_path / "site")], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([*make, str(tmp_path / "site")], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stderr
     metrics = (tmp_path / "site/reference.html").read_text("utf-8")
     assert [metric.name for metric in METRICS if f"<code>{metric.name}</code>" not in metrics] == []
     pages = [*(tmp_path / "site").rglob("*.html")]
     assert len(pages) > 30
-    assert [found for page in pages for found in _FETCHED.findall(page.read_text("utf-8"))] == []
+    assert [address for page in pages for address in _FETCHED.findall(page.read_text("utf-8"))] == []

@@ -44,11 +44,11 @@ class Pooler:
         mode: str = "transaction",
         settings: str | None = None,
         more: str = "",
-        target: Callable[[str], str] = lambda given: given,
+        target: Callable[[str], str] = lambda url: url,
     ) -> Iterator[None]:
         """Run it with a pool of fewer connections than a buffer wants, before another `target` than this server's."""
-        given = documented_settings() if settings is None else settings
-        with pooled(self._folder, target(self._target), mode, f"{given}\n{more}", self._port):
+        text = documented_settings() if settings is None else settings
+        with pooled(self._folder, target(self._target), mode, f"{text}\n{more}", self._port):
             yield
 
     def asking_for_passwords(self, kind: str) -> str:
@@ -76,28 +76,28 @@ def pooled_url(pooler: Pooler) -> Iterator[str]:
 
 async def test_two_buffers_share_few_connections(pooled_url: str) -> None:
     """Each group has one taker, a restore brings back what was there, and who waits is woken."""
-    async with build(pooled_url) as left, build(pooled_url) as right:
-        await asyncio.gather(fill(left, 100), fill(right, 100, first=100))
-        taken = await asyncio.gather(take_all(left), take_all(right))
-        assert sorted(taken[0] + taken[1]) == list(range(200))
-        await fill(left, 20)
-        await left.checkpoint(3)
-        await left.get(10, TASK)
-        await left.restore(3)
-        async with build(pooled_url) as again, build(pooled_url) as other:
-            assert await again.count(TASK, "completed") == 20
-            waiting = asyncio.create_task(other.get(1, "later", timeout=30))
-            await again.put(group(7), "later")
+    async with build(pooled_url) as first, build(pooled_url) as second:
+        await asyncio.gather(fill(first, 100), fill(second, 100, first=100))
+        numbers = await asyncio.gather(take_all(first), take_all(second))
+        assert sorted(numbers[0] + numbers[1]) == list(range(200))
+        await fill(first, 20)
+        await first.checkpoint(3)
+        await first.get(10, TASK)
+        await first.restore(3)
+        async with build(pooled_url) as third, build(pooled_url) as fourth:
+            assert await third.count(TASK, "completed") == 20
+            waiting = asyncio.create_task(fourth.get(1, "later", timeout=30))
+            await third.put(group(7), "later")
             assert len(await waiting) == 1
 
 
 def test_the_doctor_makes_all_calls_through_a_pool(pooled_url: str) -> None:
-    assert [str(one.level) for one in probe(open_reader(pooled_url))] == ["ok"]
+    assert [str(finding.level) for finding in probe(open_reader(pooled_url))] == ["ok"]
 
 
 def version() -> tuple[int, int]:
-    said = subprocess.check_output(["pgbouncer", "--version"], text=True)
-    major, minor = re.findall(r"(\d+)\.(\d+)", said)[0]
+    output = subprocess.check_output(["pgbouncer", "--version"], text=True)
+    major, minor = re.findall(r"(\d+)\.(\d+)", output)[0]
     return int(major), int(minor)
 
 
@@ -115,11 +115,11 @@ async def test_what_a_pooler_refuses_is_said_in_its_own_words(pooler: Pooler) ->
         error = str(await refused_put(pooler.url_with("wrong"), UnreachableError))
         assert "authentication failed; PgBouncer says this, and docs/operating.md what it means" in error
     with pooler.running(more="default_pool_size = 1\nquery_wait_timeout = 1"):
-        held = await asyncpg.connect(pooler.url.partition("?")[0], statement_cache_size=0)
-        await held.execute("BEGIN")
+        connection = await asyncpg.connect(pooler.url.partition("?")[0], statement_cache_size=0)
+        await connection.execute("BEGIN")
         error = str(await refused_put(pooler.url, UnreachableError))
         assert "query_wait_timeout; PgBouncer says this" in error
-        await held.close()
+        await connection.close()
 
 
 async def test_a_pooler_that_keeps_track_of_prepared_statements_needs_no_option(pooler: Pooler) -> None:
@@ -128,6 +128,6 @@ async def test_a_pooler_that_keeps_track_of_prepared_statements_needs_no_option(
         pytest.skip("this PgBouncer keeps no track of prepared statements")
     url = pooler.url.partition("?")[0]
     with pooler.running(more="max_prepared_statements = 500"):
-        async with build(url) as left, build(url) as right:
-            await asyncio.gather(use(left), use(right), use(left), use(right))
-            assert await left.count("other", "completed") == 0
+        async with build(url) as first, build(url) as second:
+            await asyncio.gather(use(first), use(second), use(first), use(second))
+            assert await first.count("other", "completed") == 0

@@ -64,19 +64,19 @@ async def test_who_waits_for_a_new_one_has_one_that_is_given_back_meanwhile(
         nonlocal making, may_make
         making, may_make = making + 1, max(may_make, making + 1)
         await may_go_on.wait()
-        made = await connect()
+        new_connection = await connect()
         making -= 1
-        return made
+        return new_connection
 
     async with pool.lend() as connection:
         first = connection.get_server_pid()
         monkeypatch.setattr(pool.servers, "connect", slowly)
-        others = [asyncio.create_task(process_of(pool)) for _ in range(10)]
+        waiters = [asyncio.create_task(process_of(pool)) for _ in range(10)]
         await until(lambda: making == 1)
-    served = await asyncio.gather(*others[1:])
+    served = await asyncio.gather(*waiters[1:])
     assert served == [first] * 9
     may_go_on.set()
-    assert await others[0] != first
+    assert await waiters[0] != first
     assert may_make == 1
 
 
@@ -84,10 +84,10 @@ async def test_one_that_is_given_back_in_time_serves_all(pool: Pool, monkeypatch
     monkeypatch.setattr(postgres_pool, "_PATIENCE", ((0, 0.0), (MOST_CONNECTIONS, 60.0)))
     async with pool.lend() as connection:
         monkeypatch.setattr(pool.servers, "connect", None)
-        others = [asyncio.create_task(process_of(pool)) for _ in range(3)]
+        waiters = [asyncio.create_task(process_of(pool)) for _ in range(3)]
         for _ in range(9):
             await asyncio.sleep(0)
-    assert set(await asyncio.gather(*others)) == {connection.get_server_pid()}
+    assert set(await asyncio.gather(*waiters)) == {connection.get_server_pid()}
 
 
 async def test_one_that_was_idle_for_long_is_closed(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,8 +105,8 @@ async def test_one_that_was_idle_for_long_is_closed(pool: Pool, monkeypatch: pyt
 async def test_who_waits_has_the_next_one(lent_database: str) -> None:
     pool = Pool(Access(parse_url(lent_database), lock_timeout=20))
     try:
-        many = asyncio.gather(*(process_of(pool) for _ in range(2 * MOST_CONNECTIONS)))
-        assert len(set(await asyncio.wait_for(many, 15))) <= MOST_CONNECTIONS
+        all_lent = asyncio.gather(*(process_of(pool) for _ in range(2 * MOST_CONNECTIONS)))
+        assert len(set(await asyncio.wait_for(all_lent, 15))) <= MOST_CONNECTIONS
     finally:
         await pool.close()
 
@@ -141,21 +141,21 @@ async def test_one_in_an_unknown_state_is_closed(pool: Pool, first: str, error: 
             await connection.execute("SELECT pg_sleep(60)")
 
     using = asyncio.create_task(use())
-    done, _ = await asyncio.wait([using], timeout=0.2 if error is None else 60)
+    finished, _ = await asyncio.wait([using], timeout=0.2 if error is None else 60)
     using.cancel()
     await asyncio.wait([using])
-    assert bool(done) == (error is not None)
+    assert bool(finished) == (error is not None)
     assert (pool.size, pool.lent) == (0, 0)
 
 
 async def test_one_that_the_server_ended_is_not_lent(pool: Pool) -> None:
     async with pool.lend() as connection:
         async with pool.lend() as other:
-            ended, heard = other.get_server_pid(), asyncio.Event()
+            process_id, heard = other.get_server_pid(), asyncio.Event()
             other.add_termination_listener(lambda _: heard.set())
-        await connection.execute("SELECT pg_terminate_backend($1, 5000)", ended)
+        await connection.execute("SELECT pg_terminate_backend($1, 5000)", process_id)
         await asyncio.wait_for(heard.wait(), 20)
-        assert await process_of(pool) != ended
+        assert await process_of(pool) != process_id
 
 
 async def test_transactions_of_a_connection_have_numbers_that_rise(pool: Pool) -> None:
@@ -254,9 +254,9 @@ def test_a_viewer_sees_what_there_is(viewer: str) -> None:
     for command in LOOKS:
         name, *arguments = shlex.split(command)
         place = 1 if name == "checkpoint" else 0
-        found = run(name, *arguments[:place], viewer, *arguments[place:])
-        assert found.stdout
-        assert "permission" not in found.output
+        result = run(name, *arguments[:place], viewer, *arguments[place:])
+        assert result.stdout
+        assert "permission" not in result.output
     client = client_of(viewer)
     for page in ("", "groups", "groups/1", "steps", "steps/414", "workers", "checkpoints", "events", "metrics"):
         assert client.get(f"/{page}").status_code == 200, page
@@ -271,12 +271,12 @@ async def test_a_viewer_changes_nothing(viewer: str) -> None:
         lambda buffer: buffer.checkpoint(9),
     ]
     before = open_reader(viewer)
-    counted = await asyncio.to_thread(before.read, lambda tx: tx.value("SELECT count(*) FROM rb_group"))
+    count_before = await asyncio.to_thread(before.read, lambda tx: tx.value("SELECT count(*) FROM rb_group"))
     async with build(viewer) as buffer:
         for call in calls:
             with pytest.raises(AccessError, match=r"permission denied for (table|sequence) rb_\w+; let the owner"):
                 await call(buffer)
-    assert await asyncio.to_thread(before.read, lambda tx: tx.value("SELECT count(*) FROM rb_group")) == counted
+    assert await asyncio.to_thread(before.read, lambda tx: tx.value("SELECT count(*) FROM rb_group")) == count_before
 
 
 #: A right that is missing, and the sentence of a put, a take or the opening.

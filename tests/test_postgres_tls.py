@@ -81,7 +81,7 @@ async def test_a_run_reads_and_writes_by_tls_with_a_certificate_of_its_own(
             == 7
         )
         assert len(proxy.shown) == len(proxy.links) > 2  # one of each at least
-        names = {dict(part[0] for part in shown["subject"])["commonName"] for shown in proxy.shown}  # type: ignore[index]
+        names = {dict(part[0] for part in certificate["subject"])["commonName"] for certificate in proxy.shown}  # type: ignore[index]
         assert names == {"trainer"}
 
 
@@ -111,9 +111,9 @@ async def test_of_several_hosts_one_that_is_trusted_is_enough(
     lent_database: str, authority: Authority, server: Signed
 ) -> None:
     """And where none is, the reason is told."""
-    old = authority.server_context(authority.sign("old", *HOSTS, days=-1))
-    async with proxied(lent_database, old) as first, proxied(lent_database, old) as second:
-        hosts = ",".join(f"127.0.0.1:{make_url(one.url).port}" for one in (first, second))
+    expired_context = authority.server_context(authority.sign("old", *HOSTS, days=-1))
+    async with proxied(lent_database, expired_context) as first, proxied(lent_database, expired_context) as second:
+        hosts = ",".join(f"127.0.0.1:{make_url(trusting.url).port}" for trusting in (first, second))
         parts = make_url(lent_database)
         url = f"postgresql://{parts.username}@{hosts}/{parts.database}?sslmode=verify-full"
         url += f"&sslrootcert={authority.certificate}"
@@ -196,11 +196,11 @@ async def test_the_cas_of_the_machine_may_be_trusted(
 async def test_new_connections_have_the_certificates_that_are_there_by_then(lent_database: str, tmp_path: Path) -> None:
     """Of the server, its CA and the client. Between two of them the run waits: nothing is lost."""
     first, second = Authority(tmp_path / "1", "1"), Authority(tmp_path / "2", "2")
-    root, mine, key = tmp_path / "root.crt", tmp_path / "mine.crt", tmp_path / "mine.key"
+    root, own_copy, key = tmp_path / "root.crt", tmp_path / "mine.crt", tmp_path / "mine.key"
 
     def install(authority: Authority) -> None:
-        own = authority.sign("trainer")
-        for source, target in ((authority.certificate, root), (own.certificate, mine), (own.key, key)):
+        client = authority.sign("trainer")
+        for source, target in ((authority.certificate, root), (client.certificate, own_copy), (client.key, key)):
             shutil.copy(source, target)
 
     def speaks(authority: Authority) -> ssl.SSLContext:
@@ -208,7 +208,7 @@ async def test_new_connections_have_the_certificates_that_are_there_by_then(lent
 
     install(first)
     async with proxied(lent_database, speaks(first)) as proxy:
-        url = with_options(proxy, "sslmode=verify-full", f"sslrootcert={root}&sslcert={mine}&sslkey={key}")
+        url = with_options(proxy, "sslmode=verify-full", f"sslrootcert={root}&sslcert={own_copy}&sslkey={key}")
         async with build(url) as buffer:
             await buffer.put(group(0), TASK)
             proxy.tls = speaks(second)

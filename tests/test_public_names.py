@@ -21,9 +21,9 @@ HEAVY = {"sqlalchemy", "pydantic", "numpy", "typer", "rich", "alembic", "yaml", 
 def loaded_by(code: str) -> set[str]:
     """The modules that a new process has loaded after this code."""
     script = f"import sys\n{code}\nsys.stdout.write('\\n' + ' '.join(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return set(done.stdout.splitlines()[-1].split())
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert process.returncode == 0, process.stderr
+    return set(process.stdout.splitlines()[-1].split())
 
 
 def test_nothing_is_loaded_before_it_is_needed() -> None:
@@ -66,13 +66,13 @@ def test_what_needs_a_package_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_type_checkers_see_what_there_is_at_run_time() -> None:
     source = ast.parse(Path(replaybuf.__file__).read_text())
     [for_checkers] = [part for part in source.body if isinstance(part, ast.If) and isinstance(part.test, ast.Name)]
-    seen = {
+    imported = {
         name.asname: f"{line.module}.{name.name}"
         for line in for_checkers.body
         if isinstance(line, ast.ImportFrom)
         for name in line.names
     }
-    assert seen == {name: f"{module}.{name}" for name, module in replaybuf._MODULES.items()}
+    assert imported == {name: f"{module}.{name}" for name, module in replaybuf._MODULES.items()}
 
 
 def test_the_names_are_few_and_all_there() -> None:
@@ -97,8 +97,8 @@ def test_the_names_of_readme_are_among_them() -> None:
 
 def test_a_mistyped_name_is_told_its_neighbour() -> None:
     code = "import replaybuf; replaybuf.RolloutStat"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert "module 'replaybuf' has no attribute 'RolloutStat'. Did you mean: 'RolloutState'?" in done.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "module 'replaybuf' has no attribute 'RolloutStat'. Did you mean: 'RolloutState'?" in process.stderr
 
 
 def test_errors_are_pickled_by_the_module_that_defines_them() -> None:

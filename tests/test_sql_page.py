@@ -48,13 +48,13 @@ _TYPES = {
 
 def test_every_view_is_on_the_page() -> None:
     assert tuple(VIEW_COLUMNS) == VIEWS
-    listed = "".join(f"| `{name}` | {view.row} |\n" for name, view in VIEW_COLUMNS.items())
-    assert listed in TEXT
+    table = "".join(f"| `{name}` | {view.row} |\n" for name, view in VIEW_COLUMNS.items())
+    assert table in TEXT
     assert f"GRANT SELECT ON {', '.join(VIEWS)} TO" in TEXT
 
 
 #: The columns of each view with their types, in their order.
-DOCUMENTED = {view: [(one.name, one.type) for one in columns] for view, (_, columns) in VIEW_COLUMNS.items()}
+DOCUMENTED = {view: [(column.name, column.type) for column in columns] for view, (_, columns) in VIEW_COLUMNS.items()}
 
 
 async def test_columns_are_as_documented__postgresql(postgres_database: str) -> None:
@@ -62,9 +62,9 @@ async def test_columns_are_as_documented__postgresql(postgres_database: str) -> 
     await run(postgres_database, create)
 
     def columns(connection: object) -> dict[str, list[tuple[str, str]]]:
-        found = inspect(connection)
+        inspector = inspect(connection)
         return {
-            view: [(one["name"], _TYPES[str(one["type"]).split(" COLLATE")[0]]) for one in found.get_columns(view)]  # type: ignore[union-attr]
+            view: [(row["name"], _TYPES[str(row["type"]).split(" COLLATE")[0]]) for row in inspector.get_columns(view)]  # type: ignore[union-attr]
             for view in VIEWS
         }
 
@@ -81,7 +81,7 @@ async def test_columns_are_as_documented__sqlite(tmp_path: object) -> None:
 
 
 def test_all_kinds_of_events_and_waits_are_named() -> None:
-    meanings = {(view, one.name): one.meaning for view, (_, columns) in VIEW_COLUMNS.items() for one in columns}
+    meanings = {(view, field.name): field.meaning for view, (_, columns) in VIEW_COLUMNS.items() for field in columns}
     assert re.findall(r"`(\w+)`", meanings["events", "kind"]) == [*EventKind]
     assert re.findall(r"`(\w+)`", meanings["waiters", "kind"]) == ["groups", "room", "trainer"]
 
@@ -100,7 +100,7 @@ async def _ask(url: str, database: str) -> dict[str, str]:
     await fill(url)
 
     def ask(connection: Connection) -> dict[str, str]:
-        ours = [one.on(database.lower()) for one in QUESTIONS]
+        ours = [question.on(database.lower()) for question in QUESTIONS]
         return {query: _table(connection.exec_driver_sql(query.replace("%", "%%"))) for query in ours}
 
     return await run(url, ask)
@@ -138,10 +138,10 @@ def _text(value: Any) -> str:
 
 
 def test_the_page_has_the_questions_with_the_answers_of_both_databases(answers: tuple[str, dict[str, str]]) -> None:
-    database, found = answers
+    database, replies = answers
     text = PAGE.read_text("utf-8") if UPDATE else TEXT
     start = text.index(f"### {QUESTIONS[0].topic}")
-    asked = "".join(_asked(topic, [*of_topic], found, database) for topic, of_topic in groupby(QUESTIONS, _TOPIC))
+    asked = "".join(_asked(topic, [*of_topic], replies, database) for topic, of_topic in groupby(QUESTIONS, _TOPIC))
     if UPDATE:
         PAGE.write_text(text[:start] + asked, "utf-8")
     else:
@@ -151,24 +151,24 @@ def test_the_page_has_the_questions_with_the_answers_of_both_databases(answers: 
 _TOPIC = attrgetter("topic")
 
 
-def _asked(topic: str, questions: list[Question], found: dict[str, str], database: str) -> str:
+def _asked(topic: str, questions: list[Question], answer_of: dict[str, str], database: str) -> str:
     """Return a part of the page: questions, statements, and the answers, which are the same on both databases."""
     parts = [f"### {topic}"]
-    for one in questions:
-        parts.append("\n".join(textwrap.wrap(one.text, 120, break_long_words=False)))
-        if one.sqlite == one.postgresql:
-            parts.append(f"```sql\n{one.sqlite}\n```")
+    for entry in questions:
+        parts.append("\n".join(textwrap.wrap(entry.text, 120, break_long_words=False)))
+        if entry.sqlite == entry.postgresql:
+            parts.append(f"```sql\n{entry.sqlite}\n```")
         else:
-            parts.append(f"```sql\n-- SQLite\n{one.sqlite}\n```\n\n```sql\n-- PostgreSQL\n{one.postgresql}\n```")
-        parts.append(f"```\n{found[one.on(database.lower())]}```")
-    return "\n\n".join(parts) + ("\n" if one is QUESTIONS[-1] else "\n\n")
+            parts.append(f"```sql\n-- SQLite\n{entry.sqlite}\n```\n\n```sql\n-- PostgreSQL\n{entry.postgresql}\n```")
+        parts.append(f"```\n{answer_of[entry.on(database.lower())]}```")
+    return "\n\n".join(parts) + ("\n" if entry is QUESTIONS[-1] else "\n\n")
 
 
 def test_the_command_lists_the_same_columns(tmp_path: Path) -> None:
     with ReplayBufferConfig(url=(url := f"sqlite:///{tmp_path}/run.db")).build_sync() as buffer:
         buffer.metrics()
-    listed = json.loads(command("sql", url, "--format=json").stdout)
-    assert [(one["view"], one["column"], one["type"]) for one in listed] == [
+    rows = json.loads(command("sql", url, "--format=json").stdout)
+    assert [(row["view"], row["column"], row["type"]) for row in rows] == [
         (view, name, kind) for view, columns in DOCUMENTED.items() for name, kind in columns
     ]
     assert "drawn for good" in command("sql", url).stdout

@@ -61,21 +61,21 @@ def _wait_for_script(control: socket.socket) -> dict[str, Any] | None:
                 request, files, *_ = socket.recv_fds(control, 1 << 20, 4)
                 if not request:
                     return None
-                given, out, problems, ended = files
+                input_file, output_file, error_file, end_file = files
                 if (process := os.fork()) == 0:
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                    os.dup2(given, STDIN)
-                    os.dup2(out, STDOUT)
-                    os.dup2(problems, STDERR)
-                    for unused in (*files, reading, writing, *running.values()):
-                        os.close(unused)
+                    os.dup2(input_file, STDIN)
+                    os.dup2(output_file, STDOUT)
+                    os.dup2(error_file, STDERR)
+                    for end in (*files, reading, writing, *running.values()):
+                        os.close(end)
                     _open_standard_streams()
                     return dict(json.loads(request))
-                for its in (given, out, problems):
-                    os.close(its)
-                os.write(ended, b"%d\n" % process)
-                running[process] = ended
+                for file in (input_file, output_file, error_file):
+                    os.close(file)
+                os.write(end_file, b"%d\n" % process)
+                running[process] = end_file
 
 
 def _open_standard_streams() -> None:

@@ -84,9 +84,9 @@ class Adapter(ABC):
     def settle(self) -> None:  # noqa: B027
         """Do what was put off, as part of the work that is measured: SQLite's log is copied back."""
 
-    def tokens(self, taken: Any) -> int:
+    def tokens(self, group: Any) -> int:
         """Return the sum of a taken group's tokens, by which it is known to be whole; a floor that can't returns 0."""
-        return sum(int(np.asarray(rollout["tokens"]).sum()) for rollout in taken)
+        return sum(int(np.asarray(rollout["tokens"]).sum()) for rollout in group)
 
 
 def stacked(group: Group) -> dict[str, np.ndarray[Any, Any]]:

@@ -50,19 +50,19 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=0, help="how often each is measured (default: 5; 2 if quick)")
     parser.add_argument("--quick", action="store_true", help="an eighth of the groups: a look, not a measurement")
     parser.add_argument("--json", metavar="FILE", help="write all that was measured to this file")
-    given = parser.parse_args(arguments)
-    sizes, kinds = given.sizes.split(","), given.kinds.split(",")
-    if wrong := ({*sizes} - {*SIZES}) | ({*kinds} - {*KINDS}):
-        parser.error(f"no such size or kind: {', '.join(sorted(wrong))}")
-    if given.rounds < 0:
-        parser.error(f"--rounds {given.rounds}: must be positive")
+    options = parser.parse_args(arguments)
+    sizes, kinds = options.sizes.split(","), options.kinds.split(",")
+    if unknown := ({*sizes} - {*SIZES}) | ({*kinds} - {*KINDS}):
+        parser.error(f"no such size or kind: {', '.join(sorted(unknown))}")
+    if options.rounds < 0:
+        parser.error(f"--rounds {options.rounds}: must be positive")
     rows = [("groups", size, kind) for size in sizes for kind in kinds]
     rows += [("lone", "1K", "arrays"), ("wake", "1K", "arrays"), ("pair", "100K", "arrays"), ("kill", "1K", "arrays")]
-    rounds = given.rounds or (2 if given.quick else 5)
-    results = asyncio.run(measure(given.only or list(PEERS), rows, rounds, 8 if given.quick else 1))
+    rounds = options.rounds or (2 if options.quick else 5)
+    results = asyncio.run(measure(options.only or list(PEERS), rows, rounds, 8 if options.quick else 1))
     print(tables(results, rows))
-    if given.json:
-        Path(given.json).write_text(json.dumps({"machine": _machine(), "peers": results}, indent=1, default=_plain))
+    if options.json:
+        Path(options.json).write_text(json.dumps({"machine": _machine(), "peers": results}, indent=1, default=_plain))
     return 0
 
 
@@ -77,16 +77,16 @@ async def measure(names: list[str], rows: list[tuple[str, str, str]], rounds: in
                 result, peer = results[name], PEERS[name]
                 if row in result.missing or "all" in result.missing:
                     continue
-                whole = PAIR if turn == "pair" else COUNTS[size]
-                count = max(64, int(whole * peer.share) // fraction)
+                full_count = PAIR if turn == "pair" else COUNTS[size]
+                count = max(64, int(full_count * peer.share) // fraction)
                 task = {"adapter": peer.adapter, "turn": turn, "size": size, "kind": kind, "count": count}
                 start = time.monotonic()
-                found = await _turn(peer, task, server)
-                say(f"{name}, {row}: {found.get('missing') or f'{time.monotonic() - start:.1f} s'}")
-                if "missing" in found:
-                    result.missing[row] = found["missing"]
+                outcome = await _turn(peer, task, server)
+                say(f"{name}, {row}: {outcome.get('missing') or f'{time.monotonic() - start:.1f} s'}")
+                if "missing" in outcome:
+                    result.missing[row] = outcome["missing"]
                 else:
-                    result.turns.setdefault(row, []).append(found)
+                    result.turns.setdefault(row, []).append(outcome)
     return results
 
 
@@ -109,8 +109,8 @@ async def _turn(peer: Peer, task: dict[str, Any], server: int | None) -> dict[st
             "server": server if peer.postgres else None,
         }
         if task["turn"] == "kill":
-            killed = await _run(peer, task)
-            return await _run(peer, task | {"turn": "left"}) if killed["missing"] == KILLED else killed
+            outcome = await _run(peer, task)
+            return await _run(peer, task | {"turn": "left"}) if outcome["missing"] == KILLED else outcome
         return await _run(peer, task)
 
 
@@ -125,15 +125,15 @@ async def _run(peer: Peer, task: dict[str, Any]) -> dict[str, Any]:
         start_new_session=True,
     )
     try:
-        out, errors = await asyncio.wait_for(process.communicate(), TIMEOUT_SECONDS)
+        output, errors = await asyncio.wait_for(process.communicate(), TIMEOUT_SECONDS)
     except TimeoutError:
         return {"missing": f"not done after {TIMEOUT_SECONDS} s"}
     finally:
         with contextlib.suppress(ProcessLookupError):  # servers that it left behind
             os.killpg(process.pid, signal.SIGKILL)
     if process.returncode == 0:
-        found: dict[str, Any] = json.loads(out.decode().splitlines()[-1])
-        return found
+        outcome: dict[str, Any] = json.loads(output.decode().splitlines()[-1])
+        return outcome
     if process.returncode == -signal.SIGKILL:
         return {"missing": KILLED}
     lines = errors.decode().strip().splitlines() or [f"exit status {process.returncode}"]

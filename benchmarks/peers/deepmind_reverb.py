@@ -23,10 +23,10 @@ class Reverb(Adapter):
 
         if not self.address:
             context = multiprocessing.get_context("spawn")
-            mine, theirs = context.Pipe()
-            self._server = context.Process(target=_serve, args=(theirs,), daemon=True)
+            receiver, sender = context.Pipe()
+            self._server = context.Process(target=_serve, args=(sender,), daemon=True)
             self._server.start()
-            self.address = f"localhost:{mine.recv()}"
+            self.address = f"localhost:{receiver.recv()}"
         self._client = reverb.Client(self.address)
         self._writer = self._client.trajectory_writer(num_keep_alive_refs=1)
 

@@ -25,9 +25,9 @@ class CannotInstallError(Exception):
 
 def cache_folder() -> Path:
     """Return the folder of all environments: REPLAYBUF_PEERS_DIR, or one in the user's cache."""
-    given = os.environ.get("REPLAYBUF_PEERS_DIR")
+    folder = os.environ.get("REPLAYBUF_PEERS_DIR")
     return (
-        Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "replaybuf-peers"
+        Path(folder) if folder else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "replaybuf-peers"
     )
 
 
@@ -65,10 +65,10 @@ def _interpreter(newest: int) -> str:
     if _OLDEST <= sys.version_info.minor <= newest:
         return sys.executable
     for minor in range(newest, _OLDEST - 1, -1):
-        found = shutil.which(f"python3.{minor}")
+        interpreter = shutil.which(f"python3.{minor}")
         # pyenv has a command for each version that it knows, also if it isn't to be used
-        if found and subprocess.run([found, "-c", ""], capture_output=True).returncode == 0:
-            return found
+        if interpreter and subprocess.run([interpreter, "-c", ""], capture_output=True).returncode == 0:
+            return interpreter
     raise CannotInstallError(f"needs Python 3.{_OLDEST} to 3.{newest}, of which none is on PATH")
 
 

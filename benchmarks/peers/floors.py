@@ -18,7 +18,7 @@ class Floor(Adapter):
     def prepare(self, group: Group) -> Any:
         return groups.payload(groups.rollouts(group))
 
-    def tokens(self, taken: Any) -> int:
+    def tokens(self, group: Any) -> int:
         return 0
 
 
@@ -103,9 +103,9 @@ class File(Floor):
             os.fdatasync(self._file)
 
     async def take(self, count: int) -> Sequence[Any]:
-        taken: list[bytes] = []
-        while len(taken) < count and (head := os.pread(self._file, 4, self._read)):
+        payloads: list[bytes] = []
+        while len(payloads) < count and (head := os.pread(self._file, 4, self._read)):
             length = int.from_bytes(head, "little")
-            taken.append(os.pread(self._file, length, self._read + 4))
+            payloads.append(os.pread(self._file, length, self._read + 4))
             self._read += 4 + length
-        return taken
+        return payloads

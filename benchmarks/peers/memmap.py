@@ -40,8 +40,8 @@ class TorchRL(Adapter):
         import torch
 
         for start in range(0, len(prepared), self.batch):
-            some = prepared[start : start + self.batch]
-            self._buffer.extend(torch.stack([self._tensors(one) if self._as_lists else one for one in some]))
+            part = prepared[start : start + self.batch]
+            self._buffer.extend(torch.stack([self._tensors(group) if self._as_lists else group for group in part]))
 
     async def put_one(self, prepared: Any) -> None:
         self._buffer.add(self._tensors(prepared) if self._as_lists else prepared)

@@ -43,8 +43,8 @@ class ReplayBuf(Adapter):
         if self._file:
             copy_log_back(self._file)
 
-    def tokens(self, taken: Any) -> int:
-        return super().tokens([{"tokens": rollout.tokens} for rollout in taken])
+    def tokens(self, group: Any) -> int:
+        return super().tokens([{"tokens": rollout.tokens} for rollout in group])
 
 
 class ReplayBufMany(ReplayBuf):

@@ -38,7 +38,7 @@ class Peer:
     def version(self) -> str:
         """The package that is measured, with its version; "" for those of this environment."""
         packages = ENVIRONMENTS[self.environment].packages
-        return next((one for one in packages if one.startswith(self.package)), "") if self.package else ""
+        return next((package for package in packages if package.startswith(self.package)), "") if self.package else ""
 
 
 #: "" is the environment that runs the command.

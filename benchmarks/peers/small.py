@@ -28,8 +28,8 @@ class DiskCache(Adapter):
 
     async def take(self, count: int) -> Sequence[Any]:
         with self._cache.transact():
-            taken = [self._cache.pull()[1] for _ in range(count)]
-        return [group for group in taken if group is not None]
+            pulled_groups = [self._cache.pull()[1] for _ in range(count)]
+        return [group for group in pulled_groups if group is not None]
 
     async def wait_for_one(self) -> None:
         while self._cache.pull()[1] is None:  # noqa: ASYNC110

@@ -15,14 +15,14 @@ Turns = Sequence[Mapping[str, Any]]
 
 def tables(results: Mapping[str, Any], rows: Sequence[tuple[str, str, str]]) -> str:
     """Return a table for each size and kind of groups, one of all else, and the reasons of what is missing."""
-    found = [_groups(results, size, kind) for turn, size, kind in rows if turn == "groups"]
-    found += [_others(results), "\n".join(_missing(results))]
-    return "\n\n".join(part for part in found if part)
+    parts = [_groups(results, size, kind) for turn, size, kind in rows if turn == "groups"]
+    parts += [_others(results), "\n".join(_missing(results))]
+    return "\n\n".join(part for part in parts if part)
 
 
-def rate(turns: Turns, what: str) -> list[float]:
+def rate(turns: Turns, call: str) -> list[float]:
     """Return the groups per second of each turn that puts ("put") or takes ("take")."""
-    return [turn["count"] / turn[what]["seconds"] for turn in turns]
+    return [turn["count"] / turn[call]["seconds"] for turn in turns]
 
 
 def _groups(results: Mapping[str, Any], size: str, kind: str) -> str:
@@ -34,13 +34,13 @@ def _groups(results: Mapping[str, Any], size: str, kind: str) -> str:
     for result in results.values():
         turns = result.turns.get(f"groups {size} {kind}")
         if turns:
-            cpu = [_range(_cpu(turns, what, whose)) for what in ("put", "take") for whose in ("cpu", "server_cpu")]
+            cpu = [_range(_cpu(turns, turn, cost)) for turn in ("put", "take") for cost in ("cpu", "server_cpu")]
             lines.append([result.title, _range(rate(turns, "put")), _range(rate(turns, "take")), *cpu])
     return _table(headings, lines)
 
 
-def _cpu(turns: Turns, what: str, whose: str) -> list[float]:
-    return [turn[what][whose] / turn["count"] * 1e6 for turn in turns]
+def _cpu(turns: Turns, call: str, cost: str) -> list[float]:
+    return [turn[call][cost] / turn["count"] * 1e6 for turn in turns]
 
 
 def _others(results: Mapping[str, Any]) -> str:
@@ -58,7 +58,7 @@ def _others(results: Mapping[str, Any]) -> str:
         cells = [
             _cell(result, "lone 1K arrays", _latency),
             _cell(result, "wake 1K arrays", _latency),
-            _cell(result, "pair 100K arrays", lambda turns: _range([one["count"] / one["seconds"] for one in turns])),
+            _cell(result, "pair 100K arrays", lambda turns: _range([row["count"] / row["seconds"] for row in turns])),
             _cell(result, "kill 1K arrays", lambda turns: f"{turns[0]['left']} of {turns[0]['of']}"),
         ]
         note = "; ".join(part for part in (result.version, result.note) if part)
@@ -72,7 +72,7 @@ def _cell(result: Any, row: str, show: Callable[[Turns], str]) -> str:
 
 
 def _latency(turns: Turns) -> str:
-    seconds = [one for turn in turns for one in turn["latencies"]]
+    seconds = [latency for turn in turns for latency in turn["latencies"]]
     return f"{number(percentile(seconds, 50) * 1000)} / {number(percentile(seconds, 99) * 1000)}"
 
 

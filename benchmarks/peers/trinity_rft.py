@@ -42,20 +42,20 @@ class Trinity(Adapter):
 
     async def put(self, prepared: Sequence[Any]) -> None:
         for start in range(0, len(prepared), self.batch):
-            rollouts = [one for group in prepared[start : start + self.batch] for one in group]
-            await self._storage.write([_experience(one) for one in rollouts] if self._as_lists else rollouts)
+            rollouts = [rollout for group in prepared[start : start + self.batch] for rollout in group]
+            await self._storage.write([_experience(rollout) for rollout in rollouts] if self._as_lists else rollouts)
 
     async def ready(self, count: int) -> bool:
         return await self._storage.count() - self._taken >= count * self._rollouts
 
     async def take(self, count: int) -> Sequence[Any]:
-        found = await self._storage.read(count * self._rollouts)
-        self._taken += len(found)
-        groups = [found[start : start + self._rollouts] for start in range(0, len(found), self._rollouts)]
-        return [[_lists(one) for one in group] for group in groups] if self._as_lists else groups
+        experiences = await self._storage.read(count * self._rollouts)
+        self._taken += len(experiences)
+        groups = [experiences[start : start + self._rollouts] for start in range(0, len(experiences), self._rollouts)]
+        return [[_lists(experience) for experience in group] for group in groups] if self._as_lists else groups
 
-    def tokens(self, taken: Any) -> int:
-        return sum(sum(one["tokens"]) if self._as_lists else int(one.tokens.sum()) for one in taken)
+    def tokens(self, group: Any) -> int:
+        return sum(sum(row["tokens"]) if self._as_lists else int(row.tokens.sum()) for row in group)
 
 
 def _experience(rollout: dict[str, Any]) -> Any:

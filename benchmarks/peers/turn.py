@@ -30,8 +30,8 @@ PAUSE_SECONDS = 0.02
 def adapter(name: str, place: Place) -> Adapter:
     """Return the adapter "module:Class" of this package."""
     module, class_name = name.split(":")
-    found: Adapter = getattr(importlib.import_module(f"benchmarks.peers.{module}"), class_name)(place)
-    return found
+    peer: Adapter = getattr(importlib.import_module(f"benchmarks.peers.{module}"), class_name)(place)
+    return peer
 
 
 def main() -> None:
@@ -62,31 +62,31 @@ async def _groups(peer: Adapter, task: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _puts_and_takes(peer: Adapter, task: dict[str, Any], count: int, *, check: bool) -> dict[str, Any]:
-    made = [make(task["size"], task["kind"]) for _ in range(count)]
-    tokens = sum(Adapter.tokens(peer, group) for group in made) if check else 0
-    prepared = [peer.prepare(group) for group in made]
+    new_groups = [make(task["size"], task["kind"]) for _ in range(count)]
+    tokens = sum(Adapter.tokens(peer, group) for group in new_groups) if check else 0
+    prepared = [peer.prepare(group) for group in new_groups]
     batch = peer.batch // 4 if task["size"] == "2M" else peer.batch
-    found = 0
-    seen = 0
+    taken_count = 0
+    token_sum = 0
 
     async def put() -> None:
         await peer.put(prepared)
         peer.settle()
 
     async def take() -> None:
-        nonlocal found, seen
-        while found < count:
-            groups = await peer.take(min(batch, count - found))
+        nonlocal taken_count, token_sum
+        while taken_count < count:
+            groups = await peer.take(min(batch, count - taken_count))
             if not groups:
-                raise RuntimeError(f"{found} of {count} groups were there to take")
-            found += len(groups)
+                raise RuntimeError(f"{taken_count} of {count} groups were there to take")
+            taken_count += len(groups)
             if check:
-                seen += sum(map(peer.tokens, groups))
+                token_sum += sum(map(peer.tokens, groups))
         peer.settle()
 
-    del made
+    del new_groups
     costs = {"put": await _cost(put, task["server"]), "take": await _cost(take, task["server"])}
-    if seen not in (tokens, 0):
+    if token_sum not in (tokens, 0):
         raise RuntimeError("the groups that were taken are not those that were put")
     return costs
 
@@ -94,19 +94,19 @@ async def _puts_and_takes(peer: Adapter, task: dict[str, Any], count: int, *, ch
 async def _cost(work: Callable[[], Awaitable[None]], server: int | None) -> dict[str, float]:
     """Return seconds, CPU seconds of this process, and those of its children and of the database's server."""
     gc.collect()
-    others = _cpu_of_others(server)
+    cpu_before = _cpu_of_others(server)
     cpu, start = time.process_time(), time.perf_counter()
     await work()
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
-    return {"seconds": seconds, "cpu": cpu, "server_cpu": _cpu_of_others(server) - others}
+    return {"seconds": seconds, "cpu": cpu, "server_cpu": _cpu_of_others(server) - cpu_before}
 
 
 def _cpu_of_others(server: int | None) -> float:
-    found = psutil.Process().children(recursive=True)
+    processes = psutil.Process().children(recursive=True)
     if server:
         root = psutil.Process(server)
-        found += [root, *root.children(recursive=True)]
-    return sum(map(_cpu_of, found))
+        processes += [root, *root.children(recursive=True)]
+    return sum(map(_cpu_of, processes))
 
 
 def _cpu_of(process: psutil.Process) -> float:
@@ -136,23 +136,23 @@ async def _lone(peer: Adapter, task: dict[str, Any]) -> dict[str, Any]:
 async def _wake(peer: Adapter, task: dict[str, Any]) -> dict[str, Any]:
     """Put while another process waits: from the return of the put until the other one has its group."""
     latencies = []
-    with _other_process(_wait, peer, task) as (told, tell):
+    with _other_process(_wait, peer, task) as (reports, tell):
         for _ in range(WAKES + 5):
-            await asyncio.to_thread(told.get, timeout=60)
+            await asyncio.to_thread(reports.get, timeout=60)
             prepared = peer.prepare(make(task["size"], task["kind"]))
             await asyncio.sleep(0.1)  # by now it waits
             await peer.put_one(prepared)
-            put = time.time()
-            latencies.append(max(0.0, await asyncio.to_thread(told.get, timeout=60) - put))
+            put_at = time.time()
+            latencies.append(max(0.0, await asyncio.to_thread(reports.get, timeout=60) - put_at))
             tell.put(None)
     return {"latencies": latencies[5:]}
 
 
-async def _wait(peer: Adapter, _: dict[str, Any], told: Any, tell: Any) -> None:
+async def _wait(peer: Adapter, _: dict[str, Any], reports: Any, tell: Any) -> None:
     for _turn in range(WAKES + 5):
-        told.put(None)
+        reports.put(None)
         await peer.wait_for_one()
-        told.put(time.time())
+        reports.put(time.time())
         await asyncio.to_thread(tell.get, timeout=60)
 
 
@@ -164,17 +164,17 @@ async def _pair(peer: Adapter, task: dict[str, Any]) -> dict[str, Any]:
         tell.put(None)
         start = time.perf_counter()
         while left:
-            taken = len(await peer.take(min(peer.batch, left))) if await peer.ready(min(peer.batch, left)) else 0
-            left -= taken
-            if not taken:
+            count = len(await peer.take(min(peer.batch, left))) if await peer.ready(min(peer.batch, left)) else 0
+            left -= count
+            if not count:
                 await asyncio.sleep(0.001)
         seconds = time.perf_counter() - start
     return {"count": task["count"], "seconds": seconds}
 
 
-async def _produce(peer: Adapter, task: dict[str, Any], told: Any, tell: Any) -> None:
+async def _produce(peer: Adapter, task: dict[str, Any], reports: Any, tell: Any) -> None:
     prepared = [peer.prepare(make(task["size"], task["kind"])) for _ in range(task["count"])]
-    told.put(None)
+    reports.put(None)
     await asyncio.to_thread(tell.get, timeout=120)
     await peer.put(prepared)
 
@@ -183,23 +183,23 @@ async def _produce(peer: Adapter, task: dict[str, Any], told: Any, tell: Any) ->
 def _other_process(work: Any, peer: Adapter, task: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
     """Run `work` in another process on the same place. Yield a queue from it and one to it."""
     context = multiprocessing.get_context("spawn")
-    told, tell = context.Queue(), context.Queue()
+    reports, tell = context.Queue(), context.Queue()
     place = Place(task["folder"], task["url"], peer.address)
-    process = context.Process(target=_in_other_process, args=(work, task, place, told, tell), daemon=True)
+    process = context.Process(target=_in_other_process, args=(work, task, place, reports, tell), daemon=True)
     process.start()
     try:
-        yield told, tell
+        yield reports, tell
         process.join(30)
     finally:
         process.kill()
 
 
-def _in_other_process(work: Any, task: dict[str, Any], place: Place, told: Any, tell: Any) -> None:
+def _in_other_process(work: Any, task: dict[str, Any], place: Place, reports: Any, tell: Any) -> None:
     async def main() -> None:
         peer = adapter(task["adapter"], place)
         await peer.open()
         peer.prepare(make(task["size"], task["kind"]))
-        await work(peer, task, told, tell)
+        await work(peer, task, reports, tell)
         await peer.close()
 
     asyncio.run(main())
@@ -215,13 +215,13 @@ async def _kill(peer: Adapter, task: dict[str, Any]) -> dict[str, Any]:
 
 async def _left(peer: Adapter, _: dict[str, Any]) -> dict[str, Any]:
     """Count the groups that can be taken after `kill`."""
-    found = 0
-    while found < KILLED and await peer.ready(1):
-        taken = await peer.take(1)
-        if not taken:
+    taken_count = 0
+    while taken_count < KILLED and await peer.ready(1):
+        groups = await peer.take(1)
+        if not groups:
             break
-        found += len(taken)
-    return {"left": found, "of": KILLED}
+        taken_count += len(groups)
+    return {"left": taken_count, "of": KILLED}
 
 
 TURNS = {"groups": _groups, "lone": _lone, "wake": _wake, "pair": _pair, "kill": _kill, "left": _left}

@@ -49,8 +49,8 @@ class TransferQueue(Adapter):
         import torch
 
         for start in range(0, len(prepared), self.batch):
-            some = prepared[start : start + self.batch]
-            rows = torch.cat([_row(one) if self._as_lists else one for one in some])
+            part = prepared[start : start + self.batch]
+            rows = torch.cat([_row(group) if self._as_lists else group for group in part])
             await self._client.async_put(rows, partition_id="groups")
 
     async def ready(self, count: int) -> bool:
@@ -66,7 +66,7 @@ class TransferQueue(Adapter):
             return []
         rows = await self._client.async_get_data(metadata)
         await self._client.async_clear_samples(metadata)
-        columns = {name: [one.numpy() for one in rows[name].unbind()] for name in FIELDS}
+        columns = {name: [tensor.numpy() for tensor in rows[name].unbind()] for name in FIELDS}
         return [
             unstacked({name: column[at] for name, column in columns.items()}, as_lists=self._as_lists)
             for at in range(count)

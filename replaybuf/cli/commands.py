@@ -69,7 +69,8 @@ class Subcommands(TyperGroup):
             return super().resolve_command(ctx, args)
         except _UsageError as error:
             names = self.list_commands(ctx)
-            similar = difflib.get_close_matches(args[0], names, n=1)
+            inner = getattr(self.get_command(ctx, "checkpoint"), "commands", ())
+            similar = [f"checkpoint {args[0]}"] if args[0] in inner else difflib.get_close_matches(args[0], names, n=1)
             hint = (
                 f"Did you mean {similar[0]!r}?"
                 if similar
@@ -108,6 +109,8 @@ class Commands(Subcommands):
             return result
         except _UsageError as error:  # its message quotes arguments, perhaps a URL in the wrong place
             error.message = redact_words(error.message)
+            if "unexpected extra argument" in error.message and " " in error.message.partition(" (")[2]:
+                error.message = f"{error.message.rstrip('.')}. What has spaces goes in quotes: 'SELECT ...', '{{...}}'."
             if not error.message and getattr(getattr(error, "param", None), "envvar", None) == URL_VARIABLE:
                 error.message = f"Name the database here, or in the environment variable {URL_VARIABLE}."
             raise

@@ -173,7 +173,7 @@ def _tell(survey: Survey, output: Output) -> None:
     if survey.ends is not None:
         output.note(f"{survey.ends}; what is before it is imported")
     if not survey.groups:
-        output.note("there are no such groups in the file")
+        output.note("the file has no groups, or none of those asked for")
 
 
 def _rows(where: str, buffer: str, survey: Survey) -> list[dict[str, Any]]:

@@ -111,7 +111,12 @@ def console(width: int | None = None) -> Console:
 
     if width is None and not sys.stdout.isatty():
         width = _UNLIMITED_WIDTH
-    return Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
+
+    class Piped(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # as when others write, instead of an end with 1
+
+    return Piped(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
 
 
 def print_line(text: str, style: str = "", indent: str = "") -> None:

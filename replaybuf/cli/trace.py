@@ -74,7 +74,7 @@ def trace(
     """
     what, which = _parse_target(what or _KINDS[0], which)
     if worst is not None and what != "step":
-        raise typer.BadParameter("it goes with a step", param_hint="--worst")
+        raise typer.BadParameter("it goes with a step, or last: trace URL last --worst N", param_hint="--worst")
     reader = open_reader(url)
     if what == "uid":
         if task is not None or worker is not None:
@@ -131,7 +131,9 @@ def _show_steps(
         scope = "for a step" if before is None else f"for a step before {before}"
         scope += "" if listed.earlier is None else f" from {listed.earlier} on"
         is_known = listed.rows or (task is None and worker is None and listed.earlier is not None)
-        return listed, "" if is_known else no_groups(tx, listed.buffer, scope, task, worker, before=before)
+        if is_known:
+            return listed, ""
+        return listed, no_groups(tx, listed.buffer, scope, task, worker, before=before, since=listed.earlier or 0)
 
     steps, reason = reader.read(read)
     if reason and output.for_people:

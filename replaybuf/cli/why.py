@@ -121,13 +121,16 @@ def print_waits(waits: Waits, *, several: bool, about_a_draw: bool = False) -> b
 def _lead(queue: Sequence[dict[str, Any]], waits: Waits, scope: str) -> str:
     """List the processes that wait for one cause, with the age of the longest wait.
 
-    As in `gen-0 (2 calls), gen-1 and gen-2 wait since 12s`.
+    As in `gen-0 (2 calls), gen-1 and gen-2 have waited for 12s`.
     """
     calls = Counter(wait["worker"] or "somebody" for wait in queue)
     processes = joined([f"{name} ({count} calls)" if count > 1 else name for name, count in sorted(calls.items())])
     start = min((wait["since"] for wait in queue if wait["since"] is not None), default=None)
-    age = "" if start is None else f" since {units.age((waits.now - start).total_seconds())}"
-    return f"{processes}{scope} {'wait' if len(calls) > 1 else 'waits'}{age}"
+    several = len(calls) > 1
+    if start is None:
+        return f"{processes}{scope} {'wait' if several else 'waits'}"
+    age = units.age((waits.now - start).total_seconds())
+    return f"{processes}{scope} {'have' if several else 'has'} waited for {age}"
 
 
 def print_processes(waits: Waits, *, several: bool = False) -> None:

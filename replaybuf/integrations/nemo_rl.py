@@ -59,6 +59,9 @@ class TrajectoryBuffer:
         sizes, where = {_TASK: num_prompt_groups}, _usable_trajectories(current_weight_version, max_age_steps)
         if not num_prompt_groups or not self._buffer.is_ready(sizes, where=where):
             return None
+        module = import_optional(  # before the groups are taken
+            "nemo_rl.distributed.batched_data_dict", "TrajectoryBuffer needs NeMo-RL where it is sampled"
+        )
         try:
             batch = self._buffer.sample(sizes, at_least=sizes, where=where, current_train_step=current_weight_version)
         except NotReadyError:  # another process was faster
@@ -67,7 +70,7 @@ class TrajectoryBuffer:
         self._last_step = max(self._last_step, current_weight_version)
         versions = [_tags(item)["version"] for item in items]
         return {
-            "trajectories": [_as_nemo(item.item[0]) for item in items],
+            "trajectories": [_as_nemo(item.item[0], module) for item in items],
             "avg_trajectory_age": current_weight_version - sum(versions) / len(versions),
         }
 
@@ -172,8 +175,5 @@ def _usable_trajectories(target: int, max_age: int | None) -> Query:
     return {"tags.target": target, **versions}
 
 
-def _as_nemo(row: Mapping[str, Any]) -> dict[str, Any]:
-    module = import_optional(
-        "nemo_rl.distributed.batched_data_dict", "TrajectoryBuffer needs NeMo-RL where it is sampled"
-    )
+def _as_nemo(row: Mapping[str, Any], module: Any) -> dict[str, Any]:
     return {**row, "batch": module.BatchedDataDict(row["batch"])}

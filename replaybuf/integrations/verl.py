@@ -308,10 +308,15 @@ class BufferQueueClient:
             if await self._has_ended():
                 return None, 0
             await asyncio.sleep(_PAUSE)
+        try:
+            [group] = lease.batch[self.task_name]
+            sample = rollout_sample(full_batch=from_groups([group]), **group[0].extra_fields["verl"]["sample"])
+            answer = pickle.dumps(sample), await self.get_queue_size()
+        except BaseException as error:  # the trainer has not got it: it isn't one of its step
+            await lease.give_back_after(error)
+            raise
         self._leases.append(lease)
-        [group] = lease.batch[self.task_name]
-        sample = rollout_sample(full_batch=from_groups([group]), **group[0].extra_fields["verl"]["sample"])
-        return pickle.dumps(sample), await self.get_queue_size()
+        return answer
 
     async def _has_ended(self) -> bool:
         """Return whether this run's end marker is there and, afterwards, no sample is left."""

@@ -304,7 +304,7 @@ def seed_of(shuffle: Any) -> int | None:
 
 def _source_of(dataset: Any, seed: int | None) -> _IndexedSource | _IteratedSource:
     if isinstance(dataset, (str, bytes, bytearray, memoryview, Mapping)):
-        hint = "choose one of its values" if isinstance(dataset, Mapping) else "give a list of prompts"
+        hint = "choose one of its values" if isinstance(dataset, Mapping) else "give a list, or JSONLines(path)"
         raise InputError(f"expected a dataset of prompts, got {type(dataset).__name__}: {hint}")
     if is_indexed(dataset):
         return _IndexedSource(dataset, seed)

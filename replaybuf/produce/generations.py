@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
@@ -197,6 +198,8 @@ class Generations:
                 text = "task %s: %d groups are still being generated %g s after they were cancelled"
                 _logger.warning(text, self.task_name, len(late_tasks), self._timeout)
                 break
+            for task in () if remaining else waited_for:
+                task.cancel()  # its agent loop suppressed the first one; without room, its group may be stored never
             await asyncio.wait(waited_for, timeout=remaining)
         for task in self._tasks:
             if task.done() and not task.cancelled():
@@ -246,11 +249,9 @@ class Generations:
     async def _generate(self, prompt: Prompt) -> None:
         began, model_step, tokens_before = time.monotonic(), self.model_step, count_tokens(prompt.group, self._kind)
         group = prompt.group
-        error: str | BaseException | None = None
+        error: str | BaseException | None = await self._call_each(prompt) if self.strategy.by_rollout else None
         try:
-            if self.strategy.by_rollout:
-                error = await self._call_each(prompt)
-            else:
+            if not self.strategy.by_rollout:
                 group = await self._call(group)
             status = checked_status(group, self._kind)
             if status == Status.FAILED:
@@ -289,7 +290,10 @@ class Generations:
         task = asyncio.current_task()
         self._calling_tasks.add(task)
         try:
-            generated = await self._agent_loop.generate_group(group, partial=self.strategy.partial)
+            call: Any = self._agent_loop.generate_group(group, partial=self.strategy.partial)
+            if not inspect.isawaitable(call):
+                raise InputError("generate_group is no coroutine: write async def")
+            generated = await call
             return group if generated is None else as_group(generated)
         finally:
             self._calling_tasks.discard(task)
@@ -297,7 +301,7 @@ class Generations:
     async def _call_each(self, prompt: Prompt) -> BaseException | None:
         """Generate the rollouts of a group by a call each, and add each to its prompt when it is completed.
 
-        A call that fails leaves its rollout FAILED. Return the first error.
+        A call that fails leaves its rollout FAILED. Return the first error. Raises those of storing a rollout.
         """
         task = asyncio.current_task()
         places = [place for place, rollout in enumerate(prompt.group) if not self._completed_rollouts([rollout])]
@@ -323,13 +327,19 @@ class Generations:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
                 raise
-            for rollout in flat([group[place]]):
-                self._kind.set_status(rollout, Status.FAILED)
-                self._kind.set(rollout, "error_msg", text_of(error))
-            return error
+            return self._failed(group[place], error)
         if is_completed:
-            await prompt.add(place, model_step=model_step if self._is_dated else None)
+            try:
+                await prompt.add(place, model_step=model_step if self._is_dated else None)
+            except RolloutError as error:  # it can't be stored
+                return self._failed(group[place], error)
         return None
+
+    def _failed(self, rollout: Any, error: BaseException) -> BaseException:
+        for segment in flat([rollout]):
+            self._kind.set_status(segment, Status.FAILED)
+            self._kind.set(segment, "error_msg", text_of(error))
+        return error
 
     def _completed_rollouts(self, group: Sequence[Any]) -> list[Any]:
         return [rollout for rollout in group if {*map(self._kind.status, flat([rollout]))} == {Status.COMPLETED}]

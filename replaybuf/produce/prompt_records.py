@@ -86,13 +86,13 @@ def _check_path(path: Any) -> Path:
     except (TypeError, ValueError) as error:
         raise InputError(f"expected the path of a JSONL file, got {shown(path)}") from error
     if not is_there:
-        raise InputError(f"there is no file {file}")
+        raise InputError(f"{file} is a folder; give the file in it" if file.is_dir() else f"there is no file {file}")
     return file
 
 
 _EXPECTED_RECORD = (
     'understood are {"message": [...]} with the fields of RolloutState, {"messages": [...]} (OpenAI), '
-    '{"prompt": [...]} (verl, xtuner), {"prompt": "a text"}, and a RolloutState'
+    '{"prompt": [...]} (verl, xtuner), {"prompt": "a text"}, and a RolloutState; for others give make_rollout='
 )
 
 #: Fields of generated results. In records of other formats they have other meanings, such as a reference answer.

@@ -16,7 +16,7 @@ import msgpack  # type: ignore[import-untyped]
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.wait_reports import WaitReport
 from replaybuf.common.cancellation import first_of
-from replaybuf.common.checks import check_step, check_timeout, check_whole
+from replaybuf.common.checks import check_step, check_timeout, check_whole, shown
 from replaybuf.common.worker_name import working_as
 from replaybuf.errors import InputError, NotReadyError
 from replaybuf.produce.agent_loop import AgentLoop, ProduceSummary
@@ -35,6 +35,8 @@ _NO_STATE: bytes = msgpack.packb(None)
 
 async def publish(buffer: ReplayBuffer, state: TrainState | None) -> None:
     """Publish the trainer's state to all workers; None withdraws it. Raises FencedError, StorageError."""
+    if not isinstance(state, TrainState | None):
+        raise InputError(f"expected TrainState(train_step=..., model_step=...), got {shown(state)}")
     position, value = (0, _NO_STATE) if state is None else (max(0, state.train_step), state.encode())
     await overwrite(buffer.cursors, TRAINER, position, value)
 
@@ -159,7 +161,11 @@ class _Work(Generations):
             if await self._weights_are_new(state):
                 tail, returning = await self.strategy.again(self.sampler)
                 room = self._room(*await self._level(), tail=tail)
-                started = await self.start(room, returning, self.strategy.waiting)
+                drawing = self.start(room, returning, self.strategy.waiting)
+                started, _ = await first_of(drawing, stop.wait(), timeout=max(self.patience, _LONGEST_SECONDS))
+                if started is None and not stop.is_set():
+                    text = f"task {self.task_name}: its dataset has given no prompt, and may hang"
+                    raise NotReadyError(f"after {self.patience:g} s: {text}")
             else:
                 await self.buffer.check_fence()
             if started:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from pydantic import Field, ImportString, field_validator
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.common.cancellation import first_of
 from replaybuf.common.checks import shown
 from replaybuf.common.readable_config import ReadableConfig
 from replaybuf.errors import NotReadyError, ProduceError
@@ -272,8 +273,10 @@ class _Batch(Generations):
                     return
                 raise NotReadyError(f"after {self.patience:g} s: task {self.task_name}: {self._progress(completed)}")
             count = await self._count_to_start(completed)
-            if count > 0 and await self.start(count, self.again, self.rest):
-                continue  # until enough groups are in flight, or no prompt is left
+            if count > 0:
+                [started] = await first_of(self.start(count, self.again, self.rest), timeout=remaining)
+                if started != 0:
+                    continue  # until enough groups are in flight, no prompt is left, or the time is over
             if self:
                 await self.wait(min(remaining, _POLL_SECONDS))
             elif count > 0:

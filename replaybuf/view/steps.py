@@ -299,10 +299,13 @@ def no_groups(
     *,
     step: int | None = None,
     before: int | None = None,
+    since: int | None = None,
 ) -> str:
-    """Return a sentence for a step, or the last ones, without recorded draws, or without groups of a task and a
-    worker. `phrase` names them."""
-    steps = list_steps(tx, buffer, before=before, limit=STEPS_SHOWN) if step is None else [step]
+    """Return a sentence for a step, for those from `since` on, or for the last ones, without recorded draws, or without
+    groups of a task and a worker. `phrase` names them."""
+    limit = STEPS_SHOWN if since is None else None
+    steps = [step] if step is not None else list_steps(tx, buffer, before=before, limit=limit)
+    steps = [number for number in steps if since is None or number >= since]
     members = [row for part in batches_of_steps(tx, buffer, steps, members=True).values() for _, row in groups_of(part)]
     if members and (task is not None or worker is not None):
         for kind, name, field in (("task", task, "task_name"), ("worker", worker, "worker")):
@@ -310,7 +313,9 @@ def no_groups(
             if name is not None and name not in names:
                 existing = listed(sorted(names - {""}))
                 return f"no group of {kind} {named(name)} was drawn {phrase}; there are those of {existing}"
-        return f"{named(worker or '')} made no group of {named(task or '')} that was drawn {phrase}"
+        if worker is None:
+            return f"no group of task {named(task or '')} was drawn {phrase}"
+        return f"{named(worker)} made no group of {named(task or '')} that was drawn {phrase}"
     return _why_no_draw(recorded(tx, buffer), phrase)
 
 

@@ -179,6 +179,7 @@ def show_steps(tx: Transaction, ask: Ask) -> dict[str, Any]:
     across = Across(times=False)
     marks = {float(step.step): step.lower for step in steps if step.lower}
     links = {"step": lambda row: ask.link(f"/steps/{row.step}", task=task, worker=worker)}
+    since = view.earlier or 0
     return {
         "chosen": buffer,
         "buffers": buffers,
@@ -188,7 +189,7 @@ def show_steps(tx: Transaction, ask: Ask) -> dict[str, Any]:
         "table": table_of("Steps", rows, STEPS, ask, view.now, usual="-step", links=links),
         "fell": [step for step in rows if step.lower],
         "by_task": None if worker is not None else _by_task(view.workers, ask, buffer, view.now),
-        "nothing": "" if rows else no_groups(tx, buffer, "for a step", task, worker, before=before),
+        "nothing": "" if rows else no_groups(tx, buffer, "for a step", task, worker, before=before, since=since),
     }
 
 
@@ -257,7 +258,7 @@ def show_workers(tx: Transaction, ask: Ask) -> dict[str, Any]:
     return {
         "chosen": buffer_name,
         "found": view,
-        "nothing": no_groups(tx, buffer_name, "for a step", task, None) if task and not view.made else "",
+        "nothing": no_groups(tx, buffer_name, "in the last steps", task, None) if task and not view.made else "",
         "plots": _plots_of_workers({row["name"] or "unknown": row["steps"] for row in plotted}),
         "lines": len(plotted),
         "compared": table_of("What they made", view.made, MADE, ask, now, order="sort", after="page"),

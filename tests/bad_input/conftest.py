@@ -36,10 +36,10 @@ class Odd:
 
 
 def rollouts(**fields: Any) -> list[RolloutState]:
-    made = RolloutState(message=[{"role": "user", "content": "?"}], status="completed", response_ids=[1])
+    rollout = RolloutState(message=[{"role": "user", "content": "?"}], status="completed", response_ids=[1])
     for name, value in fields.items():
-        made.__dict__[name] = value
-    return [made]
+        rollout.__dict__[name] = value
+    return [rollout]
 
 
 Call = Callable[[ReplayBuffer], Coroutine[Any, Any, Any]]

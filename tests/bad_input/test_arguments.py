@@ -36,9 +36,9 @@ def test_settings_of_what_is_kept_are_checked_by_whatever_takes_them(name: str, 
     with pytest.raises(ConfigError, match=name):
         ReplayBufferConfig(url="memory://", **{name: value}).build()
     storage = partial(SQLStorage, "sqlite://", codec)
-    made: Any = storage if name == "history" else partial(ReplayBuffer, storage())
+    build_with: Any = storage if name == "history" else partial(ReplayBuffer, storage())
     with pytest.raises(ConfigError, match=name):
-        made(**{name: value})
+        build_with(**{name: value})
 
 
 LONG = 1 << 20_000  # more digits than Python shows
@@ -328,13 +328,13 @@ async def test_odd_arguments_that_mean_something_work(kept: ReplayBuffer) -> Non
 
 async def test_texts_that_databases_dislike_are_stored_whole(url: str) -> None:
     strange = "NUL \0, half a pair \ud83d, \x7f '\"`;--%?:x $1 \\"
-    made = rollouts(rollout_id=strange, uid=strange, response=strange, finish_reason=strange, error_msg=strange)
-    made[0].message = [{"role": strange, "content": strange}]
-    made[0].reward = {"score": 1.0, strange: strange}
+    new_group = rollouts(rollout_id=strange, uid=strange, response=strange, finish_reason=strange, error_msg=strange)
+    new_group[0].message = [{"role": strange, "content": strange}]
+    new_group[0].reward = {"score": 1.0, strange: strange}
     async with build(url) as buffer:
-        await buffer.put(made, TASK)
-        assert [item.item async for item in buffer.find({})] == [made]
-        assert await buffer.get(1, TASK) == [made]
+        await buffer.put(new_group, TASK)
+        assert [item.item async for item in buffer.find({})] == [new_group]
+        assert await buffer.get(1, TASK) == [new_group]
 
 
 async def test_the_longest_names_fit_into_every_index(url: str) -> None:
@@ -352,10 +352,10 @@ async def test_a_put_that_only_the_database_refuses_fails_alone(url: str, monkey
         await buffer.count_where({})
         storage_put = buffer.storage.put
 
-        async def spoilt(new: Any) -> int:
-            if new.rollouts[0].rollout_id == 3:
-                new.created_at = Odd()
-            return await storage_put(new)
+        async def spoilt(new_group: Any) -> int:
+            if new_group.rollouts[0].rollout_id == 3:
+                new_group.created_at = Odd()
+            return await storage_put(new_group)
 
         monkeypatch.setattr(buffer.storage, "put", spoilt)
         results = await asyncio.gather(*(buffer.put(group(n), TASK) for n in range(8)), return_exceptions=True)

@@ -86,7 +86,7 @@ async def test_what_another_program_has_not_finished_stays_as_it_is(tmp_path: Pa
     kind = "wal" if "log" in name else "journal" if "journal" in name else None
     assert kind is None or before[f"theirs.db-{kind}"]
     await refused(f"sqlite:///{tmp_path}/theirs.db", StorageError, "another program.*was left as it is")
-    assert {one: (tmp_path / one).read_bytes() for one in before} == before
+    assert {entry: (tmp_path / entry).read_bytes() for entry in before} == before
 
 
 async def test_what_another_program_has_half_written_is_not_taken(tmp_path: Path) -> None:

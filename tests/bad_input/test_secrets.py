@@ -146,8 +146,8 @@ async def test_a_password_is_never_shown(secret: str, place: str) -> None:
         config = ReplayBufferConfig(url=url)
         buffer = config.build()
         storage: Any = buffer.storage
-        for one in (config, buffer, storage, storage.url):
-            texts += [repr(one), str(one)]
+        for described in (config, buffer, storage, storage.url):
+            texts += [repr(described), str(described)]
         with pytest.raises(UnreachableError) as caught:
             await buffer.put(group(1), TASK)
         texts += shown(caught.value)
@@ -237,8 +237,8 @@ def shown_by_command(url: str, command: str) -> list[str]:
                 buffer.put(group(1), TASK)
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code in (1, 2), result.output
-        made = [str(path) for path in Path(folder).rglob("*")]
-    return [result.stdout, result.stderr, *made]
+        paths = [str(path) for path in Path(folder).rglob("*")]
+    return [result.stdout, result.stderr, *paths]
 
 
 def _no_name_is_known(*_args: object, **_options: object) -> None:
@@ -336,8 +336,8 @@ async def test_what_a_function_returns_is_nowhere(
         texts += shown(error)
     assert any("geheim" not in line and line.startswith("Executing ") for line in lines)
     for command in (["stats"], ["stats", "--format=json"], ["doctor"]):
-        found = await asyncio.to_thread(run, command[0], with_password(postgres_database), *command[1:])
-        texts.append(found.output)
+        result = await asyncio.to_thread(run, command[0], with_password(postgres_database), *command[1:])
+        texts.append(result.output)
     client = client_of(with_password(postgres_database))
     for path in ("/", "/workers", "/metrics", "/nix"):
         texts.append((await asyncio.to_thread(client.get, path)).text)
@@ -353,14 +353,14 @@ async def _all_is_slow() -> None:
 @contextmanager
 def arguments_of_children() -> Iterator[list[str]]:
     """The arguments of all processes that are started below this one, seen from outside as `ps` does."""
-    seen: set[str] = set()
+    all_arguments: set[str] = set()
     over = threading.Event()
 
     def look() -> None:
         while not over.wait(0.01):
             for child in psutil.Process().children(recursive=True):
                 try:
-                    seen.update(child.cmdline())
+                    all_arguments.update(child.cmdline())
                 except psutil.Error:  # it has ended
                     continue
 
@@ -372,7 +372,7 @@ def arguments_of_children() -> Iterator[list[str]]:
     finally:
         over.set()
         watching.join()
-        arguments += sorted(seen)
+        arguments += sorted(all_arguments)
 
 
 def with_password(url: str) -> str:
@@ -386,7 +386,7 @@ def test_the_workers_of_the_demo_run_without_the_url_among_their_arguments(
     monkeypatch.setenv("PYTHONPATH", str(_ROOT))
     monkeypatch.chdir(tmp_path)
     with arguments_of_children() as arguments:
-        done = run("demo", "--url", with_password(postgres_database), "--steps", 3, "--workers", 2)
-    assert any("multiprocessing" in one for one in arguments)
-    assert [one for one in [*arguments, done.stdout, done.stderr] if SECRET in one] == []
+        result = run("demo", "--url", with_password(postgres_database), "--steps", 3, "--workers", 2)
+    assert any("multiprocessing" in argument for argument in arguments)
+    assert [text for text in [*arguments, result.stdout, result.stderr] if SECRET in text] == []
     assert not any(SECRET.encode() in data for data in files_below(tmp_path))

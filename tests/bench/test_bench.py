@@ -63,19 +63,19 @@ def left_behind(url: str) -> dict[str, int]:
 
 
 def test_a_load_accounts_for_every_group_and_leaves_nothing(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    found = bench(url)
-    ledger = found["ledger"]
+    results = bench(url)
+    ledger = results["ledger"]
     assert ledger["balanced"] is True
     assert ledger["put"] == ledger["taken"] + ledger["left"] == 40
     assert ledger["taken"] % 4 == 0
-    assert (found["errors"], found["failed"]) == ([], [])
-    assert set(found["calls"]) == {"put", "take"}
-    figures = found["calls"]["put"]
-    assert set(figures) == set(found["calls"]["take"]) == FIGURES
+    assert (results["errors"], results["failed"]) == ([], [])
+    assert set(results["calls"]) == {"put", "take"}
+    figures = results["calls"]["put"]
+    assert set(figures) == set(results["calls"]["take"]) == FIGURES
     assert 0 < figures["p50_ms"] <= figures["p90_ms"] <= figures["p99_ms"] <= figures["max_ms"]
     assert figures["count"] == 40
-    assert "url" not in json.dumps(found["settings"])
-    cut_off = {**found, "notes": ["the database can't be read any more"]}
+    assert "url" not in json.dumps(results["settings"])
+    cut_off = {**results, "notes": ["the database can't be read any more"]}
     print_results(cut_off)
     assert "failed     the database can't be read any more" in capsys.readouterr().out
     assert left_behind(url) == {}
@@ -86,13 +86,13 @@ def test_a_put_counts_from_when_it_was_due_and_leases_are_acknowledged(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And the page of documentation has all rows that are printed of it."""
-    found = bench(url, "--rate", 100, "--leases")
-    assert found["per_second"]["due"] == 200
-    assert found["seconds"] >= 0.18  # 20 groups, one each 10 ms
-    assert found["calls"]["put"]["count"] == found["ledger"]["put"] == 40
-    assert found["calls"]["acknowledge"]["count"] * 4 == found["ledger"]["taken"]
-    assert found["ledger"]["balanced"] is True
-    print_results(found)
+    results = bench(url, "--rate", 100, "--leases")
+    assert results["per_second"]["due"] == 200
+    assert results["seconds"] >= 0.18  # 20 groups, one each 10 ms
+    assert results["calls"]["put"]["count"] == results["ledger"]["put"] == 40
+    assert results["calls"]["acknowledge"]["count"] * 4 == results["ledger"]["taken"]
+    assert results["ledger"]["balanced"] is True
+    print_results(results)
     page = capsys.readouterr().out
     assert re.search(r"^ledger +40 put, [\d,]+ taken, \d+ left: 0 lost, 0 doubled$", page, re.M)
     assert _SHOWN is not None
@@ -101,17 +101,17 @@ def test_a_put_counts_from_when_it_was_due_and_leases_are_acknowledged(
 
 @pytest.mark.long
 def test_without_trainers_workers_pause_when_there_are_enough_groups(url: str) -> None:
-    found = bench(url, "--trainers", 0, "--most", 4, "--rate", 20, "--minutes", 0.03)
-    assert found["ledger"]["put"] == found["ledger"]["left"] == 4
-    assert found["waited"]["workers"] > 0
+    results = bench(url, "--trainers", 0, "--most", 4, "--rate", 20, "--minutes", 0.03)
+    assert results["ledger"]["put"] == results["ledger"]["left"] == 4
+    assert results["waited"]["workers"] > 0
 
 
 def test_a_database_with_groups_of_somebody_is_refused(url: str) -> None:
     with ReplayBufferConfig(url=url, name="train").build_sync() as buffer:
         buffer.put_many([group(number) for number in range(3)], TASK)
     before = left_behind(url)
-    said = run("bench", url, "--minutes", 0.01, code=1).stderr
-    assert "of buffer train" in said
+    error = run("bench", url, "--minutes", 0.01, code=1).stderr
+    assert "of buffer train" in error
     assert left_behind(url) == before
 
 
@@ -122,15 +122,15 @@ def test_a_worker_that_is_killed_is_told_of(tmp_path: Path) -> None:
 
     def kill_one() -> None:
         until_begun(url)
-        killed = multiprocessing.active_children()[0]
-        os.kill(int(killed.pid or 0), signal.SIGKILL)
+        child = multiprocessing.active_children()[0]
+        os.kill(int(child.pid or 0), signal.SIGKILL)
 
     killing = threading.Thread(target=kill_one)
     killing.start()
-    found = bench(url, "--groups", 0, "--minutes", 0.1, code=1)
+    results = bench(url, "--groups", 0, "--minutes", 0.1, code=1)
     killing.join()
-    assert found["failed"] == ["a process was killed, and the load ended with it"]
-    assert found["ledger"]["balanced"] is not False
+    assert results["failed"] == ["a process was killed, and the load ended with it"]
+    assert results["ledger"]["balanced"] is not False
 
 
 def until_begun(url: str) -> None:
@@ -155,9 +155,9 @@ def children_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     """The workers and trainers of a load, once all are there and busy: children of children."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        found = [one for one in psutil.Process(process.pid).children(recursive=True) if _is_busy(one)]
-        if len(found) >= 3:
-            return found
+        children = [child for child in psutil.Process(process.pid).children(recursive=True) if _is_busy(child)]
+        if len(children) >= 3:
+            return children
         time.sleep(0.05)
     raise AssertionError("the processes don't begin")
 
@@ -176,14 +176,14 @@ LONG = ("--workers", 2, "--trainers", 1, "--group", "2x16", "--take", 4, "--minu
 def test_a_signal_ends_a_load_early_with_its_results(tmp_path: Path, sent: signal.Signals) -> None:
     process = start("bench", url := f"sqlite:///{tmp_path}/bench.db", *LONG, "--format=json", start_new_session=True)
     until_begun(url)
-    there = children_of(process)
+    children = children_of(process)
     os.killpg(process.pid, sent)  # as a terminal and systemd do
-    out, said = process.communicate(timeout=60)
-    assert process.returncode == 128 + sent, said
-    found = json.loads(out)
-    assert found["ended_early"]
-    assert (found["failed"], found["ledger"]["balanced"]) == ([], True)
-    assert not [one for one in there if one.is_running()]
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + sent, errors
+    results = json.loads(output)
+    assert results["ended_early"]
+    assert (results["failed"], results["ledger"]["balanced"]) == ([], True)
+    assert not [child for child in children if child.is_running()]
     assert left_behind(url) == {}
 
 
@@ -191,10 +191,10 @@ def test_a_signal_ends_a_load_early_with_its_results(tmp_path: Path, sent: signa
 def test_a_load_whose_parent_is_killed_ends(url: str) -> None:
     process = start("bench", url, *LONG)
     until_begun(url)
-    there = children_of(process)
+    children = children_of(process)
     process.kill()
     process.communicate(timeout=60)
-    _, alive = psutil.wait_procs(there, timeout=45)
+    _, alive = psutil.wait_procs(children, timeout=45)
     assert not alive
 
 
@@ -216,10 +216,10 @@ def test_errors_deaths_and_lost_groups_fail_a_load(found: dict[str, Any], ends_w
 def test_a_group_is_what_was_asked_for_and_no_two_are_the_same() -> None:
     settings = BenchSettings("", "", rollouts=3, tokens=50)
     makers = [GroupMaker(settings, worker) for worker in (0, 1)]
-    made = [maker.make() for maker in makers * 2]
-    assert [len(group) for group in made] == [3, 3, 3, 3]
-    assert {len(rollout.response_ids) for group in made for rollout in group} == {50}
-    assert len({rollout.rollout_id for group in made for rollout in group}) == 12
+    new_groups = [maker.make() for maker in makers * 2]
+    assert [len(group) for group in new_groups] == [3, 3, 3, 3]
+    assert {len(rollout.response_ids) for group in new_groups for rollout in group} == {50}
+    assert len({rollout.rollout_id for group in new_groups for rollout in group}) == 12
 
 
 @pytest.mark.parametrize("text", ["", "8", "8x", "x4000", "0x10", "8x4000x2", "8x4000000"])
@@ -250,14 +250,14 @@ def test_the_ledger_finds_what_was_lost_and_doubled(
 ) -> None:
     outcome = Outcome(BenchSettings("", ""), "", left=left)
     outcome.reports["worker"].put, outcome.reports["trainer"].taken = put, taken
-    found = ledger_of(outcome)
-    assert (found["lost"], found["doubled"], found["balanced"]) == (lost, doubled, not (lost or doubled))
+    ledger = ledger_of(outcome)
+    assert (ledger["lost"], ledger["doubled"], ledger["balanced"]) == (lost, doubled, not (lost or doubled))
 
 
 def test_quantiles_are_by_nearest_rank() -> None:
-    found = quantiles([n / 1000 for n in range(100, 0, -1)])
-    assert found.pop("mean_ms") == pytest.approx(50.5)
-    assert found == {"count": 100, "p50_ms": 51, "p90_ms": 91, "p99_ms": 100, "max_ms": 100}
+    latencies = quantiles([n / 1000 for n in range(100, 0, -1)])
+    assert latencies.pop("mean_ms") == pytest.approx(50.5)
+    assert latencies == {"count": 100, "p50_ms": 51, "p90_ms": 91, "p99_ms": 100, "max_ms": 100}
 
 
 _PAGE = (DOCS / "large-runs.md").read_text("utf-8")
@@ -267,8 +267,8 @@ _ROW = re.compile(r"^(?:(\w+) {2,}|([a-z][\w ,.]*?) {2,}(?=\d))")
 
 def rows(page: str) -> list[str]:
     """The names of the rows of a page of results, in order."""
-    found = [_ROW.match(line) for line in page.splitlines()]
-    return [(match[1] or match[2]).strip() for match in found if match]
+    matches = [_ROW.match(line) for line in page.splitlines()]
+    return [(match[1] or match[2]).strip() for match in matches if match]
 
 
 @pytest.mark.parametrize("row", ["put", "take", "groups", "waits", "ledger", "errors"])

@@ -35,11 +35,11 @@ def test_one_more_is_a_regression(section: str) -> None:
 
 @pytest.mark.parametrize("kind", TOLERANCES)
 def test_noise_passes_and_what_is_clearly_more_is_a_regression(kind: str) -> None:
-    section, most = f"sqlite: {kind} on Python 3.11", TOLERANCES[kind]
-    kept = {section: {"puts of 100 KB": 100.0}}
-    assert regressions({section: {"puts of 100 KB": 100 * most}}, kept) == []
-    [line] = regressions({section: {"puts of 100 KB": 101 * most}}, kept)
-    assert line.startswith(f"REGRESSION: {section}, puts of 100 KB: {101 * most:g} where 100 is kept")
+    section, tolerance = f"sqlite: {kind} on Python 3.11", TOLERANCES[kind]
+    baseline = {section: {"puts of 100 KB": 100.0}}
+    assert regressions({section: {"puts of 100 KB": 100 * tolerance}}, baseline) == []
+    [line] = regressions({section: {"puts of 100 KB": 101 * tolerance}}, baseline)
+    assert line.startswith(f"REGRESSION: {section}, puts of 100 KB: {101 * tolerance:g} where 100 is kept")
 
 
 def _in_turn(*figures: float) -> Callable[[], Awaitable[dict[str, float]]]:
@@ -90,8 +90,8 @@ def test_calls_of_threads_that_are_started_meanwhile_are_counted() -> None:
 
 
 def test_figures_of_both_databases_are_kept() -> None:
-    kept = json.loads(KEPT.read_text())
-    assert set(kept) == {
+    baseline = json.loads(KEPT.read_text())
+    assert set(baseline) == {
         *("sqlite: statements", "sqlite: calls on Python 3.11", "sqlite: CPU on Python 3.11"),
         *("postgresql: statements", "postgresql: round trips"),
         *("postgresql: calls on Python 3.11", "postgresql: CPU on Python 3.11"),
@@ -113,8 +113,8 @@ class Catching(Hook):
 
 async def _check(url: str, groups: int) -> None:
     await fill_many(url, groups, SEED)
-    found = await explain_all(url)
-    purposes = {explained.purpose for explained in found}
+    plans = await explain_all(url)
+    purposes = {explained.purpose for explained in plans}
     assert purposes >= {
         "refresh",
         "take fifo",
@@ -126,9 +126,9 @@ async def _check(url: str, groups: int) -> None:
         "annotate",
         "sweep",
     }
-    bad = [f"{one.purpose}: {one.problems}\n{one.statement}\n{one.plan}" for one in found if one.problems]
-    assert not bad, "\n\n".join(bad)
-    [overdue] = [one for one in found if one.purpose == "look after groups" and "leased_until <=" in one.statement]
+    problems = [f"{plan.purpose}: {plan.problems}\n{plan.statement}\n{plan.plan}" for plan in plans if plan.problems]
+    assert not problems, "\n\n".join(problems)
+    [overdue] = [plan for plan in plans if plan.purpose == "look after groups" and "leased_until <=" in plan.statement]
     assert "rb_group_leased" in "".join(overdue.plan), overdue.plan  # not a lane after the other
 
 

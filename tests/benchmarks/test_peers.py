@@ -26,9 +26,9 @@ def test_a_peer_is_only_needed_when_it_is_opened(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("size", SIZES)
 def test_peers_that_stack_give_all_values_back(size: str, kind: str) -> None:
     group = make(size, kind)
-    back = unstacked(stacked(group), as_lists=kind == "lists")
-    assert [{name: _plain(value) for name, value in one.items()} for one in back] == [
-        {name: _plain(value) for name, value in one.items()} for one in group
+    unstacked_group = unstacked(stacked(group), as_lists=kind == "lists")
+    assert [{name: _plain(value) for name, value in rollout.items()} for rollout in unstacked_group] == [
+        {name: _plain(value) for name, value in rollout.items()} for rollout in group
     ]
 
 
@@ -36,9 +36,9 @@ def test_peers_that_stack_give_all_values_back(size: str, kind: str) -> None:
 async def test_a_turn(name: str, tmp_path: Path) -> None:
     """What is put is taken, whole, and the costs are told."""
     task = {"folder": str(tmp_path), "url": "", "server": None, "turn": "groups"}
-    found = await turn._run(task | {"adapter": PEERS[name].adapter, "size": "1K", "kind": "lists", "count": 64})
-    assert found["count"] == 64
-    assert all(found[what]["seconds"] > 0 and found[what]["cpu"] > 0 for what in ("put", "take"))
+    outcome = await turn._run(task | {"adapter": PEERS[name].adapter, "size": "1K", "kind": "lists", "count": 64})
+    assert outcome["count"] == 64
+    assert all(outcome[call]["seconds"] > 0 and outcome[call]["cpu"] > 0 for call in ("put", "take"))
 
 
 async def test_groups_that_are_not_those_that_were_put_are_noticed(
@@ -51,10 +51,10 @@ async def test_groups_that_are_not_those_that_were_put_are_noticed(
 
 
 def test_the_tables_name_what_is_missing() -> None:
-    shown = tables({"here": _result(), "away": _result({"all": "can't be installed: no wheel"})}, ROWS)
-    assert "| Title | 500 (400..640) | 1,000 (1,000..1,000) |" in shown
-    assert "| 1 / 1 | - | - | - | all | note |" in shown
-    assert shown.endswith("- away, not measured: can't be installed: no wheel")
+    text = tables({"here": _result(), "away": _result({"all": "can't be installed: no wheel"})}, ROWS)
+    assert "| Title | 500 (400..640) | 1,000 (1,000..1,000) |" in text
+    assert "| 1 / 1 | - | - | - | all | note |" in text
+    assert text.endswith("- away, not measured: can't be installed: no wheel")
 
 
 def test_no_interpreter_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

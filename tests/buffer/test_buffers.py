@@ -139,15 +139,15 @@ async def test_leases_are_held_and_ended_by_their_own(buffers: Buffers) -> None:
     ours, theirs = await buffers.open(), await buffers.open("eval")
     await fill(ours, 2)
     await fill(theirs, 2, first=10)
-    mine = await ours.lease_batch({TASK: 2}, seconds=60, heartbeat=False)
+    own_lease = await ours.lease_batch({TASK: 2}, seconds=60, heartbeat=False)
     assert (len(ours), len(theirs)) == (0, 2)
     assert (await totals(ours))["leased"] == 2
     assert "leased" not in await totals(theirs)
     other = await theirs.lease_batch({TASK: 2}, seconds=60, heartbeat=False)
-    assert other.token > mine.token
+    assert other.token > own_lease.token
     # A token and uids are no way into another buffer.
-    assert await theirs.storage.give_back(mine._leased, sorted(mine.open)) == 0
-    await mine.acknowledge()
+    assert await theirs.storage.give_back(own_lease._leased, sorted(own_lease.open)) == 0
+    await own_lease.acknowledge()
     assert await other.give_back() == 2
     assert (len(ours), len(theirs)) == (0, 2)
 
@@ -179,8 +179,8 @@ async def test_an_archive_is_that_of_one_buffer(buffers: Buffers) -> None:
 
 async def test_random_draws_are_those_of_the_buffer_alone(shared_url: str, tmp_path: Path) -> None:
     """With the same seed and the same uids: what the other one draws in between doesn't matter."""
-    drawn: list[list[int]] = []
-    for url, others in ((f"sqlite:///{tmp_path}/alone.db", False), (shared_url, True)):
+    draws: list[list[int]] = []
+    for url, has_others in ((f"sqlite:///{tmp_path}/alone.db", False), (shared_url, True)):
         async with (
             build(url, policy="prioritized", seed=1) as ours,
             build(url, name="b", policy="prioritized", seed=2) as theirs,
@@ -188,12 +188,12 @@ async def test_random_draws_are_those_of_the_buffer_alone(shared_url: str, tmp_p
             for number in range(12):
                 await ours.put(group(number), TASK, priority=1 + number)
             await fill(theirs, 12)
-            drawn.append([])
+            draws.append([])
             for _ in range(6):
-                drawn[-1] += numbers_of(await ours.get(1, TASK))
-                if others:
+                draws[-1] += numbers_of(await ours.get(1, TASK))
+                if has_others:
                     await theirs.get(2, TASK)
-    assert drawn[0] == drawn[1]
+    assert draws[0] == draws[1]
 
 
 async def test_a_snapshot_holds_one_buffer_and_comes_into_a_database_that_has_others(
@@ -217,8 +217,8 @@ async def test_a_snapshot_holds_one_buffer_and_comes_into_a_database_that_has_ot
     uids = await uids_in(theirs)
     assert not set(uids) & set(before)
     assert await numbers_in(theirs) == [0, 2, 3]
-    found = [(item.priority, item.key, item.times_sampled) async for item in theirs.find({})]
-    assert found == [(0.0, "key-0", 1), (2.0, "key-2", 0), (3.0, "key-3", 0)]
+    items = [(item.priority, item.key, item.times_sampled) async for item in theirs.find({})]
+    assert items == [(0.0, "key-0", 1), (2.0, "key-2", 0), (3.0, "key-3", 0)]
     numbers = await totals(theirs)
     assert {name: numbers[name] for name in ("put", "sampled_new", "deleted")} == {
         "put": 4,
@@ -344,8 +344,8 @@ def test_all_puts_take_the_same_options() -> None:
         ("FillOptions", (ReplayBuffer.put, ReplayBuffer.put_many, Putting.prepare)),
         ("PutOptions", (Lease.finish, Lease.save, Prompt.finish)),
     ):
-        for put in puts:
-            assert f"Unpack[{options}]" in str(inspect.signature(put).parameters["options"].annotation)
+        for call in puts:
+            assert f"Unpack[{options}]" in str(inspect.signature(call).parameters["options"].annotation)
 
 
 def test_all_draws_take_the_same_options() -> None:
@@ -362,9 +362,9 @@ def test_all_draws_take_the_same_options() -> None:
 async def test_a_buffer_is_a_table_of_its_groups(buffer: ReplayBuffer) -> None:
     await fill(buffer, 3)
     async with buffer.lease_batch({TASK: 1}):
-        shown = buffer._repr_html_()
-    assert f'<td style="text-align: left">{TASK}</td>' in shown
-    numbers = [part.partition("<")[0] for part in shown.split('text-align: right">')[1:]]
+        page = buffer._repr_html_()
+    assert f'<td style="text-align: left">{TASK}</td>' in page
+    numbers = [part.partition("<")[0] for part in page.split('text-align: right">')[1:]]
     assert numbers == ["2", "1"]
     await buffer.close()
     assert "closed" in buffer._repr_html_()
@@ -385,8 +385,8 @@ def test_a_synchronous_buffer_is_shown_like_the_other(blocking: SyncReplayBuffer
 
 def test_nothing_that_is_shown_is_html_and_all_of_it_is_short() -> None:
     hostile = "<script>alert(1)</script>\x1b[31m"
-    shown = html_table(hostile, (hostile,), [(hostile,), ("x" * 1000,), (None,), (0.5,), *[(1,)] * 60])
-    assert "<script>" not in shown
-    assert "\x1b" not in shown
-    assert "x" * 201 not in shown
-    assert "14 more" in shown
+    page = html_table(hostile, (hostile,), [(hostile,), ("x" * 1000,), (None,), (0.5,), *[(1,)] * 60])
+    assert "<script>" not in page
+    assert "\x1b" not in page
+    assert "x" * 201 not in page
+    assert "14 more" in page

@@ -34,24 +34,24 @@ def one(number: int, status: Status = Status.COMPLETED) -> list[RolloutState]:
 
 @pytest.fixture
 async def buffer(shared_url: str) -> Any:
-    async with build(shared_url) as made:
-        yield made
+    async with build(shared_url) as new_buffer:
+        yield new_buffer
 
 
 async def contents(buffer: ReplayBuffer) -> dict[str, list[list[int]]]:
     """The numbers of the rollouts of each group, by status."""
-    found: dict[str, list[list[int]]] = {}
+    groups: dict[str, list[list[int]]] = {}
     async for item in buffer.find({}):
-        found.setdefault(item.status.value, []).append([rollout.rollout_id for rollout in item.item])
-    return found
+        groups.setdefault(item.status.value, []).append([rollout.rollout_id for rollout in item.item])
+    return groups
 
 
 async def test_a_group_is_drawable_when_its_last_rollout_came(buffer: ReplayBuffer) -> None:
     for index in (2, 0):
         await buffer.put(one(index), TASK, index=index, model_step=4, **OPTIONS)
         assert await buffer.get(1, TASK) == []
-    there = (await buffer.filling(TASK))["p1"]
-    assert (there.size, there.min_size, sorted(there.uids), there.missing) == (3, 3, [0, 2], [1])
+    progress = (await buffer.filling(TASK))["p1"]
+    assert (progress.size, progress.min_size, sorted(progress.uids), progress.missing) == (3, 3, [0, 2], [1])
     assert len(buffer) == 0  # groups
     uid = await buffer.put(one(1), TASK, index=1, model_step=5, current_train_step=9, **OPTIONS)
     assert await buffer.filling(TASK) == {}
@@ -69,8 +69,8 @@ async def test_a_group_is_drawable_when_its_last_rollout_came(buffer: ReplayBuff
 async def test_a_put_reads_one_rollout_of_its_group_however_many_there_are(
     buffer: ReplayBuffer, has_index: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read: list[str] = []
-    monkeypatch.setattr(parts, "part_of", lambda key: read.append(key) or part_of(key))
+    keys_read: list[str] = []
+    monkeypatch.setattr(parts, "part_of", lambda key: keys_read.append(key) or part_of(key))
     await buffer.storage.open()
     await end_background_work(buffer)  # which looks at all that fill
     size = 20
@@ -78,7 +78,7 @@ async def test_a_put_reads_one_rollout_of_its_group_however_many_there_are(
         index = {"index": number} if has_index else {}
         await buffer.put(one(number), TASK, group="p1", size=size, **index)
     assert await contents(buffer) == {"completed": [[*range(size)]]}
-    assert len(read) <= 3 * size  # one for each; all for the last one and for their group
+    assert len(keys_read) <= 3 * size  # one for each; all for the last one and for their group
 
 
 async def test_rollouts_that_come_at_once_from_several_processes_fill_each_group_once(shared_url: str) -> None:
@@ -93,8 +93,8 @@ async def test_rollouts_that_come_at_once_from_several_processes_fill_each_group
                 for number, (name, index) in enumerate(places)
             )
         )
-        found = await contents(first)
-    assert {status: sorted(groups) for status, groups in found.items()} == {
+        by_status = await contents(first)
+    assert {status: sorted(groups) for status, groups in by_status.items()} == {
         "completed": [[10 * name + index for index in range(4)] for name in range(5)]
     }
 
@@ -102,20 +102,20 @@ async def test_rollouts_that_come_at_once_from_several_processes_fill_each_group
 async def test_a_rollout_that_contradicts_its_group_is_refused(buffer: ReplayBuffer) -> None:
     await buffer.put(one(0), TASK, index=0, **OPTIONS)
     before = await contents(buffer)
-    wrong: list[tuple[dict[str, Any], str]] = [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"index": 0}, "has its rollout 0 already; missing are"),
         ({"size": 4}, "was begun with .* size=3 .* 4 and"),
         ({"min_size": 2}, "min_size=3, and this rollout comes with 'math', 3 and 2"),
         ({"task_name": "code"}, "was begun with task_name='math'"),
     ]
-    for options, message in wrong:
+    for options, message in cases:
         with pytest.raises(ConflictError, match=message):
             await buffer.put(one(1), **{"task_name": TASK, **OPTIONS, **options})
     assert await contents(buffer) == before
 
 
 async def test_options_that_make_no_sense_are_refused() -> None:
-    wrong: list[tuple[dict[str, Any], str]] = [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"size": None}, "needs size="),
         ({"size": 0}, "size must be a whole number"),
         ({"size": True}, "size must be a whole number"),
@@ -130,7 +130,7 @@ async def test_options_that_make_no_sense_are_refused() -> None:
         ({"size": 70_000}, "can't fill up to 70000 rollouts"),
     ]
     async with build("memory://") as buffer:
-        for options, message in wrong:
+        for options, message in cases:
             with pytest.raises(InputError, match=message):
                 await buffer.put(one(0), TASK, **{**OPTIONS, **options})
         assert await contents(buffer) == {}
@@ -171,16 +171,16 @@ SHORT: list[tuple[list[Status], int | None, dict[str, list[list[int]]]]] = [
 
 async def test_a_group_goes_without_unfit_rollouts_if_enough_are_completed(buffer: ReplayBuffer) -> None:
     """Whether they come one by one or at once; with interrupted ones it fails as a whole."""
-    for statuses, least, found in SHORT:
+    for statuses, least, expected in SHORT:
         rollouts = [one(number, status) for number, status in enumerate(statuses)]
         await buffer.put([*itertools.chain(*rollouts)], TASK, min_size=least, tags={"a": 1})
-        assert await contents(buffer) == found
+        assert await contents(buffer) == expected
         assert {item.tags["a"] async for item in buffer.find({}) if item.tags} == {1}
         await buffer.delete({})
         if Status.ABORTED not in statuses:
             for rollout in rollouts:
                 await buffer.put(rollout, TASK, min_size=least, **OPTIONS)
-            assert await contents(buffer) == found
+            assert await contents(buffer) == expected
             await buffer.delete({})
 
 
@@ -224,10 +224,10 @@ async def test_a_rollout_that_is_deleted_meanwhile_is_missing(
     read = Encoding.read
 
     async def deleting(self: Encoding, *arguments: Any) -> Any:
-        found = await read(self, *arguments)
+        payloads = await read(self, *arguments)
         monkeypatch.setattr(Encoding, "read", read)
         await buffer.storage.delete(parse({"uid": first}))
-        return found
+        return payloads
 
     monkeypatch.setattr(Encoding, "read", deleting)
     await buffer.put(one(2), TASK, **OPTIONS)
@@ -273,8 +273,8 @@ async def test_a_restore_takes_a_group_back_to_the_rollouts_that_it_had(buffer: 
 
 
 async def test_many_rollouts_in_one_call_fill_their_groups(buffer: ReplayBuffer) -> None:
-    each: list[Any] = [{"group": f"p{number % 2}", "size": 2} for number in range(4)]
-    await buffer.put_many([one(number) for number in range(4)], TASK, each=each)
+    options: list[Any] = [{"group": f"p{number % 2}", "size": 2} for number in range(4)]
+    await buffer.put_many([one(number) for number in range(4)], TASK, each=options)
     assert sorted((await contents(buffer))["completed"]) == [[0, 2], [1, 3]]
 
 
@@ -343,8 +343,8 @@ async def test_groups_that_cant_be_completed_dont_keep_others_from_it(
         await until(is_there, 60)
         await is_there()
         assert sorted(await buffer.filling("full")) == ["p1", "p2"]
-    said = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
-    assert sum("'p1' can't be completed yet" in text for text in said) == 1
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert sum("'p1' can't be completed yet" in text for text in warnings) == 1
 
 
 async def test_rollouts_dont_wait_behind_a_group_that_has_no_room(shared_url: str) -> None:

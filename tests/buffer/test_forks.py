@@ -157,7 +157,7 @@ async def test_no_change_is_missed_between_looking_and_waiting(shared_url: str) 
 
         async def look_and_commit() -> Any:
             nonlocal first
-            found = await tallies()
+            by_task = await tallies()
             if first:
                 first = False
                 bystander = asyncio.create_task(buffer.wait_ready({"other": 1}, timeout=30))
@@ -165,7 +165,7 @@ async def test_no_change_is_missed_between_looking_and_waiting(shared_url: str) 
                 await other.put(group(1), TASK)
                 await asyncio.sleep(0.2)
                 bystander.cancel()
-            return found
+            return by_task
 
         buffer.storage.fenced_tallies = look_and_commit  # type: ignore[attr-defined]
         started = time.monotonic()
@@ -175,13 +175,13 @@ async def test_no_change_is_missed_between_looking_and_waiting(shared_url: str) 
 
 async def test_long_groups_are_prepared_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """In another thread: several would hold up the event loop together, each for its turn with the interpreter."""
-    prepare, at_once, most = normalise._normalise, 0, 0
+    prepare, at_once, most_at_once = normalise._normalise, 0, 0
 
     def counted(*arguments: Any) -> Any:
-        nonlocal at_once, most
+        nonlocal at_once, most_at_once
         assert threading.current_thread() is not threading.main_thread()
         at_once += 1
-        most = max(most, at_once)
+        most_at_once = max(most_at_once, at_once)
         time.sleep(0.01)
         at_once -= 1
         return prepare(*arguments)
@@ -191,7 +191,7 @@ async def test_long_groups_are_prepared_one_at_a_time(monkeypatch: pytest.Monkey
         long = [RolloutState(message=[], response_ids=[1] * 20_000, status=Status.COMPLETED) for _ in range(4)]
         await asyncio.gather(*(buffer.put([rollout], TASK) for rollout in long))
         assert len(buffer) == 4
-    assert most == 1
+    assert most_at_once == 1
 
 
 def test_a_storage_error_is_one_error_for_each_caller() -> None:

@@ -14,15 +14,15 @@ from tests.stores import TASK, build, group
 
 @pytest.fixture
 async def buffer(url: str) -> Any:
-    async with build(url, policy="fifo") as one:
-        yield one
+    async with build(url, policy="fifo") as new_buffer:
+        yield new_buffer
 
 
 async def test_the_uids_are_in_the_order_of_the_groups(buffer: ReplayBuffer) -> None:
     uids = await buffer.put_many([group(n) for n in range(600)], TASK)
     assert uids == sorted(set(uids))
     first = await buffer.get(2, TASK)
-    assert [one[0].rollout_id for one in first] == [0, 1]
+    assert [rollouts[0].rollout_id for rollouts in first] == [0, 1]
 
 
 async def test_each_group_may_have_a_task_and_options_of_its_own(buffer: ReplayBuffer) -> None:
@@ -37,10 +37,10 @@ async def test_each_group_may_have_a_task_and_options_of_its_own(buffer: ReplayB
 
 
 async def test_a_group_that_is_refused_leaves_the_others_stored(buffer: ReplayBuffer) -> None:
-    bad = group(1)
-    bad[0].extra_fields["x"] = object()
+    refused = group(1)
+    refused[0].extra_fields["x"] = object()
     with pytest.raises(PartlyStoredError, match=r"2 of 4 groups were not stored.*groups\[1\]") as caught:
-        await buffer.put_many([group(0), bad, group(2), group(3)], TASK, each=[{}, {}, {"replaces": [10**6]}, {}])
+        await buffer.put_many([group(0), refused, group(2), group(3)], TASK, each=[{}, {}, {"replaces": [10**6]}, {}])
     results = caught.value.results
     assert isinstance(results[1], RolloutError)
     assert isinstance(results[2], ConflictError)
@@ -57,19 +57,19 @@ async def test_what_refuses_all_groups_is_raised_as_it_is(buffer: ReplayBuffer) 
 async def test_groups_without_room_wait_for_it(url: str) -> None:
     async with build(url, policy="fifo", capacity=2, on_full="block", put_timeout=20) as buffer:
         putting = asyncio.create_task(buffer.put_many([group(n) for n in range(5)], TASK))
-        taken: list[Any] = []
-        while len(taken) < 5:
+        groups: list[Any] = []
+        while len(groups) < 5:
             batch, _ = await buffer.take_batch({TASK: 1}, timeout=20)
-            taken += batch[TASK]
+            groups += batch[TASK]
         assert len(set(await putting)) == 5
-        assert sorted(one[0].rollout_id for one in taken) == [0, 1, 2, 3, 4]
+        assert sorted(rollouts[0].rollout_id for rollouts in groups) == [0, 1, 2, 3, 4]
 
 
 async def test_groups_without_room_are_refused_one_by_one(url: str) -> None:
     async with build(url, capacity=2, on_full="reject") as buffer:
         with pytest.raises(PartlyStoredError) as caught:
             await buffer.put_many([group(n) for n in range(3)], TASK)
-        assert [isinstance(one, FullError) for one in caught.value.results] == [False, False, True]
+        assert [isinstance(result, FullError) for result in caught.value.results] == [False, False, True]
 
 
 async def test_groups_that_expire_are_dropped_and_counted(buffer: ReplayBuffer) -> None:
@@ -91,6 +91,6 @@ async def test_cancelled_each_group_is_stored_wholly_or_not_at_all(buffer: Repla
         await asyncio.sleep(0.002 * turn)
         putting.cancel()
         await asyncio.wait([putting])
-    there = [item async for item in buffer.find({})]
-    assert all(len(item.item) == len(group(0)) for item in there)
-    assert await buffer.count(TASK, Status.COMPLETED) == len(there)
+    items = [item async for item in buffer.find({})]
+    assert all(len(item.item) == len(group(0)) for item in items)
+    assert await buffer.count(TASK, Status.COMPLETED) == len(items)

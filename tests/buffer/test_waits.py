@@ -61,9 +61,9 @@ async def test_a_put_that_waits_for_room_says_why(
         await buffer.put(group(1), TASK)
         puts = [buffer.put(group(number), TASK, timeout=0.35) for number in range(5)]
         assert all(isinstance(end, FullError) for end in await asyncio.gather(*puts, return_exceptions=True))
-    lines = told(caplog)
-    assert 1 <= len(lines) <= 4
-    assert all("1 completed group is buffered, and the capacity is 1; nobody has drawn any yet" in one for one in lines)
+    logs = told(caplog)
+    assert 1 <= len(logs) <= 4
+    assert all("1 completed group is buffered, and the capacity is 1; nobody has drawn any yet" in log for log in logs)
 
 
 async def test_a_wait_that_a_dataset_ends_is_over(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,8 +106,8 @@ async def test_a_put_of_a_finished_group_that_is_init_warns_once(
         prompt[0].reward = None
         await buffer.put(prompt, TASK)
         await buffer.put(group(2), TASK, status=Status.INIT)
-        [drawn, *_] = await ledger_of(buffer, [group(3)], TASK).draw(2)
-        await drawn.save(group(1, status=Status.INIT))
+        [generated, *_] = await ledger_of(buffer, [group(3)], TASK).draw(2)
+        await generated.save(group(1, status=Status.INIT))
         assert told(caplog, "replaybuf.puts") == []
         for number in range(2):
             await buffer.put(group(number, status=Status.INIT), TASK)
@@ -263,11 +263,11 @@ async def test_the_timeout_of_a_put_includes_its_first_attempt(monkeypatch: pyte
     monkeypatch.setattr(waits, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0], time=time.time))
     async with build("memory://", capacity=1, on_full="block") as buffer:
         await buffer.put(group(0), TASK)
-        put = buffer.storage.put
+        original_put = buffer.storage.put
 
         async def slow(new: NewGroup) -> int:
             ahead[0] += 100  # seconds
-            return await put(new)
+            return await original_put(new)
 
         monkeypatch.setattr(buffer.storage, "put", slow)
         async with asyncio.timeout(30):

@@ -29,8 +29,8 @@ async def buffer(url: str, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Re
     gc.collect()
     await asyncio.sleep(0)
     assert [record for record in caplog.records if record.name in ("asyncio", "concurrent.futures")] == []
-    left = [thread.name for thread in threading.enumerate() if thread not in before]
-    assert not [name for name in left if name.startswith(("replaybuf", "Connection"))]
+    thread_names = [thread.name for thread in threading.enumerate() if thread not in before]
+    assert not [name for name in thread_names if name.startswith(("replaybuf", "Connection"))]
 
 
 async def take(buffer: ReplayBuffer, size: int, seconds: float | None = None, **options: Any) -> Callable[[], Any]:
@@ -38,8 +38,8 @@ async def take(buffer: ReplayBuffer, size: int, seconds: float | None = None, **
     storage = buffer.storage
     await storage.open()
     drawing = Drawing(storage.draws, Draw({TASK: size}, **options), seconds)
-    taken = await storage.thread.run(drawing.run)
-    return lambda: storage.thread.run(lambda: drawing.undo(taken))
+    batch = await storage.thread.run(drawing.run)
+    return lambda: storage.thread.run(lambda: drawing.undo(batch))
 
 
 async def end_background_work(buffer: ReplayBuffer) -> None:

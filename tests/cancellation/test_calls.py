@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import random
 import textwrap
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import asyncpg
 import pytest
 
-from replaybuf import NotReadyError, ReplayBuffer, Status
+from replaybuf import NotReadyError, ReplayBuffer, ReplayBufferConfig, Status
 from replaybuf.errors import ClosedError
+from replaybuf.integrations import verl
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.values import NewGroup
 from tests.cancellation.conftest import by_cancel, end_background_work, locked, no_connection_out, take
@@ -25,8 +28,8 @@ async def test_a_cancelled_close_still_closes(url: str) -> None:
     chance = random.Random(10)
     for _ in range(5):
         buffer = build(url)
-        put = await buffer.put(group(1), TASK)
-        assert put is not None
+        uid = await buffer.put(group(1), TASK)
+        assert uid is not None
         await by_cancel(buffer.close(), chance.random() * 0.01)
         await buffer.close()
         assert not buffer.storage.thread._thread.is_alive()
@@ -45,10 +48,10 @@ async def test_every_call_that_runs_into_a_close_ends(url: str) -> None:
         await fill(buffer, 5, 5 * round_)
         expected += range(5 * round_, 5 * round_ + 5)
         takes = [asyncio.create_task(buffer.get(1, TASK)) for _ in range(3)]
-        others = [
+        other_tasks = [
             asyncio.create_task(buffer.put(group(10_000 + 3 * round_ + i), "other"), name="put") for i in range(3)
         ]
-        others += [
+        other_tasks += [
             asyncio.create_task(buffer.wait_ready({TASK: 10_000}, timeout=30)),
             asyncio.create_task(buffer.take_batch({TASK: 10_000}, timeout=30)),
             asyncio.create_task(buffer.count_where({})),
@@ -56,7 +59,7 @@ async def test_every_call_that_runs_into_a_close_ends(url: str) -> None:
         await asyncio.sleep(chance.random() * 0.01)
         async with asyncio.timeout(10):
             await asyncio.gather(buffer.close(), buffer.close())
-            results = await asyncio.gather(*takes, *others, return_exceptions=True)
+            results = await asyncio.gather(*takes, *other_tasks, return_exceptions=True)
         for result in results[:3]:
             if isinstance(result, BaseException):
                 assert isinstance(result, ClosedError)
@@ -89,11 +92,11 @@ async def test_puts_that_were_queued_before_the_end_are_stored_and_later_ones_re
         store = buffer.storage
 
         async def put_and_end() -> list[int | BaseException]:
-            new = [NewGroup(TASK, Status.COMPLETED, 0, group(1), 1.0)]
-            putting = store.commits.put(new)
+            new_groups = [NewGroup(TASK, Status.COMPLETED, 0, group(1), 1.0)]
+            putting = store.commits.put(new_groups)
             await store.commits.close()
             with pytest.raises(ClosedError):
-                await store.commits.put(new)
+                await store.commits.put(new_groups)
             return await putting
 
         [uid] = await store.thread.run(put_and_end)
@@ -152,7 +155,7 @@ async def test_a_draw_is_undone_beside_a_sweep_of_its_groups(lent_database: str)
 async def test_a_cancelled_save_leaves_a_snapshot_that_is_whole_or_none(buffer: ReplayBuffer, tmp_path: Path) -> None:
     chance = random.Random(9)
     await fill(buffer, 30)
-    whole = 0
+    whole_count = 0
     for number in range(4):
         folder = tmp_path / str(number)
         await by_cancel(buffer.save(folder), chance.random() * 0.06)
@@ -161,7 +164,7 @@ async def test_a_cancelled_save_leaves_a_snapshot_that_is_whole_or_none(buffer: 
             async with build("sqlite:///:memory:") as copy:
                 await copy.resume(folder)
                 assert sorted(await take_all(copy)) == list(range(30))
-            whole += 1
+            whole_count += 1
     await buffer.save(tmp_path / "last")
     assert sorted(path.name for path in (tmp_path / "last").iterdir()) == ["replaybuf.sqlite"]
 
@@ -180,7 +183,7 @@ async def test_a_lease_block_settles_its_groups_however_often_it_is_cancelled(
 ) -> None:
     """Given back, uncounted, when it was cancelled; acknowledged when its work was done."""
     await fill(buffer, 4)
-    for left in (2, 0) if is_done else (4, 4):
+    for remaining in (2, 0) if is_done else (4, 4):
         inside = asyncio.Event()
 
         async def work(inside: asyncio.Event = inside) -> None:
@@ -193,8 +196,8 @@ async def test_a_lease_block_settles_its_groups_however_often_it_is_cancelled(
         await set_by(inside, task)
         await cancelled_at_every_turn(task)
         await buffer.count_where({})
-        found = [item async for item in buffer.find({})]
-        assert (len(found), sum(item.deliveries for item in found)) == (left, 0)
+        items = [item async for item in buffer.find({})]
+        assert (len(items), sum(item.deliveries for item in items)) == (remaining, 0)
         assert sum(n for (*_, name), n in (await buffer.tallies()).items() if name == Tally.LEASED) == 0
 
 
@@ -252,10 +255,35 @@ def test_a_process_that_ends_in_the_middle_of_a_take_loses_nothing(shared_url: s
     chance = random.Random(14)
     with opened(shared_url) as buffer:
         asyncio.run(fill(buffer, 12))
-    taken: list[int] = []
+    numbers: list[int] = []
     for _ in range(2):
         script = BEGINNING + textwrap.dedent(ENDS[end]).replace("{delay}", str(chance.random() * 0.006))
-        taken += map(int, run(script, shared_url).split())
+        numbers += map(int, run(script, shared_url).split())
     with opened(shared_url) as buffer:
-        taken += asyncio.run(take_all(buffer))
-    assert sorted(taken) == list(range(12))
+        numbers += asyncio.run(take_all(buffer))
+    assert sorted(numbers) == list(range(12))
+
+
+async def test_a_sample_that_verls_trainer_did_not_get_is_not_one_of_its_step(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would be acknowledged with them, untrained, and the others before they were trained on."""
+    monkeypatch.setattr(verl, "_verl", lambda: (pickle, SimpleNamespace))
+    monkeypatch.setattr(verl, "from_groups", lambda groups: groups[0][0].rollout_id)
+    client = verl.BufferQueueClient(ReplayBufferConfig(url=url, policy="fifo"), 2)
+    for number in range(3):
+        rollouts = group(number)
+        rollouts[0].extra_fields["verl"] = {"sample": {}}
+        await client.buffer.put(rollouts, "train")
+
+    async def cancelled() -> int:
+        raise asyncio.CancelledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "get_queue_size", cancelled)
+        with pytest.raises(asyncio.CancelledError):
+            await client.get_sample()
+    samples = [await client.get_sample() for _ in range(2)]
+    assert [pickle.loads(sample or b"").full_batch for sample, _ in samples] == [0, 1]
+    assert (await client.get_statistics())["total_consumed"] == 0
+    await client.shutdown()

@@ -67,7 +67,7 @@ async def cancelled(call: asyncio.Task[Any]) -> None:
 def offered(thread: DatabaseThread) -> None:
     """Wait, with a busy loop, until a result is offered to its caller."""
     deadline = time.monotonic() + 30
-    while not any((one := reference()) is not None and one.outcome for reference in [*thread.unreceived.values()]):
+    while not any((call := reference()) is not None and call.outcome for reference in [*thread.unreceived.values()]):
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
@@ -85,22 +85,22 @@ async def test_what_is_cancelled_before_it_has_begun_is_not_done(thread: Databas
 
 async def test_what_a_blocking_call_has_given_up_is_not_done(thread: DatabaseThread) -> None:
     """When its time is over: it ends where it waits first."""
-    busy, done = threading.Event(), threading.Event()
+    busy, ran = threading.Event(), threading.Event()
 
     async def work() -> None:
         await asyncio.sleep(0)
-        done.set()
+        ran.set()
 
     async def others_have_ended() -> None:
-        if others := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.wait(others)
+        if other_tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(other_tasks)
 
     thread.post(busy.wait, 30)
     with pytest.raises(LockedError):
         await asyncio.to_thread(thread.run_blocking, work, 0.01)
     busy.set()
     await thread.run(others_have_ended)
-    assert not done.is_set()
+    assert not ran.is_set()
 
 
 async def test_a_later_call_finds_that_of_a_caller_that_has_gone_undone(thread: DatabaseThread) -> None:

@@ -18,12 +18,12 @@ from tests.chunks.conftest import Stores, numbers, same, send, starts, stored
 async def test_fetch__each_chunk_is_drawn_as_often_as_allowed(stores: Stores, reuse: int) -> None:
     chunks = stores.open(1, max_times_sampled=reuse, seed=1)
     await send(chunks, range(4))
-    drawn: Counter[int] = Counter()
+    draws: Counter[int] = Counter()
     for _ in range(4 * reuse):
         [chunk] = await chunks.fetch(1, timeout=0)
-        drawn[chunk.start] += 1
-        assert chunk.times_sampled == drawn[chunk.start]
-    assert drawn == dict.fromkeys(range(4), reuse)
+        draws[chunk.start] += 1
+        assert chunk.times_sampled == draws[chunk.start]
+    assert draws == dict.fromkeys(range(4), reuse)
     with pytest.raises(NotReadyError):
         await chunks.fetch(1, timeout=0)
 

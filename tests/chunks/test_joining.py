@@ -22,9 +22,9 @@ async def test_put__consecutive_fragments_of_each_worker_are_joined(stores: Stor
     for index in range(4, 12):
         for worker in workers:
             await send(chunks, [index], worker=worker)
-    found = [(chunk.worker, chunk.start, numbers(chunk)) for chunk in await stored(chunks)]
+    chunk_rows = [(chunk.worker, chunk.start, numbers(chunk)) for chunk in await stored(chunks)]
     joined = ((4, [4, 5, 6]), (7, [7, 8, 9]))
-    assert sorted(found) == sorted((worker, *chunk) for worker in workers for chunk in joined)
+    assert sorted(chunk_rows) == sorted((worker, *chunk) for worker in workers for chunk in joined)
     assert [await chunks.expected(worker) for worker in workers] == [12] * 3
 
 
@@ -46,7 +46,7 @@ async def test_put__only_chunks_are_counted_by_len(stores: Stores) -> None:
     await send(chunks, range(5))
     assert len(chunks) == 1
     cursors = await chunks.buffer.storage._read(lambda tx: read_cursors(tx, chunks.name))
-    assert [one.position for one in cursors] == [0, 5]
+    assert [cursor.position for cursor in cursors] == [0, 5]
     assert prompts_drawn(cursors) == {}  # a worker's place is none in a dataset of prompts
 
 
@@ -174,14 +174,14 @@ async def test_damage__a_fragment_that_can_not_be_read_takes_its_chunk_with_it(s
 
 
 def test_config__is_checked() -> None:
-    for wrong in (
+    for options in (
         {},
         {"fragments_per_chunk": 0},
         {"fragments_per_chunk": 2, "max_staleness": -1},
         {"fragmentsperchunk": 2},
     ):
         with pytest.raises(ConfigError, match="ChunkBufferConfig"):
-            ChunkBufferConfig.from_mapping({"url": "memory://"} | wrong)
+            ChunkBufferConfig.from_mapping({"url": "memory://"} | options)
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"], indirect=True)
@@ -190,15 +190,15 @@ async def test_restart__unfinished_chunks_go_on_and_what_is_expected_and_prepare
         chunks = stores.open()
         await send(chunks, [index])
         await chunks.close()
-    again = stores.open()
-    assert [numbers(chunk) for chunk in await stored(again)] == [[0, 1, 2], [3, 4, 5]]
-    selection = await again.fetch(2, timeout=5)
-    await again.close()
-    again = stores.open()
-    assert same(await again.prepared(), selection)
-    assert await again.expected(W) == 7
-    assert (await problem(again.put(1, worker=W, index=8, session=1, version=0))).reason == "gap"
-    assert (await problem(again.put(1, worker=W, index=2, session=1, version=0))).reason == "duplicate"
+    reopened = stores.open()
+    assert [numbers(chunk) for chunk in await stored(reopened)] == [[0, 1, 2], [3, 4, 5]]
+    selection = await reopened.fetch(2, timeout=5)
+    await reopened.close()
+    reopened = stores.open()
+    assert same(await reopened.prepared(), selection)
+    assert await reopened.expected(W) == 7
+    assert (await problem(reopened.put(1, worker=W, index=8, session=1, version=0))).reason == "gap"
+    assert (await problem(reopened.put(1, worker=W, index=2, session=1, version=0))).reason == "duplicate"
 
 
 class Died(BaseException):
@@ -223,31 +223,31 @@ class Preparing(ReplayBuffer):
 
 
 async def test_death__before_the_removed_fragments_are_deleted_costs_nothing(stores: Stores) -> None:
-    mortal, again = (stores.open(3, buffer_type=kind) for kind in (Undeleting, ReplayBuffer))
+    mortal, survivor = (stores.open(3, buffer_type=kind) for kind in (Undeleting, ReplayBuffer))
     await send(mortal, [0, 1])
     with pytest.raises(Died):
         await mortal.forget(W)
-    await send(again, range(6))
-    assert [numbers(chunk) for chunk in await stored(again)] == [[0, 1, 2], [3, 4, 5]]
-    assert await again.buffer.count_where({"task_name": "chunks.fragments"}) == 0
+    await send(survivor, range(6))
+    assert [numbers(chunk) for chunk in await stored(survivor)] == [[0, 1, 2], [3, 4, 5]]
+    assert await survivor.buffer.count_where({"task_name": "chunks.fragments"}) == 0
 
 
 async def test_death__between_the_selection_and_its_end_gives_the_chunks_back(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    again = stores.open(1)
-    await send(again, [0])
+    reopened = stores.open(1)
+    await send(reopened, [0])
     mortal = stores.open(1, buffer_type=Preparing, lease_seconds=600)
     with monkeypatch.context() as patch:
         patch.setattr(Lease, "give_back", AsyncMock(side_effect=Died))  # the dead give nothing back
         with pytest.raises(Died):
             await mortal.fetch(1, timeout=5)
     with pytest.raises(NotReadyError):
-        await again.fetch(1, timeout=0)
-    prepared = await again.prepared()
+        await reopened.fetch(1, timeout=0)
+    prepared = await reopened.prepared()
     assert [chunk.start for chunk in prepared] == [0]
     over = "UPDATE rb_group SET leased_until = 1 WHERE leased_until IS NOT NULL"
-    await again.buffer.storage._write(lambda tx: tx.run(over))
-    selection = await again.fetch(1, timeout=60)
+    await reopened.buffer.storage._write(lambda tx: tx.run(over))
+    selection = await reopened.fetch(1, timeout=60)
     assert [(chunk.start, chunk.times_sampled) for chunk in selection] == [(0, 1)]
     assert selection.number > prepared.number

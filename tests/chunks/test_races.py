@@ -21,15 +21,15 @@ def unhurried(seed: int) -> type[ReplayBuffer]:
     """Buffers whose calls leave time for others before and after, also where the store itself takes none."""
     chance = random.Random(seed)
 
-    async def others() -> None:
+    async def let_others_run() -> None:
         for _ in range(chance.choice((0, 0, 1, 2, 3, 10, 30))):
             await asyncio.sleep(0)
 
     def slowed(name: str, owner: type) -> Any:
         async def call(self: Any, *args: Any, **options: Any) -> Any:
-            await others()
+            await let_others_run()
             result = await getattr(owner, name)(self, *args, **options)
-            await others()
+            await let_others_run()
             return result
 
         return call
@@ -46,10 +46,10 @@ def unhurried(seed: int) -> type[ReplayBuffer]:
             self.cursors = UnhurriedCursors(self.putting)
 
         async def find(self, *args: Any, **options: Any) -> AsyncIterator[Any]:  # type: ignore[override]
-            await others()
+            await let_others_run()
             async for item in super().find(*args, **options):
                 yield item
-                await others()
+                await let_others_run()
 
     return Unhurried
 
@@ -61,7 +61,7 @@ async def test_race__a_chunk_is_made_once_by_those_who_complete_it_together(stor
             both = [stores.open(size, buffer_type=unhurried(seed + n)) for n in range(2)]
             await send(both[0], range(size - 1))
             results = await asyncio.gather(*(send(chunks, [size - 1]) for chunks in both), return_exceptions=True)
-            assert [one for one in results if one is not True and not isinstance(one, FragmentError)] == []
+            assert [result for result in results if result is not True and not isinstance(result, FragmentError)] == []
             assert True in results
             assert await starts(both[0]) == [0]
             assert [await chunks.expected(W) for chunks in both] == [size, size]
@@ -74,7 +74,7 @@ async def test_race__fetches_against_workers_against_the_model(stores: Stores, s
     options: dict[str, Any] = {"max_staleness": 2, "max_times_sampled": 1}
     buffers = [stores.open(size, buffer_type=unhurried(seed * 9 + n), **options) for n in range(5)]
     await buffers[3].advance(0, session=1)
-    drawn: list[Chunk] = []
+    drawn_chunks: list[Chunk] = []
 
     async def work(chunks: ChunkBuffer, worker: str) -> None:
         for index in range(count):
@@ -85,7 +85,7 @@ async def test_race__fetches_against_workers_against_the_model(stores: Stores, s
             with suppress(NotReadyError):
                 before = model
                 selection = await chunks.fetch(1, timeout=0.001)
-                drawn.extend(selection)
+                drawn_chunks.extend(selection)
                 assert all(chunk.version >= before - 2 for chunk in selection)
 
     async def advance(chunks: ChunkBuffer) -> None:
@@ -98,7 +98,7 @@ async def test_race__fetches_against_workers_against_the_model(stores: Stores, s
     works = [work(chunks, worker) for chunks, worker in zip(buffers, workers, strict=False)]
     await asyncio.gather(*works, advance(buffers[3]), draw(buffers[4]), draw(buffers[3]))
     await buffers[3].advance(4)
-    chunks = [(chunk.worker, chunk.start) for chunk in (*drawn, *await stored(buffers[0]))]
+    chunks = [(chunk.worker, chunk.start) for chunk in (*drawn_chunks, *await stored(buffers[0]))]
     assert len(set(chunks)) == len(chunks)
     fresh = {(worker, start) for worker in workers for start in range(4, count, size)}
     assert fresh <= set(chunks)
@@ -124,9 +124,9 @@ async def test_race__a_chunk_that_is_stored_as_its_session_ends_is_never_drawn(
     make = chunks._prepare_chunk
 
     async def late(*arguments: Any) -> Any:
-        made = await make(*arguments)
+        chunk_made = await make(*arguments)
         assert await chunks.advance(0, session=2) == 1
-        return made
+        return chunk_made
 
     monkeypatch.setattr(chunks, "_prepare_chunk", late)
     await send(chunks, [1])
@@ -191,18 +191,18 @@ async def test_cancellation__a_fetch_loses_nothing(stores: Stores) -> None:
     chance = random.Random(4)
     chunks = stores.open(1, buffer_type=unhurried(2))
     await send(chunks, range(20))
-    left, cancelled = set(range(20)), 0
-    while left and cancelled < 15:
+    remaining, cancelled = set(range(20)), 0
+    while remaining and cancelled < 15:
         selection = await cancelled_after(chunks.fetch(1, timeout=5), chance.randrange(200))
         if selection is None:
             cancelled += 1
             with suppress(NotReadyError):
                 selection = await chunks.prepared()
-        there = set(await starts(chunks))
-        assert left - there <= {chunk.start for chunk in selection or ()}
-        left = there
-    while left:
-        left -= {chunk.start for chunk in await chunks.fetch(1, timeout=5)}
+        stored_starts = set(await starts(chunks))
+        assert remaining - stored_starts <= {chunk.start for chunk in selection or ()}
+        remaining = stored_starts
+    while remaining:
+        remaining -= {chunk.start for chunk in await chunks.fetch(1, timeout=5)}
 
 
 async def test_cancellation__of_waits_is_prompt(stores: Stores) -> None:

@@ -23,17 +23,17 @@ LATER = "UPDATE rb_group SET leased_until = leased_until + 3600 WHERE lease IS N
 
 def examine(url: object, *options: object, code: int = 0) -> dict[str, list[dict[str, Any]]]:
     """What the doctor finds, by check."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    findings: dict[str, list[dict[str, Any]]] = {}
     for row in json.loads(run("doctor", url, *options, "--format=json", code=code).stdout):
-        found.setdefault(row["check"], []).append(row)
-    return found
+        findings.setdefault(row["check"], []).append(row)
+    return findings
 
 
-def wrong(found: dict[str, list[dict[str, Any]]], but: Container[str] = ("integrity", "disk")) -> dict[str, str]:
+def wrong(findings: dict[str, list[dict[str, Any]]], but: Container[str] = ("integrity", "disk")) -> dict[str, str]:
     """The checks that found more than that all is fine, with their levels. (Servers and disks of tests vary.)"""
     return {
         check: row["level"]
-        for check, rows in found.items()
+        for check, rows in findings.items()
         for row in rows
         if row["level"] != "ok" and check not in but
     }

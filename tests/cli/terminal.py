@@ -26,8 +26,8 @@ class Terminal:
         self._tmux = ["tmux", "-S", str(socket), "-f", "/dev/null"]
 
     def tmux(self, *args: str) -> str:
-        done = subprocess.run([*self._tmux, *args], capture_output=True, check=True, timeout=20)
-        return done.stdout.decode("utf-8", "replace")
+        process = subprocess.run([*self._tmux, *args], capture_output=True, check=True, timeout=20)
+        return process.stdout.decode("utf-8", "replace")
 
     def start(self, size: tuple[int, int], *args: object) -> None:
         command = shlex.join([sys.executable, "-m", "replaybuf", *map(str, args)])
@@ -41,12 +41,12 @@ class Terminal:
 
     def wait(self, sign: str | Callable[[str], bool], seconds: float = 30) -> str:
         """Wait until something is to be seen, and return all that is."""
-        holds = sign if callable(sign) else lambda seen: sign in seen
+        holds = sign if callable(sign) else lambda text: sign in text
         until = time.monotonic() + seconds
-        while not holds(shown := self.seen()):
-            assert time.monotonic() < until, f"after {seconds} s there is no {sign!r} in:\n{shown}"
+        while not holds(screen := self.seen()):
+            assert time.monotonic() < until, f"after {seconds} s there is no {sign!r} in:\n{screen}"
             time.sleep(0.05)
-        return shown
+        return screen
 
     def press(self, key: str) -> None:
         self.tmux("send-keys", key)
@@ -56,10 +56,10 @@ class Terminal:
 
     def wait_for_end(self, code: int) -> None:
         """Wait for the end of the program; the terminal must be as it was before."""
-        seen = self.wait(lambda shown: f"{_ENDED} {code}" in shown and "-parenb" in shown and "icanon" in shown)
-        assert " icanon" in seen
-        assert " echo " in seen
-        assert "Traceback" not in seen
+        screen = self.wait(lambda text: f"{_ENDED} {code}" in text and "-parenb" in text and "icanon" in text)
+        assert " icanon" in screen
+        assert " echo " in screen
+        assert "Traceback" not in screen
         assert self.tmux("display-message", "-p", "#{alternate_on} #{cursor_flag}").split() == ["0", "1"]
 
 

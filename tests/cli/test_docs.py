@@ -101,17 +101,17 @@ def test_outputs_are_those_of_the_commands(
     run(tmp_path / "run.db")
     for page in pages:
         text = page.read_text("utf-8")
-        shown = [block for block in BLOCK.finditer(text) if block[1].startswith(begins)]
-        assert len(shown) >= least
-        for block in shown:
-            found = output_of(block[1])
+        blocks = [block for block in BLOCK.finditer(text) if block[1].startswith(begins)]
+        assert len(blocks) >= least
+        for block in blocks:
+            output = output_of(block[1])
             if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
-                page.write_text(text := text.replace(block[0], f"```console\n$ {block[1]}\n{found}```"), "utf-8")
+                page.write_text(text := text.replace(block[0], f"```console\n$ {block[1]}\n{output}```"), "utf-8")
             else:
-                assert same(block[2]) == same(found), block[1]
+                assert same(block[2]) == same(output), block[1]
 
 
 @pytest.mark.parametrize("path", [path for path, _ in COMMANDS if path not in LIVE + MEASURING])
 def test_every_command_is_shown_with_its_output(path: tuple[str, ...]) -> None:
-    shown = [block for page in PAGES for block in BLOCK.findall(page.read_text("utf-8"))]
-    assert [output for command, output in shown if command.startswith(f"replaybuf {' '.join(path)} ") and output]
+    blocks = [block for page in PAGES for block in BLOCK.findall(page.read_text("utf-8"))]
+    assert [output for command, output in blocks if command.startswith(f"replaybuf {' '.join(path)} ") and output]

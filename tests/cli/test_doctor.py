@@ -59,11 +59,11 @@ def test_what_is_wrong_is_found_and_mended(url: str, check: str, statements: lis
     """Found as what it is; after the repair no problem is left, and no group is gone."""
     uids = everything(url)["rb_group"]
     break_it(url, statements)
-    found = examine(url, code=1)
-    assert wrong(found)[check] == "problem"
-    assert any(row["repairable"] for row in found[check])
-    left = wrong(examine(url, "--repair"))
-    assert "problem" not in left.values()
+    findings = examine(url, code=1)
+    assert wrong(findings)[check] == "problem"
+    assert any(row["repairable"] for row in findings[check])
+    remaining = wrong(examine(url, "--repair"))
+    assert "problem" not in remaining.values()
     assert len(everything(url)["rb_group"]) == len(uids)
     use(url)
 
@@ -139,10 +139,10 @@ def test_a_checkpoint_that_is_not_whole_is_a_problem(url: str, statement: str) -
     assert wrong(examine(url)) == {}
     data = "x'00'" if url.startswith("sqlite") else r"'\x00'::bytea"
     execute(url, *statement.replace("DAMAGED", data).split("; "))
-    found = wrong(examine(url, code=1))
-    assert found.keys() <= {"checkpoints", "payloads"}
-    assert "problem" in found.values()
-    assert wrong(examine(url, "--repair", code=1)) == found
+    levels = wrong(examine(url, code=1))
+    assert levels.keys() <= {"checkpoints", "payloads"}
+    assert "problem" in levels.values()
+    assert wrong(examine(url, "--repair", code=1)) == levels
     with ReplayBufferConfig(url=url, policy="fifo").build_sync() as buffer:
         buffer.drop_checkpoint(5)
     assert wrong(examine(url)) == {}
@@ -158,10 +158,10 @@ def test_another_schema_is_a_problem_and_left_alone(
     execute(url, "DELETE FROM rb_version" if revision is None else f"UPDATE rb_version SET version_num = '{revision}'")
     before = everything(url)
     code = 0 if revision is None and url.startswith("postgresql") else 1  # a server may have no tables yet
-    found = examine(url, code=code)
-    assert list(found) == ["revision"]
-    assert mend in found["revision"][0]["mend"]
-    assert examine(url, "--repair", code=code) == found
+    findings = examine(url, code=code)
+    assert list(findings) == ["revision"]
+    assert mend in findings["revision"][0]["mend"]
+    assert examine(url, "--repair", code=code) == findings
     assert everything(url) == before
 
 
@@ -175,9 +175,9 @@ def test_another_schema_is_a_problem_and_left_alone(
 def test_tables_that_are_not_as_they_were_made_are_a_problem(url: str, statement: str, named: str) -> None:
     """What can't be looked at because of it is said to be so."""
     execute(url, statement)
-    found = examine(url, code=1)
-    assert named in found["tables"][0]["text"]
-    assert found["tables"][0]["level"] == "problem"
+    findings = examine(url, code=1)
+    assert named in findings["tables"][0]["text"]
+    assert findings["tables"][0]["level"] == "problem"
 
 
 def test_a_sound_database_is_left_as_it_is(url: str) -> None:
@@ -224,22 +224,22 @@ def test_with_quick_a_sample_is_read_and_said_so(url: str, monkeypatch: pytest.M
 def test_it_is_safe_to_repair_while_a_run_goes_on(url: str) -> None:
     """Groups come and go; in the end as many are there as are counted, and all that was put became of something."""
     execute(url, "UPDATE rb_tally SET amount = amount + 3 WHERE name = 'size'")
-    done = threading.Event()
-    flowing = threading.Thread(target=lambda: asyncio.run(flow(url, done)))
+    stop = threading.Event()
+    flowing = threading.Thread(target=lambda: asyncio.run(flow(url, stop)))
     flowing.start()
     try:
         for _ in range(2):
             run("doctor", url, "--repair", code=None)
     finally:
-        done.set()
+        stop.set()
         flowing.join()
     assert wrong(examine(url)) == {}
 
 
-async def flow(url: str, done: threading.Event) -> None:
+async def flow(url: str, stop: threading.Event) -> None:
     async with ReplayBufferConfig(url=url, policy="fifo", lock_timeout=60).build() as buffer:
         number = 0
-        while not done.is_set():
+        while not stop.is_set():
             await asyncio.gather(*(buffer.put(group(number + i), "math") for i in range(8)))
             number += 8
             await buffer.get(4, "math")
@@ -259,7 +259,7 @@ def test_a_value_that_can_not_be_there_is_a_problem(file: Path, statement: str) 
     """SQLite keeps any value in any column. The other checks go on."""
     checkpoint_and_take(url := f"sqlite:///{file}")
     execute(url, statement)
-    found = examine(url, code=1)
-    assert "problem" in wrong(found).values()
-    assert found.keys() == examine(url, "--repair", code=1).keys()
-    assert found["indexes"][0]["level"] == "ok"
+    findings = examine(url, code=1)
+    assert "problem" in wrong(findings).values()
+    assert findings.keys() == examine(url, "--repair", code=1).keys()
+    assert findings["indexes"][0]["level"] == "ok"

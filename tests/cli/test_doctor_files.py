@@ -66,8 +66,8 @@ def test_texts_that_cannot_be_read_are_removed(file: Path, column: str) -> None:
     table, value = DAMAGED_TEXTS[column]
     column = column.split()[0]
     execute(file, f"UPDATE {table} SET {column} = {value} WHERE uid = (SELECT min(uid) FROM rb_group)")
-    found = examine(file, code=1)["payloads"]
-    assert (found[0]["level"], column in found[0]["text"], found[0]["repairable"]) == ("problem", True, True)
+    rows = examine(file, code=1)["payloads"]
+    assert (rows[0]["level"], column in rows[0]["text"], rows[0]["repairable"]) == ("problem", True, True)
     assert wrong(examine(file, "--repair")) == {}
     after = run("ls", file, "--limit", "all", "--format=json").stdout
     assert len(after.splitlines()) == len(before.splitlines())
@@ -90,10 +90,10 @@ async def test_values_that_cannot_be_there_are_named(file: Path, tmp_path: Path,
     allowed = f"UPDATE sqlite_master SET sql = replace(sql, ' NOT NULL', '') WHERE name = '{table}'"
     execute(file, "PRAGMA writable_schema = ON", allowed)
     execute(file, f"UPDATE {table} SET {name} = {value}")
-    said = re.compile(rf"{re.escape(column)} has \d+ values? that can't be there; replaybuf doctor")
-    assert bool(said.search(run("why", file, code=None).stderr)) == ("why" in failing)
+    message = re.compile(rf"{re.escape(column)} has \d+ values? that can't be there; replaybuf doctor")
+    assert bool(message.search(run("why", file, code=None).stderr)) == ("why" in failing)
     async with ReplayBufferConfig(url=f"sqlite:///{file}", policy="uniform").build() as buffer:
-        with pytest.raises(StorageError, match=said) if "save" in failing else nullcontext():
+        with pytest.raises(StorageError, match=message) if "save" in failing else nullcontext():
             await buffer.save(tmp_path / "snapshot")
     assert f"{column} has" in examine(file, code=1)["integrity"][0]["text"]
 
@@ -137,8 +137,8 @@ def test_an_index_that_differs_from_its_table_is_made_anew(file: Path) -> None:
         connection.execute("UPDATE rb_info SET number = 2000 WHERE name = 'uid'")
         connection.execute("PRAGMA writable_schema = ON")
         connection.execute("INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", row)
-    [found] = examine(file, code=1)["integrity"]
-    assert (found["level"], found["repairable"]) == ("problem", True)
+    [finding] = examine(file, code=1)["integrity"]
+    assert (finding["level"], finding["repairable"]) == ("problem", True)
     assert wrong(examine(file, "--repair")) == {}
     assert examine(file)["integrity"][0]["level"] == "ok"
 
@@ -151,18 +151,18 @@ def test_a_damaged_page_is_a_problem_that_no_repair_mends(file: Path) -> None:
         ).fetchone()
     data[(root - 1) * size : root * size] = b"\xff" * size
     file.write_bytes(data)
-    found = examine(file, code=1)
-    assert any("docs/outages.md" in row["mend"] and not row["repairable"] for row in found["integrity"])
-    assert any(row["text"].startswith("can't be checked") for rows in found.values() for row in rows)
-    assert examine(file, "--repair", code=1).keys() == found.keys()
+    findings = examine(file, code=1)
+    assert any("docs/outages.md" in row["mend"] and not row["repairable"] for row in findings["integrity"])
+    assert any(row["text"].startswith("can't be checked") for rows in findings.values() for row in rows)
+    assert examine(file, "--repair", code=1).keys() == findings.keys()
 
 
 def test_a_file_that_never_was_a_database_is_not_to_be_saved(tmp_path: Path) -> None:
     notes = tmp_path / "notes.db"
     notes.write_text("These are notes.\n" * 50)
-    said = run("doctor", notes, code=1).stdout
-    assert "file is not a database" in said
-    assert "docs/outages.md" not in said
+    output = run("doctor", notes, code=1).stdout
+    assert "file is not a database" in output
+    assert "docs/outages.md" not in output
 
 
 PAGE = Path(__file__).parents[2].joinpath("docs/outages.md").read_text("utf-8").partition("## What is left")[2]
@@ -195,16 +195,16 @@ def test_what_sqlite_saves_of_a_damaged_file_is_mended(
     with ReplayBufferConfig(url="sqlite:///run.db").build_sync() as buffer:
         buffer.put_many(groups, "math")
     data, size = bytearray(Path("run.db").read_bytes()), PAGE_SIZE
-    bad = data.index(b"<20>" * 9) // size
-    lost = {int(n) for n in re.findall(rb"<(\d+)>", data[bad * size : (bad + 1) * size])}
-    data[bad * size : (bad + 1) * size] = b"\xff" * size
+    page = data.index(b"<20>" * 9) // size
+    lost = {int(n) for n in re.findall(rb"<(\d+)>", data[page * size : (page + 1) * size])}
+    data[page * size : (page + 1) * size] = b"\xff" * size
     Path("run.db").write_bytes(data)
     subprocess.run(command, shell=True, check=True, capture_output=True)
     run("doctor", "saved.db", "--repair", code=None)
     assert set(wrong(examine(tmp_path / "saved.db", code=None))) <= {"payloads"}
     with ReplayBufferConfig(url="sqlite:///saved.db").build_sync() as buffer:
-        left = [item.item[0] for item in buffer.find({"status": "completed"})]
-    assert all(one.response == groups[one.rollout_id][0].response for one in left)
-    assert {one.rollout_id for one in left} >= (
+        rollouts = [item.item[0] for item in buffer.find({"status": "completed"})]
+    assert all(rollout.response == groups[rollout.rollout_id][0].response for rollout in rollouts)
+    assert {rollout.rollout_id for rollout in rollouts} >= (
         set(range(40)) - lost if ".recover" in command else set(range(min(lost)))
     )

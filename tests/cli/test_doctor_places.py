@@ -56,10 +56,10 @@ def used(folder: Path) -> Path:
 
 
 def test_sound_files_are_counted(url: str, folder: Path) -> None:
-    found = examine(url)
-    assert wrong(found) == {}
-    assert "3 payloads of 300 kB, as counted" in found["payload files"][0]["text"]
-    assert found["places"][0]["text"] == str(folder)
+    findings = examine(url)
+    assert wrong(findings) == {}
+    assert "3 payloads of 300 kB, as counted" in findings["payload files"][0]["text"]
+    assert findings["places"][0]["text"] == str(folder)
 
 
 BROKEN = {
@@ -73,9 +73,9 @@ BROKEN = {
 @pytest.mark.parametrize("statement", BROKEN.values(), ids=BROKEN)
 def test_files_that_rows_contradict_are_mended(url: str, folder: Path, statement: str) -> None:
     execute(url, statement)
-    found = examine(url, code=1)
-    assert wrong(found)["payload files"] == "problem"
-    assert found["payload files"][0]["repairable"]
+    findings = examine(url, code=1)
+    assert wrong(findings)["payload files"] == "problem"
+    assert findings["payload files"][0]["repairable"]
     assert wrong(examine(url, "--repair")) == {}
     assert take_all(url) == COUNT
 
@@ -83,18 +83,18 @@ def test_files_that_rows_contradict_are_mended(url: str, folder: Path, statement
 @pytest.mark.parametrize("how", ["is gone", "was cut short"])
 def test_a_file_that_is_not_whole_is_a_problem_and_its_groups_are_set_aside(url: str, folder: Path, how: str) -> None:
     used(folder).unlink() if how == "is gone" else os.truncate(used(folder), 50_000)
-    found = examine(url, code=1)
-    assert wrong(found) == {"payloads": "problem"}
-    assert "put lost files of payloads back before a repair" in found["payloads"][0]["text"]
+    findings = examine(url, code=1)
+    assert wrong(findings) == {"payloads": "problem"}
+    assert "put lost files of payloads back before a repair" in findings["payloads"][0]["text"]
     run("doctor", url, "--repair", code=None)
     assert len(run_json("ls", url, "--status", "failed")) == 1
 
 
 def test_a_place_that_the_database_has_lost_is_one_warning(url: str, folder: Path) -> None:
     execute(url, "DELETE FROM rb_place")
-    found = examine(url)
-    assert wrong(found) == {"payloads": "warning"}
-    assert "a place that isn't among those of this database" in found["payloads"][0]["text"]
+    findings = examine(url)
+    assert wrong(findings) == {"payloads": "warning"}
+    assert "a place that isn't among those of this database" in findings["payloads"][0]["text"]
     run("doctor", url, "--repair")
     assert run_json("ls", url, "--status", "failed") == []
 
@@ -111,12 +111,12 @@ def test_a_place_that_is_not_there_is_one_warning(url: str, folder: Path, how: s
     else:
         changed = {"database": "0" * 32} if how == "another's" else {"place": 9}
         marker.write_text(json.dumps({**json.loads(marker.read_text()), **changed}))
-    found = examine(url)
-    assert wrong(found) == {"places": "warning"}
-    assert len(found["places"]) == 1
-    assert str(folder) in found["places"][0]["text"]
-    assert "without what is out of reach" in found["payloads"][0]["text"]
-    assert found["checkpoints"][0]["level"] == "ok"
+    findings = examine(url)
+    assert wrong(findings) == {"places": "warning"}
+    assert len(findings["places"]) == 1
+    assert str(folder) in findings["places"][0]["text"]
+    assert "without what is out of reach" in findings["payloads"][0]["text"]
+    assert findings["checkpoints"][0]["level"] == "ok"
     run("doctor", url, "--repair")
     assert run_json("ls", url, "--status", "failed") == []
     before = marker.read_text() if marker.exists() else None
@@ -132,9 +132,9 @@ def test_a_marker_that_was_lost_is_written_anew(url: str, folder: Path, content:
     marker.unlink()
     if content is not None:
         marker.write_bytes(content)
-    found = examine(url)
-    assert wrong(found) == {"places": "warning"}
-    assert "doctor URL --take-over writes it again" in found["places"][0]["text"]
+    findings = examine(url)
+    assert wrong(findings) == {"places": "warning"}
+    assert "doctor URL --take-over writes it again" in findings["places"][0]["text"]
     assert f"wrote {MARKER} in {folder} again" in run("doctor", url, "--take-over").stderr
     assert marker.read_bytes() == before
     assert wrong(examine(url)) == {}
@@ -145,10 +145,10 @@ def test_a_place_that_hangs_is_one_warning(url: str, folder: Path, monkeypatch: 
     monkeypatch.setattr(check_database, "PATIENCE", 0.05)
     answering = threading.Event()
     monkeypatch.setattr(check_database, "recognise", lambda *_: answering.wait())
-    found = examine(url)
+    findings = examine(url)
     answering.set()
-    assert wrong(found) == {"places": "warning"}
-    assert f"{folder} didn't answer within 0.1 s" in found["places"][0]["text"]
+    assert wrong(findings) == {"places": "warning"}
+    assert f"{folder} didn't answer within 0.1 s" in findings["places"][0]["text"]
 
 
 def test_a_place_that_this_user_may_not_write_to_is_one_warning(
@@ -160,6 +160,6 @@ def test_a_place_that_this_user_may_not_write_to_is_one_warning(
         return access(path, mode) and not (mode & os.W_OK and folder in Path(path).parents)
 
     monkeypatch.setattr(os, "access", may)
-    found = examine(url)
-    assert wrong(found) == {"places": "warning"}
-    assert "can't be written to by this user" in found["places"][0]["text"]
+    findings = examine(url)
+    assert wrong(findings) == {"places": "warning"}
+    assert "can't be written to by this user" in findings["places"][0]["text"]

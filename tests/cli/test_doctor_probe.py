@@ -42,14 +42,14 @@ def with_tables(postgres_url: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("lacking", LACKING)
 async def test_the_first_call_that_fails_is_named(with_tables: str, lacking: str) -> None:
-    instead, call, said = LACKING[lacking]
+    instead, call, text = LACKING[lacking]
     async with proxied(with_tables) as proxy:
         proxy.instead = instead
-        found = list(await asyncio.to_thread(probe, open_reader(proxy.url)))
-    wrong = [one for one in found if one.level != "ok"]
-    assert {str(one.level) for one in wrong} == {"warning" if call is None else "problem"}
-    assert any(one.text.startswith(f"{call} failed: ") for one in wrong) or not call
-    assert said in " ".join(one.text for one in wrong)
+        findings = list(await asyncio.to_thread(probe, open_reader(proxy.url)))
+    failures = [finding for finding in findings if finding.level != "ok"]
+    assert {str(finding.level) for finding in failures} == {"warning" if call is None else "problem"}
+    assert any(finding.text.startswith(f"{call} failed: ") for finding in failures) or not call
+    assert text in " ".join(finding.text for finding in failures)
 
 
 def test_all_calls_are_made_and_nothing_is_left(shared_url: str) -> None:
@@ -94,6 +94,6 @@ def test_an_index_that_was_not_finished_is_made_anew(url: str) -> None:
 
 
 def test_a_server_that_is_not_there_is_a_problem(url: str) -> None:
-    gone = make_url(url).set(database="no_such_database").render_as_string(hide_password=False)
-    [row] = examine(gone, code=1)["revision"]
+    absent_url = make_url(url).set(database="no_such_database").render_as_string(hide_password=False)
+    [row] = examine(absent_url, code=1)["revision"]
     assert row["text"].startswith("can't be checked")

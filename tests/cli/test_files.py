@@ -22,13 +22,13 @@ from tests.stores import build, fill
 
 @ACROSS
 def test_what_was_exported_is_what_is_imported(filled: str, shared_url: str, tmp_path: Path) -> None:
-    [done] = run_json("export", filled, tmp_path / "a.jsonl.gz")
+    [summary] = run_json("export", filled, tmp_path / "a.jsonl.gz")
     rows = groups_of(filled)
-    assert (done["groups"], done["rollouts"], done["left"]) == (len(rows), 4 * len(rows), 0)
+    assert (summary["groups"], summary["rollouts"], summary["left"]) == (len(rows), 4 * len(rows), 0)
     run("import", shared_url, tmp_path / "a.jsonl.gz")
-    for one in (*rows, *(imported := groups_of(shared_url))):
-        del one["uid"], one["bytes"]  # of responses that were reset when they expired
-        del one["put_step"]  # a file has the staleness itself
+    for row in (*rows, *(imported := groups_of(shared_url))):
+        del row["uid"], row["bytes"]  # of responses that were reset when they expired
+        del row["put_step"]  # a file has the staleness itself
     assert imported == rows
     assert [row["new"] for row in run_json("import", shared_url, tmp_path / "a.jsonl.gz")] == [0, 0, 0, 0]
 
@@ -43,9 +43,9 @@ def test_a_dry_run_says_what_would_be_imported_and_makes_nothing(filled: str, tm
 def test_rows_go_into_pipes(file: Path) -> None:
     """stdout holds rows alone."""
     options = ["--where", '{"staleness": {"$gte": 3}}', "--order-by", "-uid"]
-    code, out, _ = Script(COMMAND, "export", file, "-", *options).end()
+    code, output, _ = Script(COMMAND, "export", file, "-", *options).end()
     assert code == 0
-    rows = [json.loads(line) for line in out.splitlines()]
+    rows = [json.loads(line) for line in output.splitlines()]
     uids = [row["group.uid"] for row in rows]
     assert uids == sorted(uids, reverse=True) != []
 
@@ -62,8 +62,8 @@ def test_the_bar_counts_what_is_read_and_then_what_is_imported(
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     with progress_bar("imported", counting="read") as tell:
-        for done, total in told:
-            tell(done, total)
+        for count, total in told:
+            tell(count, total)
     assert re.search(shown, re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", terminal.getvalue()))
 
 
@@ -71,25 +71,25 @@ def test_an_export_changes_nothing(file: Path, tmp_path: Path) -> None:
     before = groups_of(file)
     run("export", file, tmp_path / "a.jsonl")
     assert groups_of(file) == before
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["a.jsonl", "run.db"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "run.db"]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "-"])
 def test_an_export_of_no_such_task_names_those_that_there_are(filled: str, tmp_path: Path, name: str) -> None:
     """And makes no file."""
-    out = name if name == "-" else tmp_path / name
-    said = run("export", filled, out, "--task", "mth", code=1)
-    assert "nothing was exported: nothing was ever put into this task; there are the tasks code" in said.stderr
-    assert (said.stdout, (tmp_path / name).exists()) == ("", False)
+    target = name if name == "-" else tmp_path / name
+    result = run("export", filled, target, "--task", "mth", code=1)
+    assert "nothing was exported: nothing was ever put into this task; there are the tasks code" in result.stderr
+    assert (result.stdout, (tmp_path / name).exists()) == ("", False)
 
 
 @pytest.mark.fast
 @pytest.mark.parametrize("options", [["--dry-run"], ["--format=json"]])
 def test_a_notice_is_on_stderr_whatever_the_output(options: list[str], tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
-    done = run("import", tmp_path / "new.db", tmp_path / "a.jsonl", "--as-task", "math", *options)
-    assert "Note: groups without a response, which are stored as init, to be generated; if a col" in done.stderr
-    assert "Note" not in done.stdout
+    result = run("import", tmp_path / "new.db", tmp_path / "a.jsonl", "--as-task", "math", *options)
+    assert "Note: groups without a response, which are stored as init, to be generated; if a col" in result.stderr
+    assert "Note" not in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_a_notice_is_on_stderr_whatever_the_output(options: list[str], tmp_path:
 def test_mistakes_are_explained(
     arguments: tuple[str, ...], code: int, message: str, file: Path, tmp_path: Path
 ) -> None:
-    (there := tmp_path / "there.jsonl").touch()
-    result = run(*(one.format(file=file, folder=tmp_path, there=there) for one in arguments), code=code)
+    (existing := tmp_path / "there.jsonl").touch()
+    result = run(*(argument.format(file=file, folder=tmp_path, there=existing) for argument in arguments), code=code)
     assert message in result.stderr.replace("\n", " ")
     assert not list(tmp_path.glob("*.partial"))
     assert not (tmp_path / "new.db").exists()
@@ -125,21 +125,21 @@ def test_a_run_that_begins_during_an_export_by_one_who_may_not_write_there_is_to
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such a reader takes no locks, so that what it reads may be of two moments. Afterwards it goes again."""
-    out = tmp_path / "out" / "a.jsonl"
-    out.parent.mkdir()
+    target = tmp_path / "out" / "a.jsonl"
+    target.parent.mkdir()
     counted, access = SQLStorage.count, os.access
-    monkeypatch.setattr(os, "access", lambda path, mode, **more: mode != os.W_OK and access(path, mode, **more))
+    monkeypatch.setattr(os, "access", lambda path, mode, **options: mode != os.W_OK and access(path, mode, **options))
     runs = [build(f"sqlite:///{file}")]
 
     async def count(self: SQLStorage, *args: Any, **options: Any) -> int:
-        found = await counted(self, *args, **options)
+        count = await counted(self, *args, **options)
         if runs:
             await fill(runs[0], 1)
             await runs.pop().close()
-        return found
+        return count
 
     monkeypatch.setattr(SQLStorage, "count", count)
-    said = run("export", file, out, code=1)
-    assert "was opened for writing while it was read by one who may not write to its folder" in said.stderr
-    assert not list(out.parent.iterdir())
-    assert json.loads(run("export", file, out, "--format", "json").stdout)[0]["groups"] == 14
+    error = run("export", file, target, code=1)
+    assert "was opened for writing while it was read by one who may not write to its folder" in error.stderr
+    assert not list(target.parent.iterdir())
+    assert json.loads(run("export", file, target, "--format", "json").stdout)[0]["groups"] == 14

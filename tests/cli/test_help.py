@@ -54,10 +54,10 @@ LIVE = [("demo",), ("serve",), ("watch",)]
 def test_help_has_examples_and_a_text_for_every_option_also_of_the_format(path: tuple[str, ...], command: Any) -> None:
     """None but the token has a variable."""
     assert path in LIVE or "--format" in {option for parameter in command.params for option in parameter.opts}
-    shown = run(*path, "--help").stdout
-    assert f"\n    replaybuf {' '.join(path)} " in shown
-    assert "\x1b" not in shown
-    assert max(map(len, shown.splitlines())) <= 80
+    page = run(*path, "--help").stdout
+    assert f"\n    replaybuf {' '.join(path)} " in page
+    assert "\x1b" not in page
+    assert max(map(len, page.splitlines())) <= 80
     for parameter in command.params:
         if parameter.name == "help":
             continue
@@ -84,15 +84,15 @@ def test_the_url_may_come_from_the_variable(filled: str) -> None:
 
 @pytest.mark.parametrize("path", ["stats", "why", "trace", "checkpoint ls", "export"])
 def test_a_missing_url_names_the_variable(path: str) -> None:
-    said = "Missing argument 'URL'. Name the database here, or in the environment variable REPLAYBUF_URL.\n"
-    assert run(*path.split(), code=2).stderr.endswith(said)
+    message = "Missing argument 'URL'. Name the database here, or in the environment variable REPLAYBUF_URL.\n"
+    assert run(*path.split(), code=2).stderr.endswith(message)
 
 
 def test_the_list_of_commands_says_what_each_is_for() -> None:
-    shown = run("--help").stdout
+    page = run("--help").stdout
     for name, (_, summary) in LISTED.items():
-        assert f"\n  {name} " in shown
-        assert summary in shown
+        assert f"\n  {name} " in page
+        assert summary in page
     assert "..." not in run("checkpoint", "--help").stdout.partition("Commands:")[2]
 
 
@@ -115,9 +115,9 @@ def test_everyday_questions_take_no_slow_import(filled_file: Path) -> None:
     slow |= {"replaybuf.buffer.replay_buffer", "replaybuf.produce", "replaybuf.values.rollouts.rollout"}
     calls = ["--help", "ls {} --task math --format=json", "show {} 15", "why {} math", "trace {} step 42"]
     words = json.dumps([call.format(filled_file).split() for call in calls])
-    done = subprocess.run([sys.executable, "-c", _IMPORTED, words], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    listing, *questions = [set(line.split()) for line in done.stderr.splitlines()]
+    process = subprocess.run([sys.executable, "-c", _IMPORTED, words], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    listing, *questions = [set(line.split()) for line in process.stderr.splitlines()]
     assert not listing & {"sqlalchemy", "numpy", "pydantic", "replaybuf.cli.stats"}
     assert [modules & slow for modules in questions] == [set()] * 4
 
@@ -132,6 +132,8 @@ MISTAKES = [
     ("stat run.db", 2, "No such command 'stat'. Did you mean 'stats'?"),
     ("exprot run.db", 2, "No such command 'exprot'. Did you mean 'export'?"),
     ("checkpoints run.db", 2, "No such command 'checkpoints'. Did you mean 'checkpoint'?"),
+    ("save run.db folder", 2, "No such command 'save'. Did you mean 'checkpoint save'?"),
+    ("sql - SELECT uid FROM groups", 2, "(uid FROM groups). What has spaces goes in quotes"),
     ("checkpoint run.db", 2, "No such command 'run.db'. There are ls, make, "),
     *((f"{call} - --limit {limit}", 2, "--limit") for call in ("ls", "trace") for limit in (-1, "many", "²")),
     ("ls - --format=nl", 2, "none of text, json, csv"),
@@ -152,8 +154,8 @@ MISTAKES = [
     ("""why - --where '{"reward": {"$gte": "x"}}'""", 1, "reward.$gte"),
     ("why - --where 'reward > 1'", 1, "a query is JSON"),
     *(
-        (f"trace - {of}", 2, "Invalid value for")
-        for of in ("step", "step many", "uid", "worker", "steps 413", "nothing")
+        (f"trace - {words}", 2, "Invalid value for")
+        for words in ("step", "step many", "uid", "worker", "steps 413", "nothing")
     ),
     (f"trace - step {10**30}", 2, "Invalid value for"),
     ("sql - ' '", 2, ""),
@@ -177,10 +179,10 @@ UNSAFE = ["\x1b", "\x07", "\x00", "\r", "\x7f", "\x9b", "\u202e", "\u2066", "\uf
 
 @pytest.mark.parametrize("character", UNSAFE)
 def test_unsafe_characters_become_escapes(character: str) -> None:
-    shown = escape(f"a{character}b")
-    assert shown.isascii()
-    assert shown.isprintable()
-    assert shown.startswith("a\\")
+    escaped = escape(f"a{character}b")
+    assert escaped.isascii()
+    assert escaped.isprintable()
+    assert escaped.startswith("a\\")
 
 
 @pytest.mark.parametrize("text", ["plain", "[red]x[/red]", "\\nabla", "你好", "é", "👩‍🚀", "می‌خواهم", "x²"])
@@ -218,25 +220,25 @@ def test_no_command_prints_an_unsafe_character(hostile: str, command: tuple[str,
 
 def on_a_terminal(*args: str, columns: int = 80) -> str:
     """What the program prints on a terminal."""
-    terminal, its = pty.openpty()
-    with open(os.ttyname(its), "wb") as output:
+    terminal, child_end = pty.openpty()
+    with open(os.ttyname(child_end), "wb") as output:
         env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns)}
         program = Program("-m", "replaybuf", *args, cwd=Path(), env=env, stdout=output)
-    os.close(its)
-    shown = b""
+    os.close(child_end)
+    screen = b""
     with suppress(OSError):  # once nobody writes any more
         while part := os.read(terminal, 65536):
-            shown += part
+            screen += part
     program.wait(60)
     os.close(terminal)
-    return shown.decode()
+    return screen.decode()
 
 
 @pytest.mark.parametrize("hostile", ["sqlite"], indirect=True)
 def test_a_terminal_gets_no_escapes_in_other_formats(hostile: str) -> None:
-    shown = on_a_terminal("ls", hostile, "--format=csv")
-    assert "not markup" in shown
-    assert not [character for character in UNSAFE if character in shown.replace("\r\n", "\n")]
+    output = on_a_terminal("ls", hostile, "--format=csv")
+    assert "not markup" in output
+    assert not [character for character in UNSAFE if character in output.replace("\r\n", "\n")]
 
 
 @pytest.mark.parametrize("filled", ["sqlite"], indirect=True)
@@ -248,9 +250,9 @@ def test_a_terminal_gets_colours(filled: str) -> None:
 def test_sentences_are_wrapped_at_words(filled: str) -> None:
     words = run("why", filled, "math", "--size", 64).stdout.splitlines()[0].split()
     lines = on_a_terminal("why", filled, "math", "--size", "64", columns=40).splitlines()
-    shown = "\n".join(lines).partition("\n\n")[0]
-    assert shown.split() == words
-    assert max(map(len, shown.splitlines())) <= 40
+    text = "\n".join(lines).partition("\n\n")[0]
+    assert text.split() == words
+    assert max(map(len, text.splitlines())) <= 40
 
 
 def test_help_fits_a_narrow_terminal() -> None:
@@ -284,9 +286,9 @@ def test_upgrade_makes_the_tables_in_an_empty_database_and_then_changes_nothing(
     [row] = run_json("doctor", empty, "--upgrade")
     assert (row["before"], row["after"]) == (None, HEAD)
     assert run_json("ls", empty) == []
-    again = run("doctor", empty, "--upgrade")
-    assert again.stdout.splitlines()[-1].split() == [HEAD, HEAD]
-    assert again.stderr == "it was up to date already\n"
+    repeated = run("doctor", empty, "--upgrade")
+    assert repeated.stdout.splitlines()[-1].split() == [HEAD, HEAD]
+    assert repeated.stderr == "it was up to date already\n"
 
 
 def test_an_older_schema_is_to_be_upgraded_and_a_newer_one_is_refused(

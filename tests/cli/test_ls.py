@@ -25,10 +25,10 @@ def test_where_is_the_query_language(filled: str) -> None:
 
 
 def test_limit_bounds_the_list_and_all_does_not(filled: str) -> None:
-    for limit, there in (("0", 0), ("2", 2), ("all", 13), ("1" + "0" * 30, 13)):
-        assert len(uids(filled, "--limit", limit)) == there
+    for limit, length in (("0", 0), ("2", 2), ("all", 13), ("1" + "0" * 30, 13)):
+        assert len(uids(filled, "--limit", limit)) == length
         exported = run("export", filled, "-", "--limit", limit).stdout
-        assert len({json.loads(row)["group.uid"] for row in exported.splitlines()}) == there
+        assert len({json.loads(row)["group.uid"] for row in exported.splitlines()}) == length
 
 
 def test_what_nobody_matches_is_an_empty_list(filled: str) -> None:
@@ -110,7 +110,7 @@ def test_one_buffer_of_several(busy: str) -> None:
 
 def test_on_a_narrow_terminal_texts_give_way(busy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "_UNLIMITED_WIDTH", 80)
-    shown = run("ls", busy)
-    assert len(shown.stdout.splitlines()) == 2 + 6
-    assert all(len(line) <= 80 for line in shown.stdout.splitlines())
-    assert shown.stderr.startswith("too narrow for: ")
+    result = run("ls", busy)
+    assert len(result.stdout.splitlines()) == 2 + 6
+    assert all(len(line) <= 80 for line in result.stdout.splitlines())
+    assert result.stderr.startswith("too narrow for: ")

@@ -70,10 +70,10 @@ def test_a_writer_does_not_wait_for_a_reader(file: Path, mode: str) -> None:
     connection.execute(f"PRAGMA journal_mode = {mode}")
     connection.close()
     reading, written = threading.Event(), threading.Event()
-    seen = []
+    priorities = []
 
     def work(tx: Transaction) -> None:
-        seen.append(tx.value("SELECT max(priority) FROM rb_group"))
+        priorities.append(tx.value("SELECT max(priority) FROM rb_group"))
         reading.set()
         written.wait(10)
 
@@ -84,7 +84,7 @@ def test_a_writer_does_not_wait_for_a_reader(file: Path, mode: str) -> None:
     writer.execute("UPDATE rb_group SET priority = 7")
     written.set()
     thread.join()
-    assert seen == [1.0, 7.0]  # it noticed that the file was written, and read again
+    assert priorities == [1.0, 7.0]  # it noticed that the file was written, and read again
     writer.close()
 
 
@@ -135,9 +135,9 @@ def ls_as_nobody(file: Path, path: Path) -> tuple[int, str, str]:
 def test_a_read_only_folder_is_read(file: Path, folder: Path) -> None:
     path = Path(shutil.copy(file, folder))
     path.chmod(0o444)
-    code, out, problems = ls_as_nobody(file, path)
+    code, output, problems = ls_as_nobody(file, path)
     assert code == 0, problems
-    assert out.splitlines()[-2].startswith(' {"uid": ')
+    assert output.splitlines()[-2].startswith(' {"uid": ')
 
 
 def test_a_log_in_a_read_only_folder_is_a_clear_error(file: Path, folder: Path) -> None:

@@ -38,8 +38,8 @@ _BEFORE = {"delivered": "failed", "filtered": "filtered", "broken": "failed", "o
 
 def test_finished_groups_can_be_drawn_again_and_others_are_to_be_generated_again(url: str) -> None:
     assert statuses(url) == _BEFORE
-    [done] = run_json("requeue", url, "--all", "--yes")
-    assert {name: done[name] for name in ("groups", "completed", "aborted")} == {
+    [summary] = run_json("requeue", url, "--all", "--yes")
+    assert {name: summary[name] for name in ("groups", "completed", "aborted")} == {
         "groups": 4, "completed": 2, "aborted": 2,
     }  # fmt: skip
     assert statuses(url) == {
@@ -53,8 +53,8 @@ def test_finished_groups_can_be_drawn_again_and_others_are_to_be_generated_again
 def test_what_comes_back_is_drawn_with_its_responses(url: str) -> None:
     run("requeue", url, "--status", "filtered", "--yes")
     with ReplayBufferConfig(url=url).build_sync() as buffer:
-        [[one]] = buffer.get(1, "filtered")
-    assert (one.response, one.status) == ("4", Status.COMPLETED)
+        [[drawn]] = buffer.get(1, "filtered")
+    assert (drawn.response, drawn.status) == ("4", Status.COMPLETED)
 
 
 def test_it_asks_after_showing_what(url: str) -> None:
@@ -70,7 +70,7 @@ def test_it_asks_after_showing_what(url: str) -> None:
 def test_it_is_an_event_of_each_task(url: str) -> None:
     run("requeue", url, "--where", '{"task_name": {"$in": ["old", "broken", "there"]}}', "--yes")
     events = run_json("sql", url, "SELECT task_name, groups, detail FROM events WHERE kind = 'requeued' ORDER BY 1")
-    assert [(one["task_name"], one["groups"]) for one in events] == [("broken", 1), ("old", 1)]
+    assert [(event["task_name"], event["groups"]) for event in events] == [("broken", 1), ("old", 1)]
     assert "task_name" in events[0]["detail"]
 
 
@@ -89,6 +89,6 @@ def test_filtered_rollouts_with_their_responses_can_be_drawn_again(shared_url: s
     with ReplayBufferConfig(url=shared_url).build_sync() as buffer:
         buffer.put([rollout(Status.FILTERED)] * 2, "whole")
         buffer.put([rollout(Status.FILTERED), rollout(Status.FILTERED, "")], "half")
-    [done] = run_json("requeue", shared_url, "--all", "--yes")
-    assert (done["completed"], done["aborted"]) == (1, 1)
+    [summary] = run_json("requeue", shared_url, "--all", "--yes")
+    assert (summary["completed"], summary["aborted"]) == (1, 1)
     assert statuses(shared_url) == {"whole": "completed", "half": "aborted"}

@@ -32,39 +32,39 @@ def answer(text: str, *args: str) -> tuple[int, str]:
 
 
 def test_it_asks_with_the_exact_number(url: str) -> None:
-    there = uids(url)
-    code, said = answer("n\n", "rm", url, "--task", "code")
-    assert (code, uids(url)) == (1, there)
-    assert "Delete 4 groups of buffer default in" in said
-    assert "nothing was done" in said
-    code, said = answer("y\n", "rm", url, "--task", "code")
-    assert (code, len(uids(url))) == (0, len(there) - 4)
-    assert said.endswith("4 groups deleted\n")
+    uids_before = uids(url)
+    code, output = answer("n\n", "rm", url, "--task", "code")
+    assert (code, uids(url)) == (1, uids_before)
+    assert "Delete 4 groups of buffer default in" in output
+    assert "nothing was done" in output
+    code, output = answer("y\n", "rm", url, "--task", "code")
+    assert (code, len(uids(url))) == (0, len(uids_before) - 4)
+    assert output.endswith("4 groups deleted\n")
 
 
 def test_who_cannot_answer_has_to_say_yes_before(url: str) -> None:
-    there = uids(url)
-    code, said = answer("", "rm", url, "--uid", str(there[0]))
-    assert (code, uids(url)) == (1, there)
-    assert "Delete 1 group of" in said
-    assert "nobody answered; give --yes" in said
+    uids_before = uids(url)
+    code, output = answer("", "rm", url, "--uid", str(uids_before[0]))
+    assert (code, uids(url)) == (1, uids_before)
+    assert "Delete 1 group of" in output
+    assert "nobody answered; give --yes" in output
 
 
 def test_all_conditions_have_to_hold(url: str) -> None:
     there = uids(url)
     assert run_json("rm", url, "--uid", there[0], "--uid", there[1], "--task", "code", "--dry-run")[0]["groups"] == 0
-    [done] = run_json("rm", url, "--uid", there[0], "--uid", there[1], "--where", '{"uid": {"$gt": 3}}', "--yes")
-    gone = [uid for uid in there[:2] if uid > 3]
-    assert done["deleted"] == done["groups"] == len(gone)
-    assert uids(url) == [uid for uid in there if uid not in gone]
+    [summary] = run_json("rm", url, "--uid", there[0], "--uid", there[1], "--where", '{"uid": {"$gt": 3}}', "--yes")
+    deleted = [uid for uid in there[:2] if uid > 3]
+    assert summary["deleted"] == summary["groups"] == len(deleted)
+    assert uids(url) == [uid for uid in there if uid not in deleted]
 
 
 def test_a_dry_run_deletes_nothing(url: str) -> None:
-    there = uids(url)
+    uids_before = uids(url)
     result = run("rm", url, "--status", "expired", "--dry-run")
     assert result.stdout.splitlines()[-1].split() == ["total", "2"]
     assert result.stderr == "nothing was changed (--dry-run)\n"
-    assert uids(url) == there
+    assert uids(url) == uids_before
 
 
 def test_without_a_condition_only_all_deletes_everything(url: str) -> None:
@@ -92,28 +92,28 @@ def test_leased_groups_stay(tmp_path: Path) -> None:
 
 
 def test_a_restore_asks_and_says_whom_it_fences_off(url: str) -> None:
-    there = uids(url)
+    uids_before = uids(url)
     with ReplayBufferConfig(url=url, worker="trainer-0").build_sync() as buffer:
         buffer.checkpoint(43)
         buffer.take_batch({"math": 2})
         buffer.delete({"task_name": "code"})
-        code, said = answer("n\n", "checkpoint", "restore", url, "43")
+        code, output = answer("n\n", "checkpoint", "restore", url, "43")
         assert code == 1
-        assert "Restore step 43 of buffer default" in said
-        assert "0 groups put since then are deleted, 6 that have left since then are back" in said
-        code, said = answer("y\n", "checkpoint", "restore", url, "43")
+        assert "Restore step 43 of buffer default" in output
+        assert "0 groups put since then are deleted, 6 that have left since then are back" in output
+        code, output = answer("y\n", "checkpoint", "restore", url, "43")
         assert code == 0
-        assert said.endswith("restored; whoever had the buffer open before is fenced off\n")
+        assert output.endswith("restored; whoever had the buffer open before is fenced off\n")
         with pytest.raises(FencedError):
             buffer.take_batch({"math": 1})
-    assert uids(url) == there
+    assert uids(url) == uids_before
 
 
 def test_checkpoints_are_listed_and_dropped(url: str) -> None:
     make_checkpoints(url, 43, 44)
     assert "Did you mean 'restore'?" in run("checkpoint", "restor", url, 43, code=2).stderr
-    code, said = answer("\n", "checkpoint", "drop", url, "43")
-    assert (code, "Drop the checkpoint of step 43 of buffer default" in said) == (1, True)
+    code, output = answer("\n", "checkpoint", "drop", url, "43")
+    assert (code, "Drop the checkpoint of step 43 of buffer default" in output) == (1, True)
     assert run_json("checkpoint", "drop", url, 43, "--yes")[0]["step"] == 43
     assert [row["step"] for row in run_json("checkpoint", "ls", url)] == [44]
 
@@ -121,8 +121,8 @@ def test_checkpoints_are_listed_and_dropped(url: str) -> None:
 def test_a_checkpoint_that_is_not_there_is_told_those_that_are(url: str) -> None:
     make_checkpoints(url, 43)
     for call in ("restore", "drop"):
-        said = run("checkpoint", call, url, 40, code=1).stderr
-        assert said == "Error: there is no checkpoint of step 40; there are those of the steps 43\n"
+        error = run("checkpoint", call, url, 40, code=1).stderr
+        assert error == "Error: there is no checkpoint of step 40; there are those of the steps 43\n"
         assert "valid integer" in run("checkpoint", call, url, "newest", code=2).stderr
         assert "STEP" in run("checkpoint", call, url, code=2).stderr
 
@@ -132,9 +132,9 @@ def test_keep_new_keeps_what_was_put_since(url: str) -> None:
     run("rm", url, "--task", "code", "--yes")
     asyncio.run(fill(url))
     before = len(uids(url))
-    code, said = answer("y\n", "checkpoint", "restore", url, "43", "--keep-new")
+    code, output = answer("y\n", "checkpoint", "restore", url, "43", "--keep-new")
     assert code == 0
-    assert "groups put since then are kept" in said
+    assert "groups put since then are kept" in output
     assert len(uids(url)) > before
 
 

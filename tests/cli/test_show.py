@@ -24,10 +24,10 @@ from tests.web.conftest import client_of
 
 
 def test_full_shows_every_message_with_its_lines(filled: str) -> None:
-    shown = run("show", filled, 15, "--full").stdout
-    assert "[system]\nThink step by step.\n[user]\nFind all primes" in shown
-    assert shown.count("[system]") == 1
-    assert shown.count("Let us see.\n\n") == 4
+    output = run("show", filled, 15, "--full").stdout
+    assert "[system]\nThink step by step.\n[user]\nFind all primes" in output
+    assert output.count("[system]") == 1
+    assert output.count("Let us see.\n\n") == 4
 
 
 @dataclass
@@ -47,21 +47,21 @@ def test_the_fields_of_a_class_with_other_names_are_shown(tmp_path: Path) -> Non
         uid = buffer.put(
             [Sample("3+4=", answer, score, [1] * 64, turns) for answer, score in (("7", 1.0), ("8", 0.0))], "math"
         )
-    shown = run("show", tmp_path / "run.db", uid, "--full").stdout
-    assert "\nprompt\n[prompt]\n3+4=\n" in shown
-    assert '[answer]\n7\n[score]\n1.0\n[tokens]\n64 numbers\n[turns]\n[{"role": "tool", "content": "ok"}]\n' in shown
-    shown = run("show", tmp_path / "run.db", "--worst", 2).stdout
-    assert re.findall(r"(?m)^3\+4=$", shown) == ["3+4="] * 2
-    assert re.findall(r"(?m)^[78]$", shown) == ["8", "7"]
+    output = run("show", tmp_path / "run.db", uid, "--full").stdout
+    assert "\nprompt\n[prompt]\n3+4=\n" in output
+    assert '[answer]\n7\n[score]\n1.0\n[tokens]\n64 numbers\n[turns]\n[{"role": "tool", "content": "ok"}]\n' in output
+    output = run("show", tmp_path / "run.db", "--worst", 2).stdout
+    assert re.findall(r"(?m)^3\+4=$", output) == ["3+4="] * 2
+    assert re.findall(r"(?m)^[78]$", output) == ["8", "7"]
 
 
 def test_segments_say_which_one_they_continue(tmp_path: Path) -> None:
     with ReplayBufferConfig(url=f"sqlite:///{tmp_path / 'run.db'}").build_sync() as buffer:
         group = [RolloutState(message=[], response=text, status=Status.COMPLETED) for text in "abcd"]
         buffer.put([[*group[:3]], group[3]], "math", parents=[None, 0, 0, None])
-    shown = run("show", tmp_path / "run.db", 1).stdout
-    assert re.findall(r"(?m)^ *(└ \d|\d) +(\d|-)", shown) == [("0", "-"), ("└ 1", "0"), ("└ 2", "0"), ("3", "-")]
-    assert re.findall(r"rollouts +(\d)", shown) == ["2"]
+    output = run("show", tmp_path / "run.db", 1).stdout
+    assert re.findall(r"(?m)^ *(└ \d|\d) +(\d|-)", output) == [("0", "-"), ("└ 1", "0"), ("└ 2", "0"), ("3", "-")]
+    assert re.findall(r"rollouts +(\d)", output) == ["2"]
     full = run("show", tmp_path / "run.db", 1, "--full").stdout
     titles = ["rollout 0", "└ 1, after 0", "└ 2, after 0", "rollout 3"]
     assert re.findall(r"(?m)^(rollout \d|└ \d, after \d)", full) == titles
@@ -88,10 +88,10 @@ def test_full_shows_values_of_any_kind(tmp_path: Path) -> None:
     with ReplayBufferConfig(url=url, rollout_type=dict).build_sync() as buffer:
         for value in values:
             buffer.put([{"message": value, "response": value, "error_msg": value}] * 2, "t")
-    shown = [run("show", url, uid, "--full").stdout for uid in (1, 2, 3)]
-    assert "\n[0.0, 0.0]\n" in shown[0]
-    assert "{('a', 1): 2}" in shown[1]
-    assert "[1.0, 1.0, 1.0]" in shown[2]
+    outputs = [run("show", url, uid, "--full").stdout for uid in (1, 2, 3)]
+    assert "\n[0.0, 0.0]\n" in outputs[0]
+    assert "{('a', 1): 2}" in outputs[1]
+    assert "[1.0, 1.0, 1.0]" in outputs[2]
 
 
 def test_a_damaged_payload_is_an_error_only_with_full(file: Path) -> None:
@@ -104,10 +104,10 @@ def test_a_damaged_payload_is_an_error_only_with_full(file: Path) -> None:
 
 def test_a_leased_group_says_so(busy: str) -> None:
     leased, over = [row["uid"] for row in run_json("ls", busy) if row["leased_until"]]
-    shown = run("show", busy, leased).stdout
-    assert re.search(r"(?m)^  buffer        default$", shown)
-    assert re.search(r"(?m)^  leased        until \S+Z \(in (1.0h|60m)\)$", shown)
-    assert re.search(r"(?m)^  deliveries    1$", shown)
+    output = run("show", busy, leased).stdout
+    assert re.search(r"(?m)^  buffer        default$", output)
+    assert re.search(r"(?m)^  leased        until \S+Z \(in (1.0h|60m)\)$", output)
+    assert re.search(r"(?m)^  deliveries    1$", output)
     assert re.search(r"(?m)^  leased        until \S+Z \(over \d+s ago\)$", run("show", busy, over).stdout)
 
 
@@ -116,43 +116,43 @@ def test_a_group_says_who_made_it_and_rewards_have_their_parts(tmp_path: Path) -
     config = ReplayBufferConfig(url=f"sqlite:///{tmp_path}/run.db", worker="rollout-3")
     with config.build_sync() as buffer:
         buffer.put([rollout], "math", model_step=3, current_train_step=5)
-    shown = run("show", tmp_path / "run.db", 1, "--full").stdout
-    assert re.search(r"(?m)^  made by       rollout-3$", shown)
-    assert re.search(r"(?m)^  put for step  5$", shown)
-    assert "reward=0.500 (score 0.5, format 1)" in shown
+    output = run("show", tmp_path / "run.db", 1, "--full").stdout
+    assert re.search(r"(?m)^  made by       rollout-3$", output)
+    assert re.search(r"(?m)^  put for step  5$", output)
+    assert "reward=0.500 (score 0.5, format 1)" in output
 
 
 def test_the_worst_and_the_best_answers_of_a_task_are_found(filled: str) -> None:
     for option, reward in (("--worst", 0.0), ("--best", 1.0)):
-        found = run_json("show", filled, option, 3, "--task", "math")
-        assert [row["reward"] for row in found] == [{"score": reward}] * 3
-    shown = run("show", filled, "--best", 3, "--task", "math").stdout
-    assert shown.count("The answer is") == 3
-    assert "code" not in shown
+        rows = run_json("show", filled, option, 3, "--task", "math")
+        assert [row["reward"] for row in rows] == [{"score": reward}] * 3
+    output = run("show", filled, "--best", 3, "--task", "math").stdout
+    assert output.count("The answer is") == 3
+    assert "code" not in output
 
 
 def test_an_answer_whose_group_has_left_meanwhile_is_left_out(filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
     places = show.extreme_rollouts
-    monkeypatch.setattr(show, "extreme_rollouts", lambda *args, **more: [(4711, 0), *places(*args, **more)])
-    shown = run("show", filled, "--worst", 3, "--task", "math")
-    assert shown.stdout.count("The answer is") == 3
-    assert "1 of them left the buffer" in shown.stderr
+    monkeypatch.setattr(show, "extreme_rollouts", lambda *args, **options: [(4711, 0), *places(*args, **options)])
+    result = run("show", filled, "--worst", 3, "--task", "math")
+    assert result.stdout.count("The answer is") == 3
+    assert "1 of them left the buffer" in result.stderr
 
 
 def test_of_equal_answers_one_of_each_group_comes_first_and_the_newest(tmp_path: Path) -> None:
     with ReplayBufferConfig(url=f"sqlite:///{tmp_path / 'run.db'}").build_sync() as buffer:
         for _ in range(3):
             buffer.put([RolloutState(message=[], response="no", reward=0.0, status=Status.COMPLETED)] * 2, "math")
-    shown = run("show", tmp_path / "run.db", "--worst", 4).stdout
-    titles = re.findall(r"group (\d), math, by \S+, rollout (\d)", shown)
+    output = run("show", tmp_path / "run.db", "--worst", 4).stdout
+    titles = re.findall(r"group (\d), math, by \S+, rollout (\d)", output)
     assert titles == [("3", "0"), ("2", "0"), ("1", "0"), ("3", "1")]
 
 
 def test_the_worst_answers_of_groups_that_match_are_found(filled: str) -> None:
     query = '{"uid": {"$in": [9, 10]}}'
-    shown = run("show", filled, "--worst", 3, "--where", query).stdout
-    assert {*map(int, re.findall(r"prompt of group (\d+)", shown))} == {9, 10}
-    assert re.search(r"(?m)^group (9|10), math, by gpu-node-7, rollout ", shown)
+    output = run("show", filled, "--worst", 3, "--where", query).stdout
+    assert {*map(int, re.findall(r"prompt of group (\d+)", output))} == {9, 10}
+    assert re.search(r"(?m)^group (9|10), math, by gpu-node-7, rollout ", output)
 
 
 @needs_tmux
@@ -164,18 +164,18 @@ async def test_a_line_of_a_megabyte_is_shown_in_a_terminal(tmp_path: Path) -> No
     ]
     async with ReplayBufferConfig(url=f"sqlite:///{tmp_path}/run.db").build() as buffer:
         await buffer.put(group, HOSTILE)
-    with terminal(tmp_path) as shown:
-        shown.start(SIZES[0], "show", tmp_path / "run.db", "--worst", 2)
-        seen = await asyncio.to_thread(shown.wait, "ended with 0")
-        assert "998,000 more" in seen
-        assert not [character for character in UNSAFE if character in seen]
-        assert shown.tmux("display-message", "-p", "#{pane_title}").strip() != "owned"
+    with terminal(tmp_path) as screen:
+        screen.start(SIZES[0], "show", tmp_path / "run.db", "--worst", 2)
+        text = await asyncio.to_thread(screen.wait, "ended with 0")
+        assert "998,000 more" in text
+        assert not [character for character in UNSAFE if character in text]
+        assert screen.tmux("display-message", "-p", "#{pane_title}").strip() != "owned"
 
 
 def test_groups_of_every_status_are_shown(file: Path) -> None:
     for status in Status:
-        here = "WHERE id = (SELECT lane FROM rb_group WHERE uid = 15)"
-        execute(file, f"UPDATE OR REPLACE rb_lane SET status = '{status}' {here}")
+        condition = "WHERE id = (SELECT lane FROM rb_group WHERE uid = 15)"
+        execute(file, f"UPDATE OR REPLACE rb_lane SET status = '{status}' {condition}")
         assert re.search(rf"(?m)^  status +{status}$", run("show", file, 15).stdout)
 
 
@@ -200,9 +200,9 @@ def test_rollouts_of_groups_that_fill_say_which_and_where(url: str) -> None:
 def test_headings_are_wrapped_at_words(url: str) -> None:
     with ReplayBufferConfig(url=url, worker="gpu-node-7").build_sync() as buffer:
         buffer.put([RolloutState(message=[], response="7", finish_reason="stop", reward=0.25)], TASK, model_step=12345)
-    shown = re.sub(r"\x1b\[[0-9;]*m", "", run_on_screen(40, "show", url, "--worst", 1))
-    assert max(map(len, shown.splitlines())) <= 40
-    assert {"reward=0.250", "step=12345", "finish=stop"} <= set(shown.split())
+    output = re.sub(r"\x1b\[[0-9;]*m", "", run_on_screen(40, "show", url, "--worst", 1))
+    assert max(map(len, output.splitlines())) <= 40
+    assert {"reward=0.250", "step=12345", "finish=stop"} <= set(output.split())
 
 
 # Without an archive the texts of groups that were trained on are gone: the command says so, and what keeps them
@@ -224,8 +224,8 @@ COMMANDS = (WORST, (*WORST, "--task", TASK), STEP, ("trace", "uid", "1"))
 
 def said(url: str, command: tuple[str, ...], code: int = 0) -> str:
     name, *rest = command
-    ended = run(name, url, *rest, code=code)
-    return " ".join((ended.stdout + ended.stderr).split())
+    result = run(name, url, *rest, code=code)
+    return " ".join((result.stdout + result.stderr).split())
 
 
 def test_every_command_that_would_show_them_says_so(url: str) -> None:
@@ -258,7 +258,7 @@ def test_arrays_times_and_images_of_users_are_described(tmp_path: Path, fields: 
         "day": date(2026, 1, 2),
         "seen": [{"image": image}],
     }
-    said = (
+    phrases = (
         "float32 (32, 16)",
         "int64 (3000,)",
         "[0, 1, 2]",
@@ -269,10 +269,10 @@ def test_arrays_times_and_images_of_users_are_described(tmp_path: Path, fields: 
     )
     url = f"sqlite:///{tmp_path}/run.db"
     with ReplayBufferConfig(url=url, rollout_type=dict).build_sync() as buffer:
-        known = {"message": [{"role": "user", "content": "q"}], "response": "a"}
-        rollout = {**known, "extra_fields": own} if fields else own
+        fields_known = {"message": [{"role": "user", "content": "q"}], "response": "a"}
+        rollout = {**fields_known, "extra_fields": own} if fields else own
         buffer.put([rollout | {"status": "completed"}], "math")
-    shown = run("show", url, 1, "--full").stdout
-    words = " ".join(shown.split()).replace("[ 0", "[0").replace("2 ]", "2]")
-    assert [one for one in said if one not in words] == []
-    assert not re.search(r"array\(|datetime|PIL|\\\\n", shown)
+    output = run("show", url, 1, "--full").stdout
+    words = " ".join(output.split()).replace("[ 0", "[0").replace("2 ]", "2]")
+    assert [phrase for phrase in phrases if phrase not in words] == []
+    assert not re.search(r"array\(|datetime|PIL|\\\\n", output)

@@ -116,6 +116,8 @@ def test_no_rows_are_an_empty_list(filled: str) -> None:
         ("SELECT * FROM grups", "did you mean groups?"),
         ("SELECT grups FROM batches", "did you mean groups?"),
         ("SELECT g.taskname FROM groups g", "did you mean task_name?"),
+        ("SELECT task FROM groups", "did you mean task_name?"),
+        ("SELECT uid FROM groups WHERE task_name = math", "a text is in single quotes: 'math'"),
         ("SELECT * FROM zzz", "`replaybuf sql URL` lists the views and their columns"),
         ("SELECT * FROM group", "`replaybuf sql URL` lists the views and their columns"),
     ],
@@ -124,7 +126,7 @@ def test_a_mistake_is_said_with_what_was_meant_or_where_the_columns_are_listed(
     filled: str, statement: str, hint: str
 ) -> None:
     stderr = run("sql", filled, statement, code=1).stderr
-    assert any(name in stderr for name in ("group", "grups", "taskname", "zzz"))
+    assert any(name in stderr for name in ("group", "grups", "task", "math", "zzz"))
     assert stderr.endswith(f"; {hint}\n")
 
 

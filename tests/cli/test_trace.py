@@ -15,7 +15,7 @@ import pytest
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.cli import output, trace
 from replaybuf.common.worker_name import working_as
-from replaybuf.view.steps import read_steps
+from replaybuf.view.steps import STEPS_SHOWN, read_steps
 from tests.cli.conftest import run, run_json, run_on_screen
 from tests.cli.example import BAD, FELL, FIRST, GROUPS, LAST, WORKERS, rollout, train
 from tests.postgres import filled_by
@@ -35,13 +35,13 @@ def test_from_a_step_whose_reward_fell_to_the_worker_within_three_commands(train
     steps = run_json("trace", trained)
     fell = min((row for row in steps if row["change"] is not None), key=lambda row: row["change"])
     assert fell["step"] == FELL
-    shown = screen("trace", trained, "step", fell["step"])
-    assert shown[1].strip().startswith(f"{BAD} made {GROUPS // 4} of the {GROUPS} groups")
+    lines = screen("trace", trained, "step", fell["step"])
+    assert lines[1].strip().startswith(f"{BAD} made {GROUPS // 4} of the {GROUPS} groups")
     assert run_json("trace", trained, "step", FELL)["runs"][0]["verdict"] == fell["lower"]
-    first = shown[shown.index("workers") + 3]
+    first = lines[lines.index("workers") + 3]
     assert first.startswith(BAD)
-    lowest = next(line for line in shown if line.split()[1:2] == [BAD] and line.split()[0].isdigit())
-    life = run("trace", trained, "uid", lowest.split()[0]).stdout
+    worst_line = next(line for line in lines if line.split()[1:2] == [BAD] and line.split()[0].isdigit())
+    life = run("trace", trained, "uid", worst_line.split()[0]).stdout
     assert f"put by       {BAD}" in life
 
 
@@ -54,10 +54,10 @@ def test_a_worker_that_is_bad_at_one_task_of_two_is_named_though_no_step_is_red(
     assert float(row[1]) < -0.3 < -0.1 < float(row[2])
     assert [step["lower"] for step in run_json("trace", bad_at_code)] == [""] * 20
     assert run("trace", bad_at_code, "--limit", 3).stdout.splitlines()[0] == first
-    shown, page = run("trace", bad_at_code, "step", 15).stdout, client_of(bad_at_code)
-    assert f"  {sentence}15: 15 groups" in shown
-    assert "no other worker and no task stands out" in " ".join(shown.split())
-    [row] = [line.split() for line in shown.partition("the others over")[2].splitlines() if line.startswith("gen-3 ")]
+    text, page = run("trace", bad_at_code, "step", 15).stdout, client_of(bad_at_code)
+    assert f"  {sentence}15: 15 groups" in text
+    assert "no other worker and no task stands out" in " ".join(text.split())
+    [row] = [line.split() for line in text.partition("the others over")[2].splitlines() if line.startswith("gen-3 ")]
     assert float(row[1]) < -0.3 < float(row[2])
     assert f"{sentence}15" in page.get("/steps/15").text
     assert f"{sentence}20" in page.get("/steps").text
@@ -66,8 +66,8 @@ def test_a_worker_that_is_bad_at_one_task_of_two_is_named_though_no_step_is_red(
     assert of_all.count('class="number bad"') == 1
     assert 'bad"' not in of_math
     assert "all tasks</a>" in of_math
-    for path in ("/workers", "/steps"):
-        assert "No group of task mat was drawn for a step; there are those of code" in page.get(f"{path}?task=mat").text
+    for path, which in (("/workers", "in the last steps"), ("/steps", "for a step")):
+        assert f"No group of task mat was drawn {which}; there are those of code" in page.get(f"{path}?task=mat").text
 
 
 def test_rewards_that_are_no_finite_numbers_are_counted_where_rewards_are_shown(url: str) -> None:
@@ -101,30 +101,41 @@ def test_what_a_group_goes_without_is_in_the_life_of_both(url: str) -> None:
         statuses = Status.COMPLETED, Status.FAILED, Status.COMPLETED
         items = [RolloutState(message=[], response="7", reward=1.0, status=status) for status in statuses]
         uid = buffer.put(items, "math", min_size=2)
-    [rest] = [row["uid"] for row in run_json("ls", url, "--status", "failed")]
-    for one in (uid, rest):
-        assert f"1 failed of group {uid}, now group {rest}" in run("trace", url, "uid", one).stdout
+    [failed_uid] = [row["uid"] for row in run_json("ls", url, "--status", "failed")]
+    for group_uid in (uid, failed_uid):
+        assert f"1 failed of group {uid}, now group {failed_uid}" in run("trace", url, "uid", group_uid).stdout
 
 
 def test_all_steps_of_a_worker_are_all_however_many_groups_there_are(
     bad_at_code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = partial(read_steps, judged=5)
-    monkeypatch.setattr(trace, "read_steps", few)
+    judge_few = partial(read_steps, judged=5)
+    monkeypatch.setattr(trace, "read_steps", judge_few)
     steps = run_json("trace", bad_at_code, "--worker", "gen-3", "--limit", "all")
-    assert [one["step"] for one in steps] == [*range(20, 0, -1)]
-    none = run("trace", bad_at_code, "--worker", "gen-9").stderr
-    assert "no group of worker gen-9 was drawn for a step from 20 on; there are those of gen-0" in none
-    assert "more steps: --before 20, or --limit all" in none
+    assert [row["step"] for row in steps] == [*range(20, 0, -1)]
+    error = run("trace", bad_at_code, "--worker", "gen-9").stderr
+    assert "no group of worker gen-9 was drawn for a step from 20 on; there are those of gen-0" in error
+    assert "more steps: --before 20, or --limit all" in error
+
+
+def test_a_worker_that_nobody_knows_is_told_of_all_that_made_groups_of_the_steps_looked_at(url: str) -> None:
+    for worker, steps in (("early", [1]), ("late", range(2, STEPS_SHOWN + 2))):
+        with ReplayBufferConfig(url=url, worker=worker).build_sync() as buffer:
+            for step in steps:
+                buffer.put([RolloutState(message=[], response="7", reward=0.0)], "math")
+                buffer.take_batch({"math": 1}, current_train_step=step)
+    said = "no group of worker latest was drawn for a step; there are those of early and late"
+    assert said in run("trace", url, "--worker", "latest").stderr
+    assert "drawn for a step; there are those of math" in client_of(url).get("/steps?task=maths").text
 
 
 def test_a_task_and_a_worker_choose_steps_and_groups(bad_at_code: str) -> None:
     steps = run_json("trace", bad_at_code, "--task", "code", "--worker", "gen-3", "--limit", 3)
-    assert [(one["step"], one["groups"]) for one in steps] == [(20, 1), (19, 1), (18, 1)]
-    assert all(one["others"] > one["reward"] for one in steps)
+    assert [(row["step"], row["groups"]) for row in steps] == [(20, 1), (19, 1), (18, 1)]
+    assert all(row["others"] > row["reward"] for row in steps)
     [step] = run_json("trace", bad_at_code, "step", 15, "--task", "code", "--worker", "gen-3")["runs"]
-    assert [(one["task_name"], one["worker"]) for one in step["groups"]] == [("code", "gen-3")]
-    assert {one["name"] for one in step["workers"]} == {f"gen-{number}" for number in range(4)}
+    assert [(group_row["task_name"], group_row["worker"]) for group_row in step["groups"]] == [("code", "gen-3")]
+    assert {worker["name"] for worker in step["workers"]} == {f"gen-{number}" for number in range(4)}
     lone = run("trace", bad_at_code, "step", 15, "--task", "cod", code=1).stderr
     assert lone == "Error: no group of task cod was drawn for step 15; there are those of code and math\n"
     assert "no group of worker gen-9 was drawn for a step" in run("trace", bad_at_code, "--worker", "gen-9").stderr
@@ -164,11 +175,11 @@ def test_a_page_of_steps_says_how_to_go_on(trained: str) -> None:
 
 def test_steps_are_a_table_on_the_narrowest_terminal(trained: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "_UNLIMITED_WIDTH", 40)
-    shown = run("trace", trained, "--task", "math", "--limit", 3)
-    head, _, *rows = shown.stdout.splitlines()[-5:]
+    result = run("trace", trained, "--task", "math", "--limit", 3)
+    head, _, *rows = result.stdout.splitlines()[-5:]
     assert head.split() == ["step", "trained", "groups", "reward", "change", "stale"]
     assert [row.split()[0] for row in rows] == ["414", "413", "412"]
-    assert shown.stderr.startswith("too narrow for: low, high, max stale, weights, taken by\n")
+    assert result.stderr.startswith("too narrow for: low, high, max stale, weights, taken by\n")
 
 
 def test_a_step_has_its_groups_and_where_they_are(trained: str) -> None:
@@ -186,18 +197,18 @@ def test_a_step_has_its_groups_and_where_they_are(trained: str) -> None:
 
 
 def test_a_step_has_its_worst_answers(trained: str) -> None:
-    shown = run("trace", trained, "step", "413", "--worst", "2").stdout
-    assert "the lowest 2 answers" in shown
-    [one] = run_json("trace", trained, "step", "413", "--worst", "2")["runs"]
-    assert len(one["worst"]) == 2
-    assert one["worst"][0]["reward"] <= one["worst"][1]["reward"]
-    assert f"group {one['worst'][0]['uid']}, rollout {one['worst'][0]['position']}" in shown
+    text = run("trace", trained, "step", "413", "--worst", "2").stdout
+    assert "the lowest 2 answers" in text
+    [run_of_step] = run_json("trace", trained, "step", "413", "--worst", "2")["runs"]
+    assert len(run_of_step["worst"]) == 2
+    assert run_of_step["worst"][0]["reward"] <= run_of_step["worst"][1]["reward"]
+    assert f"group {run_of_step['worst'][0]['uid']}, rollout {run_of_step['worst'][0]['position']}" in text
     assert "it goes with a step" in run("trace", trained, "--worst", "2", code=2).stderr
 
 
 def test_what_is_not_there_is_told_the_range_of_what_is(trained: str) -> None:
-    wrong = run("trace", trained, "step", 500, code=1).stderr
-    assert wrong == f"Error: no draw for step 500 is recorded; the recorded ones are for steps {FIRST} to {LAST}\n"
+    error = run("trace", trained, "step", 500, code=1).stderr
+    assert error == f"Error: no draw for step 500 is recorded; the recorded ones are for steps {FIRST} to {LAST}\n"
     assert f"no draw for a step before {FIRST}" in run("trace", trained, "--before", FIRST).stderr
     assert run_json("trace", trained, "--before", 10**30, "--limit", 10**30) == run_json("trace", trained)
     assert run_json("trace", trained, "--limit", "all") == run_json("trace", trained, "--limit", 10**30)
@@ -214,9 +225,9 @@ def test_one_of_anything_is_singular_and_nothing_is_compared_with_itself(url: st
             buffer.take_batch({"code": 1, "math": 1}, current_train_step=step)
             if step == 3:
                 assert "the recorded ones are for step 3" in run("trace", url, "step", 9, code=1).stderr
-    shown = run("trace", url, "step", 4).stdout
-    assert ", as in the step before (0.500)" in shown
-    assert "rewards by task" not in shown
+    text = run("trace", url, "step", 4).stdout
+    assert ", as in the step before (0.500)" in text
+    assert "rewards by task" not in text
 
 
 def test_a_group_has_a_life(url: str) -> None:
@@ -227,8 +238,8 @@ def test_a_group_has_a_life(url: str) -> None:
             raise MemoryError("the engine was out of memory")
         buffer.lease_batch({"math": 1}, seconds=0.05, heartbeat=False, current_train_step=5).begin()
         buffer.take_batch({"math": 1}, timeout=30, current_train_step=6)
-    found = run_json("trace", url, "uid", uid)
-    assert [(row["what"], row["step"]) for row in found["timeline"]] == [
+    life = run_json("trace", url, "uid", uid)
+    assert [(row["what"], row["step"]) for row in life["timeline"]] == [
         ("put", 4),
         ("leased", 5),
         ("given back", None),
@@ -237,9 +248,9 @@ def test_a_group_has_a_life(url: str) -> None:
         ("taken", 6),
         ("consumed", 6),
     ]
-    assert "out of memory" in found["timeline"][2]["detail"]
-    assert found["checkpoints"] == [4]
-    assert (found["now"], found["worker"]) == ("archived, trained on at step 6, 0 steps stale", "one")
+    assert "out of memory" in life["timeline"][2]["detail"]
+    assert life["checkpoints"] == [4]
+    assert (life["now"], life["worker"]) == ("archived, trained on at step 6, 0 steps stale", "one")
     [step] = run_json("trace", url, "step", 5)["runs"]
     assert step["settled"] == 0
 
@@ -250,29 +261,29 @@ def test_annotations_are_in_every_view_of_a_group_also_when_it_is_gone(url: str)
         for n in range(2):
             buffer.put([rollout("math", n, i, Random(n)) for i in range(2)], "math")
         with buffer.lease_batch({"math": 1}, current_train_step=6) as lease:
-            kept = lease.items["math"][0]
-            tokens = [len(one.response_ids) for one in kept.item]
+            leased = lease.items["math"][0]
+            tokens = [len(answer.response_ids) for answer in leased.item]
             first = {"kl": 0.125, "why": "low", "entropy": np.linspace(0, 1, tokens[0])}
-            buffer.annotate({kept.uid: [first, {"kl": 0.375, "entropy": np.zeros(tokens[1])}]})
-            buffer.annotate({kept.uid: {"weight": 0.5}})
+            buffer.annotate({leased.uid: [first, {"kl": 0.375, "entropy": np.zeros(tokens[1])}]})
+            buffer.annotate({leased.uid: {"weight": 0.5}})
             lease.give_back()
-        assert "weight 0.5" in re.split(r"\n +annotations +", run("show", url, kept.uid).stdout)[1]
+        assert "weight 0.5" in re.split(r"\n +annotations +", run("show", url, leased.uid).stdout)[1]
         assert re.search(
-            r"  entropy +kl  why  response\n─+\n.*0.5 \(0 to 1\)  0.125  low  ", run("show", url, kept.uid).stdout
+            r"  entropy +kl  why  response\n─+\n.*0.5 \(0 to 1\)  0.125  low  ", run("show", url, leased.uid).stdout
         )
-        assert "entropy=0.5 (0 to 1) kl=0.125 why=low\n" in run("show", url, kept.uid, "--full").stdout
-        shown = run_json("show", url, kept.uid)
+        assert "entropy=0.5 (0 to 1) kl=0.125 why=low\n" in run("show", url, leased.uid, "--full").stdout
+        text = run_json("show", url, leased.uid)
         entropy = {"mean": 0.5, "min": 0, "max": 1, "tokens": tokens[0]}
-        assert shown["rollouts"][0]["annotations"] == first | {"entropy": entropy}
-        assert (shown["annotations"], shown["rollouts"][1]["annotations"]["kl"]) == ({"weight": 0.5}, 0.375)
+        assert text["rollouts"][0]["annotations"] == first | {"entropy": entropy}
+        assert (text["annotations"], text["rollouts"][1]["annotations"]["kl"]) == ({"weight": 0.5}, 0.375)
         for item in buffer.sample({"math": 2}, current_train_step=7)["math"]:
             buffer.annotate({item.uid: {"kl": 0.5 * item.uid}})
-    shown = run("trace", url, "step", 7).stdout
-    assert re.search(r"(?m)^  means      kl 0.75$", shown)
-    assert re.findall(r"(?m)^ +(\d+) .* gone +([\d.]+)", shown) == [("2", "1"), ("1", "0.5")]
+    text = run("trace", url, "step", 7).stdout
+    assert re.search(r"(?m)^  means      kl 0.75$", text)
+    assert re.findall(r"(?m)^ +(\d+) .* gone +([\d.]+)", text) == [("2", "1"), ("1", "0.5")]
     groups = run_json("trace", url, "step", 7)["runs"][0]["groups"]
-    assert {one["uid"]: one["annotations"] for one in groups} == {1: {"kl": 0.5}, 2: {"kl": 1.0}}
-    life = [row["detail"] for row in run_json("trace", url, "uid", kept.uid)["timeline"] if row["batch"]]
+    assert {group_row["uid"]: group_row["annotations"] for group_row in groups} == {1: {"kl": 0.5}, 2: {"kl": 1.0}}
+    life = [row["detail"] for row in run_json("trace", url, "uid", leased.uid)["timeline"] if row["batch"]]
     assert ["entropy 0.25, kl 0.25, weight 0.5" in life[0], life[1].endswith(", kl 0.5")] == [True, True]
 
 
@@ -284,9 +295,9 @@ def test_groups_that_were_replaced_and_deleted_are_known_by_the_event(url: str) 
         assert run_json("trace", url, "uid", first)["replaced_by"] == [second]
         assert f"gone: replaced by group {second}" in run("trace", url, "uid", first).stdout
         buffer.delete({"uid": second})
-    found = run_json("trace", url, "uid", second)
-    assert [row["what"] for row in found["timeline"]] == ["deleted"]
-    assert (found["now"], found["task_name"]) == ("gone: deleted", "")
+    life = run_json("trace", url, "uid", second)
+    assert [row["what"] for row in life["timeline"]] == ["deleted"]
+    assert (life["now"], life["task_name"]) == ("gone: deleted", "")
 
 
 def test_a_step_that_was_trained_again_is_shown_apart(url: str) -> None:
@@ -305,8 +316,8 @@ def test_a_step_that_was_trained_again_is_shown_apart(url: str) -> None:
         (2, 0, False),
         (1, 0, False),
     ]
-    shown = run("trace", url, "step", 3).stdout
-    assert shown.index("step 3, after restore 1") < shown.index("step 3, before a restore undid it")
+    text = run("trace", url, "step", 3).stdout
+    assert text.index("step 3, after restore 1") < text.index("step 3, before a restore undid it")
     for width in range(50, 90):
         assert "first, undone" in run_on_screen(width, "trace", url)
 
@@ -334,8 +345,8 @@ def test_redraws_of_groups_to_be_generated_again_are_no_training(url: str) -> No
     [step] = run_json("trace", url)
     assert (step["step"], step["batches"], step["groups"], step["settled"]) == (198, 1, 2, 2)
     assert step["taken_by"] == ["trainer"]
-    [shown] = run_json("trace", url, "step", 198)["runs"]
-    assert [group["reward"] for group in shown["groups"]] == [1.0, 1.0]
+    [run_of_step] = run_json("trace", url, "step", 198)["runs"]
+    assert [group["reward"] for group in run_of_step["groups"]] == [1.0, 1.0]
     assert "name no train step" not in run("trace", url).stderr
     draws = run_json("sql", url, "SELECT step, groups FROM batches WHERE worker = 'worker-0'")
     assert draws == [{"step": None, "groups": 1}] * 2
@@ -346,8 +357,8 @@ async def _train_and_continue(url: str) -> None:
     async with ReplayBufferConfig(url=url, worker="trainer").build() as buffer:
         for status in (Status.COMPLETED, Status.ABORTED):
             for _ in range(2):
-                made = RolloutState(message=[], response="4", reward=1.0, status=status)
-                await buffer.put([made], "math")
+                new_rollout = RolloutState(message=[], response="4", reward=1.0, status=status)
+                await buffer.put([new_rollout], "math")
         await buffer.refresh_staleness(task_stale_thresholds={"math": None}, current_train_step=198)
         ledger = ledger_of(buffer, [], "math")
         with working_as("worker-0"):
@@ -401,8 +412,8 @@ def test_a_run_that_was_never_interrupted_is_after_no_restore(url: str) -> None:
             buffer.checkpoint(step)
     assert [row["resumed"] for row in run_json("trace", url)] == [False, False]
     for args in ([], ["step", 1]):
-        shown = run("trace", url, *args).stdout
-        assert "restore" not in shown
+        text = run("trace", url, *args).stdout
+        assert "restore" not in text
 
 
 def test_draws_without_a_train_step_are_told_of(url: str) -> None:

@@ -28,12 +28,12 @@ from tests.scripts import Script
 
 
 def test_a_pipe_gets_one_frame(filled: str) -> None:
-    shown = run("watch", filled).stdout
-    assert shown.startswith("Nobody waits")
-    assert "If somebody drew" not in shown
-    assert run("stats", filled).stdout.partition("so far, ")[2] in shown
-    assert re.search(r"gpu-node-7 .* ended ", shown)
-    assert "\x1b" not in shown
+    output = run("watch", filled).stdout
+    assert output.startswith("Nobody waits")
+    assert "If somebody drew" not in output
+    assert run("stats", filled).stdout.partition("so far, ")[2] in output
+    assert re.search(r"gpu-node-7 .* ended ", output)
+    assert "\x1b" not in output
 
 
 async def test_who_waits_is_told_first_and_with_the_reason(empty: str) -> None:
@@ -43,58 +43,58 @@ async def test_who_waits_is_told_first_and_with_the_reason(empty: str) -> None:
     async with ReplayBufferConfig(url=empty, name="b", worker="trainer-0").build() as buffer:
         waiting = asyncio.create_task(buffer.get(5, "math", timeout=60))
         while not waiting.done():
-            shown = (await asyncio.to_thread(run, "watch", empty, "--once")).stdout
-            if "trainer-0 of b waits" in shown:
+            output = (await asyncio.to_thread(run, "watch", empty, "--once")).stdout
+            if "trainer-0 of b waits" in output:
                 break
             await asyncio.sleep(0.1)
         waiting.cancel()
         with pytest.raises((asyncio.CancelledError, NotReadyError)):
             await waiting
-    assert shown.startswith("trainer-0 of b waits since ")
-    assert "nothing was ever put" in shown
-    assert "\nNobody waits in a\n" in shown
+    assert output.startswith("trainer-0 of b has waited for ")
+    assert "nothing was ever put" in output
+    assert "\nNobody waits in a\n" in output
 
 
 # In a terminal
 
 
-def is_screen(seen: str, height: int) -> bool:
-    return seen.count("\n") == height and " UTC" in seen and (height < 10 or "Nobody waits" in seen)
+def is_screen(text: str, height: int) -> bool:
+    return text.count("\n") == height and " UTC" in text and (height < 10 or "Nobody waits" in text)
 
 
 @needs_tmux
 @pytest.mark.parametrize("hostile", ["sqlite"], indirect=True)
 def test_it_fits_the_terminal_whatever_its_size(hostile: str, tmp_path: Path) -> None:
-    with terminal(tmp_path) as shown:
-        shown.start(SIZES[0], "watch", hostile, "--interval", "0.5")
+    with terminal(tmp_path) as screen:
+        screen.start(SIZES[0], "watch", hostile, "--interval", "0.5")
         for size in (SIZES[0], SIZES[1], (20, 6), SIZES[0]):
-            shown.resize(size)
-            seen = shown.wait(lambda seen, lines=size[1]: is_screen(seen, lines))
-            assert not [character for character in UNSAFE if character in seen]
-        shown.press("C-c")
-        shown.wait_for_end(130)
+            screen.resize(size)
+            text = screen.wait(lambda text, lines=size[1]: is_screen(text, lines))
+            assert not [character for character in UNSAFE if character in text]
+        screen.press("C-c")
+        screen.wait_for_end(130)
 
 
 @needs_tmux
 def test_a_database_that_goes_away_is_told_and_tried_again(file: Path, tmp_path: Path) -> None:
-    with terminal(tmp_path) as shown:
-        shown.start(SIZES[1], "watch", file, "--interval", "0.2")
-        shown.wait("completed")
+    with terminal(tmp_path) as screen:
+        screen.start(SIZES[1], "watch", file, "--interval", "0.2")
+        screen.wait("completed")
         file.rename(tmp_path / "gone.db")
-        assert "completed" in shown.wait("there is no database")
+        assert "completed" in screen.wait("there is no database")
         (tmp_path / "gone.db").rename(file)
-        shown.wait(lambda seen: "trying again" not in seen)
-        shown.press("C-c")
-        shown.wait_for_end(130)
+        screen.wait(lambda text: "trying again" not in text)
+        screen.press("C-c")
+        screen.wait_for_end(130)
 
 
 @needs_tmux
 def test_ctrl_c_ends_it_while_the_database_does_not_answer(tmp_path: Path) -> None:
-    with terminal(tmp_path) as shown, socket.create_server(("127.0.0.1", 0)) as silent:
-        shown.start(SIZES[0], "watch", f"postgresql://rl@127.0.0.1:{silent.getsockname()[1]}/rl?sslmode=disable")
-        shown.wait("reading postgresql://")
-        shown.press("C-c")
-        shown.wait_for_end(130)
+    with terminal(tmp_path) as screen, socket.create_server(("127.0.0.1", 0)) as silent:
+        screen.start(SIZES[0], "watch", f"postgresql://rl@127.0.0.1:{silent.getsockname()[1]}/rl?sslmode=disable")
+        screen.wait("reading postgresql://")
+        screen.press("C-c")
+        screen.wait_for_end(130)
 
 
 ENDLESS = "WITH RECURSIVE t(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM t) SELECT count(*) FROM t"
@@ -105,8 +105,10 @@ MANY = (
 
 
 def test_an_error_of_replaybuf_ends_with_1_and_one_line(tmp_path: Path) -> None:
-    said = f"Error: there is no database sqlite:///{tmp_path}/typo.db (file {tmp_path}/typo.db)\n"
-    assert Script(COMMAND, "stats", tmp_path / "typo.db").end() == (1, "", said)
+    message = f"Error: there is no database sqlite:///{tmp_path}/typo.db (file {tmp_path}/typo.db)\n"
+    assert Script(COMMAND, "stats", tmp_path / "typo.db").end() == (1, "", message)
+    (tmp_path / "typos.db").touch()
+    assert f"; did you mean {tmp_path}/typos.db?" in run("stats", tmp_path / "typo.db", code=1).stderr
 
 
 def test_an_error_cannot_drive_the_terminal(tmp_path: Path) -> None:
@@ -115,11 +117,11 @@ def test_an_error_cannot_drive_the_terminal(tmp_path: Path) -> None:
     assert len(stderr.splitlines()) == 1
 
 
-def test_a_closed_pipe_ends_quietly(file: Path) -> None:
-    with start("sql", file, MANY, "--format=json") as process:
+@pytest.mark.parametrize("arguments", [("sql", MANY, "--format=json"), ("doctor",)], ids=lambda one: one[0])
+def test_a_closed_pipe_ends_quietly(file: Path, arguments: tuple[str, ...]) -> None:
+    with start(arguments[0], file, *arguments[1:]) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        process.stdout.readline()
         process.stdout.close()
         assert (process.wait(60), process.stderr.read()) == (141, "")
 
@@ -129,11 +131,11 @@ def test_ctrl_c_ends_quietly_and_at_once(file: Path, postgres_url: str, backend:
     url, statement = (str(file), ENDLESS) if backend == "sqlite" else (postgres_url, "SELECT pg_sleep(60)")
     process = Script(COMMAND, "sql", url, statement)
     if backend == "sqlite":
-        while file not in [Path(one.path) for one in psutil.Process(process.pid).open_files()]:
+        while file not in [Path(opened.path) for opened in psutil.Process(process.pid).open_files()]:
             time.sleep(0.05)
     else:
-        asked = "SELECT pid FROM pg_stat_activity WHERE query LIKE '%pg_sleep(60)%' AND pid <> pg_backend_pid()"
-        while not open_reader(url).read_any(lambda tx: tx.values(asked)):
+        query = "SELECT pid FROM pg_stat_activity WHERE query LIKE '%pg_sleep(60)%' AND pid <> pg_backend_pid()"
+        while not open_reader(url).read_any(lambda tx: tx.values(query)):
             time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     assert process.end(20) == (130, "", "")
@@ -152,10 +154,10 @@ def test_what_the_terminal_cannot_show_is_escaped(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(__file__).parents[2])}
     (tmp_path / "x.db").touch()
     command = [sys.executable, "-m", "replaybuf", "sql", str(tmp_path / "x.db"), "SELECT 'é' AS a"]
-    for format, shown in (("--format=json", "\\u00e9"), ("--format=csv", "\\xe9")):
-        done = subprocess.run([*command, format], capture_output=True, text=True, env=env, timeout=60)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert shown in done.stdout
+    for format, escaped in (("--format=json", "\\u00e9"), ("--format=csv", "\\xe9")):
+        process = subprocess.run([*command, format], capture_output=True, text=True, env=env, timeout=60)
+        assert (process.returncode, process.stderr) == (0, "")
+        assert escaped in process.stdout
 
 
 def test_leases_that_are_over_are_told_and_nothing_is_written(busy: str) -> None:
@@ -175,12 +177,12 @@ def test_where_the_run_is(empty: str) -> None:
     with ReplayBufferConfig(url=empty).build_sync() as buffer:
         wait_for(Sampler(buffer, [{"prompt": "7+5="}] * 1500, "math").draw(1200))
         wait_for(publish(buffer, TrainState(43, 42, weights="step-42")))
-    shown = run("stats", empty).stdout
-    assert "\nprompts drawn: 1,200 for math\n" in shown
-    assert "\nthe trainer is at step 43, its newest weights are of step 42\n" in shown
-    found = run_json("stats", empty)["buffers"]["default"]
-    assert found["prompts"] == {"math": 1200}
-    assert found["trainer"] == {"train_step": 43, "model_step": 42, "weights": "step-42", "finished": False}
+    output = run("stats", empty).stdout
+    assert "\nprompts drawn: 1,200 for math\n" in output
+    assert "\nthe trainer is at step 43, its newest weights are of step 42\n" in output
+    metrics = run_json("stats", empty)["buffers"]["default"]
+    assert metrics["prompts"] == {"math": 1200}
+    assert metrics["trainer"] == {"train_step": 43, "model_step": 42, "weights": "step-42", "finished": False}
 
 
 def test_the_steps_of_checkpoints_are_there(empty: str) -> None:
@@ -192,14 +194,14 @@ def test_the_steps_of_checkpoints_are_there(empty: str) -> None:
             if step == 41:
                 buffer.restore(41)
     buffers = run_json("stats", empty)["buffers"]
-    found = {
+    positions = {
         name: (of["checkpoints"]["count"], of["checkpoints"]["step"], of["restores"]) for name, of in buffers.items()
     }
-    assert found == {"default": (2, 41, 1), "eval": (1, 7, 0)}
+    assert positions == {"default": (2, 41, 1), "eval": (1, 7, 0)}
     assert abs(buffers["default"]["checkpoints"]["created_at"] - time.time()) < 60
-    shown = run("stats", empty).stdout
+    output = run("stats", empty).stdout
     assert (
-        "2 step checkpoints of default, the last of step 41\n1 step checkpoint of eval, the last of step 7\n" in shown
+        "2 step checkpoints of default, the last of step 41\n1 step checkpoint of eval, the last of step 7\n" in output
     )
     assert "\n1 step checkpoint, the last of step 7\n" in run("stats", empty, "--buffer", "eval").stdout
 
@@ -212,8 +214,8 @@ def test_a_buffer_that_is_not_there_is_an_error(busy: str, command: str) -> None
 
 def test_a_task_of_which_all_was_dropped_is_there(empty: str) -> None:
     with ReplayBufferConfig(url=empty).build_sync() as buffer:
-        old = RolloutState(message=[], status=Status.COMPLETED, seq_staleness=9)
-        assert buffer.put([old], "math", stale_threshold=4, expired_groups_retryable=False) is None
+        stale = RolloutState(message=[], status=Status.COMPLETED, seq_staleness=9)
+        assert buffer.put([stale], "math", stale_threshold=4, expired_groups_retryable=False) is None
     assert run_json("stats", empty)["groups"] == []
     assert run_json("stats", empty)["buffers"]["default"]["tasks"]["math"]["dropped"] == 1
     assert "math" in run("stats", empty).stdout

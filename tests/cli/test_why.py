@@ -188,9 +188,9 @@ _SOME = (Reason.LEASED, Reason.UNFIT, Reason.FINISHED, Reason.SLOW, Reason.DEADL
 SETS = {"some": [scene for scene in SCENES if scene.reason in _SOME], "all": SCENES}
 
 
-def shuffled(which: str) -> dict[str, Scene]:
+def shuffled(set_name: str) -> dict[str, Scene]:
     """Return the scenes of a set by the names of their buffers, which tell nothing."""
-    scenes = random.Random(which).sample(SETS[which], len(SETS[which]))
+    scenes = random.Random(set_name).sample(SETS[set_name], len(SETS[set_name]))
     return {f"run-{number}": scene for number, scene in enumerate(scenes)}
 
 
@@ -207,24 +207,24 @@ def _part(role: str, scene: Scene) -> Part | None:
     return {"gen-1": scene.alive, "gen-2": scene.killed, "trainer-2": scene.rival}[role]
 
 
-async def _play(role: str, url: str, which: str) -> None:
+async def _play(role: str, url: str, set_name: str) -> None:
     async with AsyncExitStack() as stack:
         playing = []
-        for name, scene in shuffled(which).items():
+        for name, scene in shuffled(set_name).items():
             if (part := _part(role, scene)) is not None:
                 config = ReplayBufferConfig(url=url, name=name, worker=role, policy="fifo", **scene.options)
                 playing.append(asyncio.ensure_future(part(await stack.enter_async_context(config.build()))))
         await asyncio.wait(playing, timeout=0.5)
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.read)
-        for one in playing:
-            one.cancel()
+        for task in playing:
+            task.cancel()
             with suppress(asyncio.CancelledError, ReplayBufError):
-                await one
+                await task
 
 
-def play(role: str, url: str, which: str) -> None:
-    asyncio.run(_play(role, url, which))
+def play(role: str, url: str, set_name: str) -> None:
+    asyncio.run(_play(role, url, set_name))
 
 
 _ROOT = Path(__file__).parents[2]
@@ -233,9 +233,9 @@ _BLOCK = re.compile(r"(?ms)^(```console\n\$ replaybuf why run.db --buffer (\w+)\
 
 
 @contextmanager
-def playing(role: str, url: str, which: str) -> Iterator[Script]:
+def playing(role: str, url: str, set_name: str) -> Iterator[Script]:
     """A process that does its part in all buffers; it ends with the block, if it lives so long."""
-    process = Script("from tests.cli.test_why import play; play(*sys.argv[1:])", role, url, which)
+    process = Script("from tests.cli.test_why import play; play(*sys.argv[1:])", role, url, set_name)
     try:
         yield process
     finally:
@@ -257,9 +257,9 @@ def until(url: str, buffers: Iterable[str], holds: Callable[[Transaction, str], 
 
 def has_put(tx: Transaction, buffer: str) -> bool:
     """Whether all that was put is counted as a worker's."""
-    about = read_circumstances(tx, buffer)
-    put = sum(n for (_, _, name), n in about.tallies.items() if name == Tally.PUT)
-    return 0 < put == sum(one.groups for one in about.workers)
+    circumstances = read_circumstances(tx, buffer)
+    put_count = sum(n for (_, _, name), n in circumstances.tallies.items() if name == Tally.PUT)
+    return 0 < put_count == sum(worker.groups for worker in circumstances.workers)
 
 
 def silence(url: str, worker: str, seconds: int = 600) -> None:
@@ -268,28 +268,28 @@ def silence(url: str, worker: str, seconds: int = 600) -> None:
 
 
 @contextmanager
-def night(url: str, which: str) -> Iterator[dict[str, Scene]]:
+def night(url: str, set_name: str) -> Iterator[dict[str, Scene]]:
     """A database in whose buffers somebody waits, and why, by the buffers' names."""
-    scenes = shuffled(which)
-    killed = [name for name, scene in scenes.items() if scene.killed]
+    scenes = shuffled(set_name)
+    killed_names = [name for name, scene in scenes.items() if scene.killed]
     both_wait = [name for name, scene in scenes.items() if scene.reason == Reason.DEADLOCK]
     with ExitStack() as stack:
-        victim, alive = (stack.enter_context(playing(role, url, which)) for role in ("gen-2", "gen-1"))
+        victim, alive = (stack.enter_context(playing(role, url, set_name)) for role in ("gen-2", "gen-1"))
         until_ready(victim, alive)
-        until(url, killed, has_put)
+        until(url, killed_names, has_put)
         victim.kill()
         silence(url, "gen-2")
-        until_ready(stack.enter_context(playing("trainer-2", url, which)))
-        until_ready(stack.enter_context(playing("trainer-1", url, which)))
+        until_ready(stack.enter_context(playing("trainer-2", url, set_name)))
+        until_ready(stack.enter_context(playing("trainer-1", url, set_name)))
         until(url, scenes, lambda tx, name: bool(current_waits(tx, name)))
         until(url, both_wait, lambda tx, name: len(current_waits(tx, name)) == 2)
-        ended = [name for name, scene in scenes.items() if scene.reason == Reason.FINISHED]
-        until(url, ended, lambda tx, name: bool(read_circumstances(tx, name).datasets))
+        ended_names = [name for name, scene in scenes.items() if scene.reason == Reason.FINISHED]
+        until(url, ended_names, lambda tx, name: bool(read_circumstances(tx, name).datasets))
         yield scenes
 
 
 @pytest.mark.parametrize(
-    ("backend", "which"), [("sqlite", "some"), *(pytest.param(one, "all", marks=pytest.mark.long) for one in BACKENDS)]
+    ("backend", "which"), [("sqlite", "some"), *(pytest.param(db, "all", marks=pytest.mark.long) for db in BACKENDS)]
 )
 def test_the_reason_is_named_in_the_first_line(
     backend: str, which: str, request: pytest.FixtureRequest, tmp_path: Path
@@ -304,10 +304,10 @@ def test_the_reason_is_named_in_the_first_line(
             first, *below = answers[name].splitlines()
             assert scene.says in first, (scene.reason, answers[name])
             assert scene.also in "\n".join(line for line in below if line.startswith("  also: ")), answers[name]
-            assert first.startswith("trainer-1 waits since" if scene.wants else "gen-1 waits since")
+            assert first.startswith("trainer-1 has waited for" if scene.wants else "gen-1 has waited for")
         for name, text in asyncio.run(refusals(url, scenes)).items():
             assert scenes[name].says in text.partition(f"; task {next(iter(scenes[name].wants))}:")[0], text
-        reasons = {row["buffer"]: row["reason"] for found in run_json("why", url) for row in found["waits"][:1]}
+        reasons = {row["buffer"]: row["reason"] for answer in run_json("why", url) for row in answer["waits"][:1]}
         assert reasons == {name: scene.reason for name, scene in scenes.items()}
         if backend == "sqlite":
             check_page({scene.reason: answers[name] for name, scene in scenes.items() if scene.reason == Reason.LEASED})
@@ -332,8 +332,8 @@ def check_page(answers: Mapping[Reason, str]) -> None:
     if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
         page = _BLOCK.sub(lambda match: f"{match[1]}{answers[Reason(match[2])]}```", page)
         PAGE.write_text(page, "utf-8")
-    for _, name, shown in _BLOCK.findall(page):
-        assert lines_of(shown) == lines_of(answers[Reason(name)]), name
+    for _, name, block in _BLOCK.findall(page):
+        assert lines_of(block) == lines_of(answers[Reason(name)]), name
 
 
 def lines_of(answer: str) -> list[str]:
@@ -377,18 +377,18 @@ def test_who_gave_up_comes_first_until_somebody_draws(shared_url: str, monkeypat
         buffer.take_batch({"math": 4}, timeout=0.2)
     first, second, *_ = run("why", shared_url, "--buffer", "later").stdout.splitlines()
     assert second.startswith("If somebody drew now: Nothing is ready for any task")
-    said = r"last timeout: trainer-1, \ds ago, after \ds of waiting for groups: Nothing is ready for math .*"
-    assert re.fullmatch(said, first), first
+    pattern = r"last timeout: trainer-1, \ds ago, after \ds of waiting for groups: Nothing is ready for math .*"
+    assert re.fullmatch(pattern, first), first
     assert "nothing was ever put into this buffer" in first
     assert run("why", shared_url).stdout.count("last timeout: trainer-1") == 1
-    one, other = run_json("why", shared_url)
-    assert (one["buffer"], one["last_timeout"]) == ("first", None)
+    wait, other = run_json("why", shared_url)
+    assert (wait["buffer"], wait["last_timeout"]) == ("first", None)
     assert (other["last_timeout"]["worker"], other["last_timeout"]["task_name"]) == ("trainer-1", "math")
     put_one(shared_url, "trainer-1", name="later")
     with later.build_sync() as buffer:
         buffer.take_batch({"math": 1})
     lines = run("why", shared_url, "--buffer", "later").stdout.splitlines()
-    assert re.fullmatch(said, lines[-1]), lines
+    assert re.fullmatch(pattern, lines[-1]), lines
     assert re.search(r"^trainer-1 +\d.* 0 +1$", "\n".join(lines), re.M)  # its last life
 
 
@@ -412,9 +412,9 @@ def test_a_waiter_that_was_killed_is_silent_everywhere(shared_url: str) -> None:
     assert run("why", shared_url).stdout.startswith("If somebody drew now: ")
     assert re.search(r"^trainer-1 +\d+ +silent ", run("why", shared_url).stdout, re.M)
     silence(shared_url, "trainer-1", 20)
-    out = run("why", shared_url).stdout
-    assert out.startswith("If somebody drew now: ")
-    assert re.search(r"^trainer-1 +\d+ +silent ", out, re.M)
+    output = run("why", shared_url).stdout
+    assert output.startswith("If somebody drew now: ")
+    assert re.search(r"^trainer-1 +\d+ +silent ", output, re.M)
 
 
 def test_workers_of_one_name_are_told_apart(shared_url: str) -> None:
@@ -423,9 +423,9 @@ def test_workers_of_one_name_are_told_apart(shared_url: str) -> None:
     elsewhere = "UPDATE rb_worker SET ended_at = NULL, seen_at = seen_at - 30, pid = 999999999, machine = 'elsewhere'"
     execute(shared_url, elsewhere)
     put_one(shared_url, "gen-1")
-    out = run("why", shared_url).stdout
-    assert re.search(rf"^gen-1 +{os.getpid()} +ended +.*\ngen-1 +999999999 +alive +3\ds ago ", out, re.M)
-    assert "host" not in out
+    output = run("why", shared_url).stdout
+    assert re.search(rf"^gen-1 +{os.getpid()} +ended +.*\ngen-1 +999999999 +alive +3\ds ago ", output, re.M)
+    assert "host" not in output
     execute(shared_url, "UPDATE rb_worker SET host = 'gpu-7' WHERE pid = 999999999")
     assert re.search(r"^gen-1 +999999999 +gpu-7 +alive ", run("why", shared_url).stdout, re.M)
     states = {row["pid"]: row["state"] for row in run_json("why", shared_url)[0]["workers"]}
@@ -442,8 +442,8 @@ async def test_processes_with_different_settings_are_named(shared_url: str) -> N
 
     async def line_of(draws: int = 1, **options: Any) -> str | None:
         async with AsyncExitStack() as stack:
-            for worker, more in (("gen-1", {"capacity": 64}), ("gen-2", {"capacity": 64}), ("trainer", options)):
-                config = ReplayBufferConfig(url=shared_url, worker=worker, **more)
+            for worker, settings in (("gen-1", {"capacity": 64}), ("gen-2", {"capacity": 64}), ("trainer", options)):
+                config = ReplayBufferConfig(url=shared_url, worker=worker, **settings)
                 buffer = await stack.enter_async_context(config.build())
                 await buffer.put(group(1), "math")
                 await buffer.get(draws, "math")
@@ -474,9 +474,9 @@ def test_a_draw_may_be_asked_for(filled: str) -> None:
 
 
 def test_each_buffer_is_explained(busy: str) -> None:
-    found = run("why", busy).stdout
-    assert "If somebody drew now of default: Ready" in found
-    assert "If somebody drew now of eval: Ready" in found
+    output = run("why", busy).stdout
+    assert "If somebody drew now of default: Ready" in output
+    assert "If somebody drew now of eval: Ready" in output
     assert "there is no buffer 'test'" in run("why", busy, "--buffer", "test", code=1).stderr
 
 
@@ -491,10 +491,10 @@ def test_rows_for_programs(filled: str) -> None:
     header, *rows = run("why", filled, "--format=csv").stdout.splitlines()
     assert header.startswith("reason,sentence,task_name,final,buffer,wants,kind,status,query,worker")
     assert [row.split(",")[0] for row in rows] == ["ready", "ready"]
-    found = run_json("why", filled, "math", "--size", 64)[0]
-    assert found["somebody_waits"] is False
-    assert found["waits"][0]["facts"][0]["text"] == "task math: 8 completed groups there, 64 needed (1 expired)"
-    assert {row["task_name"]: row["completed"] for row in found["tasks"]} == {"math": 8}
+    answer = run_json("why", filled, "math", "--size", 64)[0]
+    assert answer["somebody_waits"] is False
+    assert answer["waits"][0]["facts"][0]["text"] == "task math: 8 completed groups there, 64 needed (1 expired)"
+    assert {row["task_name"]: row["completed"] for row in answer["tasks"]} == {"math": 8}
 
 
 def test_a_run_whose_trainer_was_killed_begins_with_since_when_nobody_draws(tmp_path: Path) -> None:
@@ -517,12 +517,12 @@ def test_prompts_to_be_generated_are_apart_from_what_was_made(tmp_path: Path) ->
     url = f"sqlite:///{tmp_path}/run.db"
     with ReplayBufferConfig(url=url).build_sync() as buffer:
         data = [RolloutState(message=[{"role": "user", "content": "1 + 1 ="}])]
-        [prompt] = sync_run(ledger_of(buffer, data, "math", make_group=lambda one, _: [one]).draw(1))
+        [prompt] = sync_run(ledger_of(buffer, data, "math", make_group=lambda prompt_group, _: [prompt_group]).draw(1))
         prompt.group[0].response, prompt.group[0].status = "2", Status.COMPLETED
         sync_run(prompt.finish())
         buffer.take_batch({"math": 1})
-    [found] = run_json("why", url)
-    [task] = found["tasks"]
+    [answer] = run_json("why", url)
+    [task] = answer["tasks"]
     assert (task["prompts"], task["made"], task["drawn"]) == (1, 1, 1)
 
 
@@ -536,19 +536,19 @@ async def _wait_together(url: str) -> str:
         draws = [asyncio.create_task(buffer.take_batch({"math": 4}, timeout=600)) for buffer in waiting]
         all_wait = lambda look, name: len(current_waits(look, name)) == len(waiting)  # noqa: E731
         await asyncio.to_thread(until, url, ["default"], all_wait)
-        said = await asyncio.to_thread(run, "why", url)
+        result = await asyncio.to_thread(run, "why", url)
         for draw in draws:
             draw.cancel()
         await asyncio.wait(draws)
-        return str(said.stdout)
+        return str(result.stdout)
 
 
 def test_those_who_wait_for_one_cause_share_a_line(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wait_reports, "SHOW_SECONDS", 0.1)
-    out = asyncio.run(_wait_together(shared_url))
-    first = r"trainer-0 \(2 calls\), trainer-1 and trainer-2 wait since \d+s: Too little is ready for math \(1 of 4\)"
-    assert re.match(first, out), out
-    assert out.count("Too little is ready") == 1
+    output = asyncio.run(_wait_together(shared_url))
+    waiters = r"trainer-0 \(2 calls\), trainer-1 and trainer-2 have waited for \d+s"
+    assert re.match(rf"{waiters}: Too little is ready for math \(1 of 4\)", output), output
+    assert output.count("Too little is ready") == 1
 
 
 def test_groups_that_expired_before_their_turn_are_told(tmp_path: Path) -> None:

@@ -76,12 +76,12 @@ class Node:
 
     def run(self, program: str, *arguments: str) -> None:
         command = [str(self._programs / program), *arguments]
-        done = subprocess.run(
+        result = subprocess.run(
             command, user=self._user, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=60, cwd="/"
         )
         log = self.folder.parent / f"{self.folder.name}.log"
         end = log.read_text()[-1000:] if log.exists() else ""
-        assert done.returncode == 0, f"{done.stderr.decode()[-1000:]}\n{end}"
+        assert result.returncode == 0, f"{result.stderr.decode()[-1000:]}\n{end}"
 
     def create(self) -> None:
         self.run("initdb", "-A", "trust", "-E", "utf8", "-U", "postgres", "--no-sync", "-D", str(self.folder))
@@ -120,12 +120,12 @@ class Node:
 
     def kill(self) -> None:
         """SIGKILL to all of its processes, and wait until they are gone."""
-        found = self.processes()
-        for process in found:
+        running = self.processes()
+        for process in running:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         for _ in range(1_000):
-            if not any(map(_runs, found)):
+            if not any(map(_runs, running)):
                 # The next one to start would take a zombie for a server.
                 (self.folder / "postmaster.pid").unlink(missing_ok=True)
                 return

@@ -30,45 +30,45 @@ async def test_a_failover_behind_it_loses_and_doubles_nothing(
 ) -> None:
     """The log says in sentences what happened."""
     caplog.set_level(logging.INFO, "replaybuf")
-    put: list[int] = []
-    got: list[int] = []
+    put_numbers: list[int] = []
+    received: list[int] = []
     over, url = asyncio.Event(), synchronous.new_database()
 
     async def producer(buffer: ReplayBuffer, first: int) -> None:
         number = first
         while not over.is_set():
             await buffer.put(group(number), TASK)
-            put.append(number)
+            put_numbers.append(number)
             number += 1
 
     async def taker(buffer: ReplayBuffer) -> None:
         while not over.is_set():
-            got.extend(numbers_of(await buffer.get(2, TASK)))
+            received.extend(numbers_of(await buffer.get(2, TASK)))
 
     with pooled(tmp_path, target(synchronous.primary, url), mode) as pooler:
-        async with build(pooler.url) as one, build(pooler.url) as two:
-            tasks = [asyncio.create_task(producer(one, place * 1_000_000)) for place in range(3)]
-            tasks.append(asyncio.create_task(taker(two)))
+        async with build(pooler.url) as first, build(pooler.url) as second:
+            tasks = [asyncio.create_task(producer(first, place * 1_000_000)) for place in range(3)]
+            tasks.append(asyncio.create_task(taker(second)))
 
             async def go_on(puts: int = 0, takes: int = 0) -> bool:
                 for task in tasks:
                     if task.done():
                         await task  # it has ended too early: its error says why
-                return len(put) > puts + 20 and len(got) > takes + 20
+                return len(put_numbers) > puts + 20 and len(received) > takes + 20
 
             await until(go_on, 30)
             await fail_over(synchronous)
             pooler.point_to(target(synchronous.primary, url))
-            before = len(put), len(got)
+            before = len(put_numbers), len(received)
             await until(lambda: go_on(*before), 60)
             over.set()
             await asyncio.gather(*tasks)
-            got += await take_all(one)
-    figures.compare(1, put, got)
-    assert sorted(got) == sorted(put)
-    told = [record.getMessage() for record in caplog.records if record.name == "replaybuf.database"]
-    assert any("it is another server from now on (timeline " in one for one in told)
-    assert not any("division" in one or "invalid input" in one or "follows the server" in one for one in told)
+            received += await take_all(first)
+    figures.compare(1, put_numbers, received)
+    assert sorted(received) == sorted(put_numbers)
+    lines = [record.getMessage() for record in caplog.records if record.name == "replaybuf.database"]
+    assert any("it is another server from now on (timeline " in line for line in lines)
+    assert not any("division" in line or "invalid input" in line or "follows the server" in line for line in lines)
 
 
 async def test_an_idle_connection_that_leads_to_a_server_without_some_commits_is_noticed(

@@ -60,37 +60,37 @@ async def test_what_is_put_leased_taken_and_generated_meanwhile_is_there_once(
             await asyncio.sleep(0.02)
 
     async with (
-        build(url, max_deliveries=0) as one,
-        build(url, max_deliveries=0) as two,
-        build(url, max_deliveries=0) as three,
+        build(url, max_deliveries=0) as first,
+        build(url, max_deliveries=0) as other,
+        build(url, max_deliveries=0) as third,
     ):
-        waiting = asyncio.create_task(three.take_batch({"another": 1}, timeout=60))
-        working = [asyncio.create_task(work(buffer, n)) for n, buffer in enumerate((one, one, two, two, three))]
-        working += [asyncio.create_task(generator(two)), asyncio.create_task(checkpointer(one))]
+        waiting = asyncio.create_task(third.take_batch({"another": 1}, timeout=60))
+        working = [asyncio.create_task(work(buffer, n)) for n, buffer in enumerate((first, first, other, other, third))]
+        working += [asyncio.create_task(generator(other)), asyncio.create_task(checkpointer(first))]
 
         async def more_than(before: list[int]) -> bool:
             return all(recorder.done[kind] > count + 5 for kind, count in zip(kinds, before, strict=True))
 
         await until(lambda: more_than([0] * len(kinds)), 30)
         promoted = await fail_over(synchronous)
-        seen = [recorder.done[kind] for kind in kinds]
-        await until(lambda: more_than(seen), 30)
-        away = time.monotonic() - promoted
+        counts = [recorder.done[kind] for kind in kinds]
+        await until(lambda: more_than(counts), 30)
+        seconds_away = time.monotonic() - promoted
         over.set()
         await asyncio.gather(*working)
-        await one.put(group(7), "another")
+        await first.put(group(7), "another")
         batch, _ = await waiting
         assert numbers_of(batch["another"]) == [7]
-        assert [made.step for made in await two.checkpoints()][-1] == recorder.done["step"]
-        made = [number_of(item.item) async for item in two.find({"task_name": "prompts", "status": "completed"})]
-        await two.delete({"task_name": "prompts"})
-        await take_all_left(two, recorder)
+        assert [checkpoint.step for checkpoint in await other.checkpoints()][-1] == recorder.done["step"]
+        generated = [number_of(item.item) async for item in other.find({"task_name": "prompts", "status": "completed"})]
+        await other.delete({"task_name": "prompts"})
+        await take_all_left(other, recorder)
     calls = calls_in([tmp_path / "calls"])
     finished = numbers_of_calls(calls, "finish")
-    figures.add(prompts=len(finished), skipped=len(set(finished) - set(made)))
+    figures.add(prompts=len(finished), skipped=len(set(finished) - set(generated)))
     figures.judge(1, calls)
-    assert sorted(made) == sorted(finished)
-    assert away < 10
+    assert sorted(generated) == sorted(finished)
+    assert seconds_away < 10
 
 
 @contextlib.asynccontextmanager
@@ -215,12 +215,12 @@ def fail_over_again_and_again(cluster: Cluster, storm: Storm) -> list[float]:
 
 def wait_for_more(storm: Storm, count: int) -> float:
     """Wait until so many more calls have returned; return when that was."""
-    wanted = storm.returned() + count
+    goal = storm.returned() + count
     for _ in range(60_000):
-        if storm.returned() >= wanted:
+        if storm.returned() >= goal:
             return time.monotonic()
         time.sleep(0.01)
-    raise TimeoutError(f"{storm.returned()} of {wanted} after ten minutes")
+    raise TimeoutError(f"{storm.returned()} of {goal} after ten minutes")
 
 
 def print_recovery(seconds: list[float]) -> None:

@@ -53,7 +53,7 @@ async def test_who_saw_lost_commits_goes_back_to_a_step_and_then_on(asynchronous
         asynchronous.hold_back()
         assert numbers_of(await trainer.get(2, TASK)) == [2, 3]
         # More than the 32 that a sequence is ahead of itself in the WAL.
-        lost = max(await asyncio.gather(*(worker.put(group(number), TASK) for number in range(7, 57))))
+        last_lost = max(await asyncio.gather(*(worker.put(group(number), TASK) for number in range(7, 57))))
         await fail_over(asynchronous)
 
         for call in (lambda: trainer.get(1, TASK), lambda: trainer.put(group(8), TASK), lambda: trainer.checkpoint(5)):
@@ -67,17 +67,17 @@ async def test_who_saw_lost_commits_goes_back_to_a_step_and_then_on(asynchronous
             await trainer.take_batch({TASK: 100}, timeout=30)
         with pytest.raises(FencedError, check=because("commits lost")):
             await lease.acknowledge()
-        assert [made.step for made in await trainer.checkpoints()] == [4]
+        assert [checkpoint.step for checkpoint in await trainer.checkpoints()] == [4]
 
         await trainer.restore(4)
-        for late in (worker, idle):
+        for stale_worker in (worker, idle):
             with pytest.raises(FencedError):
-                await late.put(group(9), TASK)
+                await stale_worker.put(group(9), TASK)
         async with build(url) as joined:
-            assert await joined.put(group(6), TASK) > lost  # uids of lost groups aren't given again
-        found = await take_all(trainer)
-    figures.compare(1, list(range(7)), found)
-    assert found == list(range(7))
+            assert await joined.put(group(6), TASK) > last_lost  # uids of lost groups aren't given again
+        remaining = await take_all(trainer)
+    figures.compare(1, list(range(7)), remaining)
+    assert remaining == list(range(7))
 
 
 @pytest.mark.long
@@ -124,8 +124,8 @@ async def test_payloads_kept_apart_go_on_after_a_restore(asynchronous: Cluster, 
         await buffer.restore(1)
         for number in range(1, 40):
             await buffer.put(large(number), TASK)
-        found = await buffer.get(100, TASK)
-        assert [int(rollouts[0].routed_experts[-1]) for rollouts in found] == list(range(40))
+        groups = await buffer.get(100, TASK)
+        assert [int(rollouts[0].routed_experts[-1]) for rollouts in groups] == list(range(40))
 
 
 @pytest.mark.long
@@ -134,9 +134,9 @@ async def test_a_run_that_lost_commits_and_was_restored_is_the_run_that_lost_non
     asynchronous: Cluster, policy: str, figures: Figures, tmp_path: Path
 ) -> None:
     """Batch by batch, whatever it was in the middle of: puts, leases, checkpoints, or another restore."""
-    whole, chance = tmp_path / "whole", random.Random(policy)
-    await Run(f"sqlite:///{tmp_path}/whole.db", policy, whole).to_the_end()
-    expected = batches(whole)
+    whole_ledger, chance = tmp_path / "whole", random.Random(policy)
+    await Run(f"sqlite:///{tmp_path}/whole.db", policy, whole_ledger).to_the_end()
+    expected = batches(whole_ledger)
     failovers = max(1, FAILOVERS // len(POLICIES))
     for number in range(failovers):
         ledger = tmp_path / f"{number}"
@@ -144,11 +144,11 @@ async def test_a_run_that_lost_commits_and_was_restored_is_the_run_that_lost_non
         losing = asyncio.create_task(_lose(asynchronous, run, chance))
         await run.to_the_end()
         await losing
-        found = [(int(step), rest) for step, _, rest in (line.partition(" ") for line in entries(ledger, "batch"))]
+        steps = [(int(step), rest) for step, _, rest in (line.partition(" ") for line in entries(ledger, "batch"))]
         undone = Counter(map(int, entries(ledger, "undone")))
-        wrong = [step for step, batch in found if batch != expected[step] and not _first_of(undone, step)]
-        figures.add(faults=1, groups=sum(len(batch.split()) for _, batch in found), lost=len(wrong))
-        assert (wrong, batches(ledger), entries(ledger, "left")) == ([], expected, entries(whole, "left"))
+        differing = [step for step, batch in steps if batch != expected[step] and not _first_of(undone, step)]
+        figures.add(faults=1, groups=sum(len(batch.split()) for _, batch in steps), lost=len(differing))
+        assert (differing, batches(ledger), entries(ledger, "left")) == ([], expected, entries(whole_ledger, "left"))
         await asyncio.to_thread(asynchronous.get_ready, synchronous=False)
 
 
@@ -193,8 +193,8 @@ class Run:
                     last = (await buffer.checkpoints())[-1].step
                     await buffer.restore(last)
                     prompts, self.step = self._prompts(buffer), last + 1
-            left = [item.item async for item in buffer.find({"status": "completed"})]
-            self._ledger.write("left", *numbers_of(left))
+            remaining = [item.item async for item in buffer.find({"status": "completed"})]
+            self._ledger.write("left", *numbers_of(remaining))
 
     def _prompts(self, buffer: ReplayBuffer) -> Sampler:
         return ledger_of(buffer, range(15), TASK, epochs=2, make_group=_prompt)
@@ -277,13 +277,13 @@ async def test_a_standby_takes_no_writes(asynchronous: Cluster) -> None:
         await fill(buffer, 1)
     standby = asynchronous.standby.url(url.rpartition("/")[2])
     nowhere = standby.replace("127.0.0.1", "127.0.0.1:1,127.0.0.1")
-    for named, error, text in (
+    for url_of_standby, error, text in (
         (standby, AccessError, "is a standby, which takes no writes; name the primary"),
         (nowhere, UnreachableError, "127.0.0.1:1 can't be used .*is a standby; start it"),
         (url.replace(str(asynchronous.primary.port), "1"), UnreachableError, "no primary can be reached"),
     ):
         with pytest.raises(error, match=text):
-            async with build(named):
+            async with build(url_of_standby):
                 pass
 
 
@@ -317,9 +317,9 @@ def test_commands_read_and_write_with_several_hosts(asynchronous: Cluster) -> No
         ("checkpoint", "restore", url, "1", "--yes"),
         ("rm", url, "--where", '{"task_name": "math"}', "--yes"),
     ):
-        done = run(*command, code=None)
-        assert "hidden" not in done.output
-        assert done.exit_code == 0 or command[0] == "doctor", (command, done.output)
+        result = run(*command, code=None)
+        assert "hidden" not in result.output
+        assert result.exit_code == 0 or command[0] == "doctor", (command, result.output)
     assert "True" in run("sql", f"{url}?target_session_attrs=standby", "SELECT pg_is_in_recovery()").stdout
 
 

@@ -51,14 +51,14 @@ async def test_a_put_that_was_given_up_is_in_doubt_and_is_found_by_its_mark(sync
     async with build(url, reconnect_timeout=1) as buffer:
         await fill(buffer, 2)
         async with away(synchronous):
-            began = time.monotonic()
+            start = time.monotonic()
             with pytest.raises(
                 UnreachableError,
                 match=SAID + ".* The primary may have it: .*key= can be repeated",
                 check=because("commit unanswered"),
             ) as caught:
                 await asyncio.wait_for(buffer.put(group(2), TASK), 20)
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - start < 10
             assert caught.value.in_doubt
             assert len(buffer) == 3
         assert await was_committed(buffer, caught.value)
@@ -95,19 +95,19 @@ async def test_a_take_that_was_given_up_comes_back(synchronous: Cluster) -> None
 @pytest.mark.long
 async def test_a_buffer_is_not_opened_without_the_standby(synchronous: Cluster) -> None:
     """A new database; nor does it hang. With the tables there, reading goes on."""
-    url, there = synchronous.new_database(), synchronous.new_database()
-    async with build(there) as buffer:
+    url, opened_url = synchronous.new_database(), synchronous.new_database()
+    async with build(opened_url) as buffer:
         await fill(buffer, 1)
     async with away(synchronous):
-        began = time.monotonic()
+        start = time.monotonic()
         with pytest.raises(UnreachableError, match=SAID, check=because("commit unanswered")):
             async with build(url, reconnect_timeout=1) as buffer:
                 await buffer.put(group(1), TASK)
-        async with build(there, reconnect_timeout=1) as buffer:
+        async with build(opened_url, reconnect_timeout=1) as buffer:
             assert await buffer.count(TASK, "completed") == 1
             with pytest.raises(UnreachableError, check=because("commit unanswered")):
                 await buffer.put(group(2), TASK)
-        assert time.monotonic() - began < 40
+        assert time.monotonic() - start < 40
 
 
 @pytest.mark.long
@@ -144,15 +144,15 @@ async def test_closing_and_cancelling_do_not_wait_for_a_standby(synchronous: Clu
     async with away(synchronous):
         putting = asyncio.create_task(buffer.put(group(1), TASK))
         await asyncio.sleep(0.5)
-        began = time.monotonic()
+        start = time.monotonic()
         putting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await putting
-        assert time.monotonic() - began < 8  # a commit is waited for 10
+        assert time.monotonic() - start < 8  # a commit is waited for 10
         other = asyncio.create_task(buffer.get(1, "another"))
         await asyncio.sleep(0.5)
         await buffer.close()
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - start < 15
         with contextlib.suppress(UnreachableError, ClosedError):
             await other
     async with build(url) as buffer:
@@ -170,8 +170,8 @@ async def test_standbys_that_come_and_go_lose_and_double_nothing(synchronous: Cl
     In the end the primary is lost, too.
     """
     url, chance, over = synchronous.new_database(), random.Random(7), asyncio.Event()
-    put: list[int] = []
-    got: list[int] = []
+    put_numbers: list[int] = []
+    received: list[int] = []
     doubts = 0
 
     async def settled(buffer: ReplayBuffer, error: UnreachableError) -> bool:
@@ -190,27 +190,27 @@ async def test_standbys_that_come_and_go_lose_and_double_nothing(synchronous: Cl
                 doubts += error.in_doubt
                 if not await settled(buffer, error):
                     continue
-            put.append(number)
+            put_numbers.append(number)
             number += 1
 
     async def taker(buffer: ReplayBuffer) -> None:
         while not over.is_set():
             with contextlib.suppress(UnreachableError):  # what was taken comes back
-                got.extend(numbers_of(await buffer.get(2, TASK)))
+                received.extend(numbers_of(await buffer.get(2, TASK)))
 
     async def goes_on() -> None:
-        before = len(put)
+        before = len(put_numbers)
 
         async def has_gone_on() -> bool:
-            return len(put) > before + 10
+            return len(put_numbers) > before + 10
 
         await until(has_gone_on, 60)
 
-    async with build(url, reconnect_timeout=3) as one, build(url, reconnect_timeout=3) as two:
-        await fill(one, 1)
-        got.extend(await take_all(one))
-        tasks = [asyncio.create_task(producer(one, place * 1_000_000 + 1)) for place in range(3)]
-        tasks += [asyncio.create_task(taker(buffer)) for buffer in (one, two)]
+    async with build(url, reconnect_timeout=3) as first, build(url, reconnect_timeout=3) as second:
+        await fill(first, 1)
+        received.extend(await take_all(first))
+        tasks = [asyncio.create_task(producer(first, place * 1_000_000 + 1)) for place in range(3)]
+        tasks += [asyncio.create_task(taker(buffer)) for buffer in (first, second)]
         for _ in range(AWAY):
             await asyncio.sleep(chance.random())
             async with away(synchronous):
@@ -222,11 +222,11 @@ async def test_standbys_that_come_and_go_lose_and_double_nothing(synchronous: Cl
         await asyncio.gather(*tasks)
 
         async def is_complete() -> bool:
-            got.extend(await take_all(one))
-            return len(got) >= len(put) + 1
+            received.extend(await take_all(first))
+            return len(received) >= len(put_numbers) + 1
 
         await until(is_complete, 60)
-    figures.compare(AWAY + 1, [0, *put], got)
-    print(f"{AWAY} times without a standby: {len(put)} groups put, {doubts} puts in doubt")
-    assert sorted(got) == sorted([0, *put])
+    figures.compare(AWAY + 1, [0, *put_numbers], received)
+    print(f"{AWAY} times without a standby: {len(put_numbers)} groups put, {doubts} puts in doubt")
+    assert sorted(received) == sorted([0, *put_numbers])
     assert doubts or AWAY < 12  # few may all be short

@@ -55,12 +55,12 @@ def tiled(array: Any) -> Any:
 def test_arrays_in_one_payload_can_be_written_to_and_do_not_overlap(arrays: list[Any], codec: Codec) -> None:
     payload = codec.encode([{"field": array} for array in arrays])
     for group in (read(payload), DICTS.decode(payload)):  # any codec reads compressed ones
-        back = [rollout["field"] for rollout in group]
-        for array, one in zip(arrays, back, strict=True):
-            assert same(one, array)
-            assert one.flags.writeable
-            assert one.flags.aligned
-        assert not any(np.shares_memory(one, other) for one, other in itertools.combinations(back, 2))
+        restored = [rollout["field"] for rollout in group]
+        for array, copy in zip(arrays, restored, strict=True):
+            assert same(copy, array)
+            assert copy.flags.writeable
+            assert copy.flags.aligned
+        assert not any(np.shares_memory(left, right) for left, right in itertools.combinations(restored, 2))
 
 
 @pytest.mark.parametrize("array", [np.zeros(1000), np.arange(300.0)], ids=["in a block of its own", "with others"])
@@ -68,17 +68,17 @@ def test_a_payload_that_others_have_is_not_written_to(array: Any) -> None:
     for form in (bytes, bytearray, memoryview):
         payload = DICTS.encode([{"a": array + row} for row in range(2)])
         verify(form(payload))
-        back = DICTS.decode(form(payload))
-        back[0]["a"] += 1
+        restored = DICTS.decode(form(payload))
+        restored[0]["a"] += 1
         assert (DICTS.decode(payload)[0]["a"] == array).all()
 
 
 def test_a_small_array_does_not_keep_a_large_payload() -> None:
     """What is kept is at most 64 times the array."""
-    (back,) = read(DICTS.encode([{"large": np.zeros(MB, "u1"), "small": np.zeros(1000), "part": np.zeros(4000)}]))
-    assert not back["large"].flags.owndata
-    assert not back["part"].flags.owndata
-    assert back["small"].flags.owndata
+    (restored,) = read(DICTS.encode([{"large": np.zeros(MB, "u1"), "small": np.zeros(1000), "part": np.zeros(4000)}]))
+    assert not restored["large"].flags.owndata
+    assert not restored["part"].flags.owndata
+    assert restored["small"].flags.owndata
 
 
 class Scaled:
@@ -103,7 +103,7 @@ class ScaledModel(pydantic.BaseModel):
     [
         (Codec(RolloutType(ScaledModel)), ScaledModel(array=np.ones(10_000))),
         (
-            Codec(RolloutType(dict), converters={Scaled: ("scaled", lambda one: one.array, Scaled)}),
+            Codec(RolloutType(dict), converters={Scaled: ("scaled", lambda scaled: scaled.array, Scaled)}),
             {"a": Scaled(np.ones(10_000))},
         ),
     ],
@@ -112,18 +112,18 @@ class ScaledModel(pydantic.BaseModel):
 def test_code_of_users_that_runs_while_a_group_is_read_changes_no_payload(codec: Codec, rollout: Any) -> None:
     """A draw may yet be undone, and the payload put back."""
     payload = bytes(codec.encode([rollout]))
-    [back] = codec.decode(payload, owned=True)
-    codec.rollout_type.set(back, "seq_staleness", 3)
+    [restored] = codec.decode(payload, owned=True)
+    codec.rollout_type.set(restored, "seq_staleness", 3)
     verify(payload)
 
 
 def test_writing_copies_once_and_reading_never() -> None:
     array = np.zeros(16 * MB, "u1")
-    payload, most = most_memory(lambda: DICTS.encode([{"field": array}]))
-    assert most < 1.1 * array.nbytes
-    back, most = most_memory(lambda: DICTS.decode(payload, owned=True))
-    assert most < 0.1 * array.nbytes
-    assert len(back[0]["field"]) == len(array)
+    payload, peak = most_memory(lambda: DICTS.encode([{"field": array}]))
+    assert peak < 1.1 * array.nbytes
+    restored, peak = most_memory(lambda: DICTS.decode(payload, owned=True))
+    assert peak < 0.1 * array.nbytes
+    assert len(restored[0]["field"]) == len(array)
 
 
 def test_an_array_that_is_a_file_comes_back_as_a_copy_in_memory(tmp_path: Path) -> None:
@@ -132,10 +132,10 @@ def test_an_array_that_is_a_file_comes_back_as_a_copy_in_memory(tmp_path: Path) 
     mapped[:] = 7
     payload = codec.encode([{"values": mapped, "part": mapped[1:]}])
     mapped[:] = 0
-    [back] = codec.decode(payload)
-    assert type(back["values"]) is type(back["part"]) is np.ndarray
-    assert back["values"].tolist() == [[7, 7]] * 3
-    assert back["part"].tolist() == [[7, 7]] * 2
+    [restored] = codec.decode(payload)
+    assert type(restored["values"]) is type(restored["part"]) is np.ndarray
+    assert restored["values"].tolist() == [[7, 7]] * 3
+    assert restored["part"].tolist() == [[7, 7]] * 2
 
 
 MODES = ("1", "L", "LA", "RGB", "RGBA", "CMYK", "YCbCr", "I", "F", "I;16")
@@ -159,10 +159,10 @@ def gradient(mode: str) -> Any:
 @pytest.mark.parametrize("mode", MODES)
 def test_an_image_of_any_mode_comes_back(mode: str) -> None:
     image = gradient(mode)
-    back = round_trip({"images": [image]})["images"][0]
-    assert type(back) is Image.Image
-    assert back == image
-    back.putpixel((0, 0), back.getpixel((8, 4)))  # its memory is its own
+    restored = round_trip({"images": [image]})["images"][0]
+    assert type(restored) is Image.Image
+    assert restored == image
+    restored.putpixel((0, 0), restored.getpixel((8, 4)))  # its memory is its own
 
 
 def test_an_opened_file_comes_back_as_an_image() -> None:
@@ -171,8 +171,8 @@ def test_an_opened_file_comes_back_as_an_image() -> None:
         opened(gradient("L"), "JPEG", dpi=(72, 72)),
         opened(gradient("RGB"), "WEBP", lossless=True),
     ):
-        back = round_trip(file)
-        assert (type(back), back) == (Image.Image, file.copy())
+        restored = round_trip(file)
+        assert (type(restored), restored) == (Image.Image, file.copy())
 
 
 def test_what_info_holds_besides_plain_values_is_left_out() -> None:
@@ -256,7 +256,7 @@ GROUP = [
 
 
 def tail_of(split: Any) -> bytes:
-    return b"".join(bytes(one) for one in split.tail)
+    return b"".join(bytes(part) for part in split.tail)
 
 
 def test_a_payload_with_large_arrays_is_its_head_and_its_tail() -> None:
@@ -289,8 +289,8 @@ def test_the_checksums_of_a_joined_payload_are_those_of_its_own_bytes() -> None:
     array = LARGE.copy()
     split = DICTS.encode_split([{"a": array}])
     array[0] += 1  # by another thread, between its checksum and its copy
-    (back,) = DICTS.decode(split.joined())
-    assert back["a"][0] == array[0]
+    (restored,) = DICTS.decode(split.joined())
+    assert restored["a"][0] == array[0]
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 65_535, 65_536, 65_537, 300_000])
@@ -370,25 +370,25 @@ def test_arrays_of_deferred_fields_are_not_read() -> None:
     assert same([first["ids"], second["ids"], first["few"]], [GROUP[0]["ids"], GROUP[1]["ids"], GROUP[0]["few"]])
     assert first["heavy"] == {"x": ["deferred", 3]}
     assert second["heavy"] is None
-    [one] = handles.arrays
-    assert (one.dtype, one.shape, one.nbytes) == (LARGE.dtype, LARGE.shape, LARGE.nbytes)
-    assert same(checked_array(one, tail[one.block_at : one.block_at + one.block_size]), LARGE)
+    [handle] = handles.arrays
+    assert (handle.dtype, handle.shape, handle.nbytes) == (LARGE.dtype, LARGE.shape, LARGE.nbytes)
+    assert same(checked_array(handle, tail[handle.block_at : handle.block_at + handle.block_size]), LARGE)
 
 
 @pytest.mark.parametrize(("nbytes", "shares"), [(64, False), (MB // 2, True)])
 def test_a_small_array_that_is_loaded_does_not_keep_a_large_block(nbytes: int, shares: bool) -> None:
     block = np.arange(MB, dtype=np.uint32).view(np.uint8)[:MB].copy()
     array = DeferredArray(np.dtype(np.uint8), (nbytes,), nbytes, 128, 0, MB, digest(block))
-    made = checked_array(array, block)
-    assert same(made, block[128 : 128 + nbytes])
-    assert np.shares_memory(made, block) == shares
+    checked = checked_array(array, block)
+    assert same(checked, block[128 : 128 + nbytes])
+    assert np.shares_memory(checked, block) == shares
 
 
 def test_arrays_in_the_head_or_a_compressed_payload_are_held() -> None:
     for codec, array in ((DICTS, np.arange(3)), (ZSTD, np.zeros(3000))):
         payload = codec.encode([{"a": array, "b": array}])
-        [back] = codec.decode_deferred(payload, {"a"}, {}, Recording())
-        assert same(back, {"a": ["held", array], "b": array})
+        [restored] = codec.decode_deferred(payload, {"a"}, {}, Recording())
+        assert same(restored, {"a": ["held", array], "b": array})
 
 
 def test_arrays_of_a_column_are_deferred_one_by_one() -> None:
@@ -397,11 +397,11 @@ def test_arrays_of_a_column_are_deferred_one_by_one() -> None:
     split, handles = DICTS.encode_split(group), Recording()
     tail = tail_of(split)
     pieces = {at: tail[at : at + size] for at, size in DICTS.wanted(split.head, {"a"})}
-    back = DICTS.decode_deferred(split.head, {"a"}, pieces, handles)
-    assert [one["a"] for one in back] == ["deferred"] * 3
-    assert same([one["b"] for one in back], [one["b"] for one in group])
-    for one, rollout in zip(handles.arrays, group, strict=True):
-        assert same(checked_array(one, tail[one.block_at : one.block_at + one.block_size]), rollout["a"])
+    restored = DICTS.decode_deferred(split.head, {"a"}, pieces, handles)
+    assert [fields["a"] for fields in restored] == ["deferred"] * 3
+    assert same([fields["b"] for fields in restored], [fields["b"] for fields in group])
+    for handle, rollout in zip(handles.arrays, group, strict=True):
+        assert same(checked_array(handle, tail[handle.block_at : handle.block_at + handle.block_size]), rollout["a"])
     assert DICTS.wanted(split.head, {"a", "b"}) == []
 
 

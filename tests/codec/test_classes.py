@@ -130,17 +130,17 @@ Renamed = NewType("Renamed", Tight)
 @hypothesis.given(values)
 @hypothesis.settings(max_examples=40)
 def test_what_an_instance_holds_comes_back_with_its_type(value: Any) -> None:
-    made = [kind.model_construct(a=value) if issubclass(kind, BaseModel) else kind(a=value) for kind in KINDS]
-    back = round_trip(made, CODEC)
-    assert [type(one) for one in back] == KINDS
-    assert all(same(one.a, value) for one in back)
+    instances = [kind.model_construct(a=value) if issubclass(kind, BaseModel) else kind(a=value) for kind in KINDS]
+    restored = round_trip(instances, CODEC)
+    assert [type(instance) for instance in restored] == KINDS
+    assert all(same(instance.a, value) for instance in restored)
 
 
 def test_everything_that_annotations_reach_is_known() -> None:
-    known = RolloutType(Node).classes
+    classes = RolloutType(Node).classes
     reached = {Node, Mood, Model, Cat, Dog, Box, Box[int], Pair, Data, Slotted, Tight}
-    assert all(one in known for one in reached)
-    assert Remark not in known
+    assert all(kind in classes for kind in reached)
+    assert Remark not in classes
     codec = Codec(RolloutType(Node))
     node = Node(
         [Node(mood=Mood.GOOD)],

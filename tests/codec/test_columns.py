@@ -24,26 +24,26 @@ LARGE = np.arange(GROUPED)
 
 
 def back(group: list[Any], codec: Codec = DICTS) -> list[Any]:
-    for found in (codec.decode(codec.encode(group)), codec.decode(bytearray(codec.encode(group)), owned=True)):
-        assert same(found, group)
-    return found
+    for restored in (codec.decode(codec.encode(group)), codec.decode(bytearray(codec.encode(group)), owned=True)):
+        assert same(restored, group)
+    return restored
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("abcd"), values, max_size=4), max_size=4))
 @settings(deadline=None, max_examples=20)
 def test_rollouts_with_any_fields_come_back(group: list[dict[Any, Any]]) -> None:
-    found = DICTS.decode(DICTS.encode(group))  # fields are in the order of the first rollout that has them
-    assert same([dict(sorted(one.items())) for one in found], [dict(sorted(one.items())) for one in group])
+    restored = DICTS.decode(DICTS.encode(group))  # fields are in the order of the first rollout that has them
+    assert same([dict(sorted(row.items())) for row in restored], [dict(sorted(row.items())) for row in group])
 
 
 @given(st.lists(values, min_size=1, max_size=3), st.lists(st.integers(0, 2), min_size=2, max_size=6))
 @settings(deadline=None, max_examples=20)
 def test_values_that_are_shared_by_some_rollouts_come_back_shared(chosen: list[Any], places: list[int]) -> None:
     group = [{"a": chosen[place % len(chosen)]} for place in places]
-    found = back(group)
-    for (one, put), (other, also_put) in combinations(zip(found, group, strict=True), 2):
-        if put["a"] is also_put["a"]:
-            assert one["a"] is other["a"] or (same(one["a"], other["a"]) and type(one["a"]) in (int, float, str, bytes))
+    restored = back(group)
+    for (new, old), (other, other_old) in combinations(zip(restored, group, strict=True), 2):
+        if old["a"] is other_old["a"]:
+            assert new["a"] is other["a"] or (same(new["a"], other["a"]) and type(new["a"]) in (int, float, str, bytes))
 
 
 @pytest.mark.parametrize(
@@ -63,15 +63,15 @@ def test_values_that_are_shared_by_some_rollouts_come_back_shared(chosen: list[A
 )
 def test_one_object_comes_back_as_one_and_two_equal_ones_as_two(make: Any) -> None:
     first, second = make(), make()
-    group = [{"a": one, "b": number} for number, one in enumerate((first, second, first, second))]
+    group = [{"a": value, "b": number} for number, value in enumerate((first, second, first, second))]
     for codec in (DICTS, ZSTD):
-        found = [one["a"] for one in back(group, codec)]
-        assert found[0] is found[2]
-        assert found[1] is found[3]
-        assert found[0] is not found[1]
+        fields = [value["a"] for value in back(group, codec)]
+        assert fields[0] is fields[2]
+        assert fields[1] is fields[3]
+        assert fields[0] is not fields[1]
         if isinstance(first, np.ndarray):
-            found[0][...] = 7
-            assert same(found[1], first)
+            fields[0][...] = 7
+            assert same(fields[1], first)
 
 
 @pytest.mark.parametrize("array", [LARGE, np.arange(100), np.arange(3)], ids=["large", "column", "small"])
@@ -105,7 +105,7 @@ def test_a_block_is_read_as_no_more_arrays_than_a_payload_may_cost_memory() -> N
 
 
 def test_equal_values_of_other_types_stay_apart() -> None:
-    for chosen in (
+    for values_of_group in (
         [1, True],
         [1.0, 1],
         [0.0, -0.0],
@@ -114,7 +114,7 @@ def test_equal_values_of_other_types_stay_apart() -> None:
         [[1], [True]],
         [float("nan")] * 2,
     ):
-        back([{"a": one} for one in chosen])
+        back([{"a": value} for value in values_of_group])
     back([{"a": {1: 2}}, {"a": {True: 2}}])
     back([{"a": {"x": 1, "y": 2}}, {"a": {"y": 1, "x": 2}}])
 
@@ -154,7 +154,7 @@ def test_numeric_fields_hold_no_none(values: Any) -> None:
 def test_a_number_that_is_repeated_takes_no_room() -> None:
     assert len(DICTS.encode([{"mask": [1] * 1500, "steps": [7] * 1500, "n": row} for row in range(4)])) < 2500
     ids = [{"ids": np.arange(row, 900 + row)} for row in range(4)]
-    repeated = [{**one, "mask": np.ones(700, "i1"), "steps": np.full(300 + row, 7)} for row, one in enumerate(ids)]
+    repeated = [{**field, "mask": np.ones(700, "i1"), "steps": np.full(300 + row, 7)} for row, field in enumerate(ids)]
     assert len(DICTS.encode(repeated)) < len(DICTS.encode(ids)) + 200
     back(repeated)
 
@@ -168,9 +168,9 @@ def test_numbers_are_repeated_only_as_far_as_they_can_be_read_again(rows: int) -
 
 @pytest.mark.parametrize("like", [0.0, -0.0, float("nan"), 1.0])
 def test_an_array_that_nearly_repeats_a_number_keeps_its_bits(like: float) -> None:
-    for odd in (0, 1, 499):
+    for place in (0, 1, 499):
         group = [{"ids": np.arange(900.0) + row, "mask": np.zeros(500)} for row in range(3)]
-        group[2]["mask"][odd] = like
+        group[2]["mask"][place] = like
         back(group)
 
 
@@ -191,20 +191,20 @@ def test_an_array_that_nearly_repeats_a_number_keeps_its_bits(like: float) -> No
     ],
 )
 def test_arrays_of_any_kinds_in_one_field_come_back_apart(arrays: list[Any]) -> None:
-    found = [one["a"] for one in back([{"a": one} for one in arrays])]
-    found = [one for one in found if one is not None]
-    assert not any(np.shares_memory(one, other) for one, other in combinations(found, 2))
-    assert all(one.flags.writeable and one.flags.aligned for one in found)
+    fields = [value["a"] for value in back([{"a": value} for value in arrays])]
+    fields = [array for array in fields if array is not None]
+    assert not any(np.shares_memory(array, other) for array, other in combinations(fields, 2))
+    assert all(array.flags.writeable and array.flags.aligned for array in fields)
 
 
 def test_no_array_keeps_much_more_than_itself() -> None:
     group = [{"a": np.arange(number + 1), "b": np.zeros(number % 5 * 100), "n": number} for number in range(200)]
-    found = DICTS.decode(bytearray(DICTS.encode(group)), owned=True)
-    for array in (one[name] for one in found for name in "ab"):
-        kept = array
-        while getattr(kept, "base", None) is not None:
-            kept = kept.base
-        nbytes = kept.nbytes if hasattr(kept, "nbytes") else len(kept.raw)
+    restored = DICTS.decode(bytearray(DICTS.encode(group)), owned=True)
+    for array in (rollout[name] for rollout in restored for name in "ab"):
+        owner = array
+        while getattr(owner, "base", None) is not None:
+            owner = owner.base
+        nbytes = owner.nbytes if hasattr(owner, "nbytes") else len(owner.raw)
         assert nbytes <= 64 * max(array.nbytes, 1) or not array.nbytes
 
 
@@ -220,10 +220,10 @@ def test_instances_get_defaults_and_lists_of_their_own() -> None:
     codec = Codec(RolloutType(Sample))
     group = [Sample("a", np.arange(50)), Sample("a", np.arange(60), ["x"]), Sample("b")]
     del group[2].tags
-    found = codec.decode(codec.encode(group))
-    assert [one.message for one in found] == ["a", "a", "b"]
-    assert [one.tags for one in found] == [[], ["x"], []]
-    assert found[2].ids is None
+    restored = codec.decode(codec.encode(group))
+    assert [instance.message for instance in restored] == ["a", "a", "b"]
+    assert [instance.tags for instance in restored] == [[], ["x"], []]
+    assert restored[2].ids is None
     states = STATES.decode(STATES.encode([RolloutState(message=[]), RolloutState(message=[])]))
     assert states[0].extra_fields is not states[1].extra_fields
     assert states[0].model_fields_set == {"message", "seq_staleness", "status", "extra_fields"}
@@ -268,13 +268,13 @@ def test_segments_come_back_in_memory_of_their_own(kind: str, tree: list[tuple[i
     parents = [None if parent is None or parent >= place else parent for place, (_, parent) in enumerate(tree)]
     for codec in (DICTS, ZSTD):
         payload = codec.encode(group, parents=parents)
-        for found in (codec.decode(payload), codec.decode(bytearray(payload), owned=True)):
+        for copy in (codec.decode(payload), codec.decode(bytearray(payload), owned=True)):
             assert same(
-                found, [{**one, "a": np.ascontiguousarray(one["a"])} for one in group] if kind == "strided" else group
+                copy, [{**row, "a": np.ascontiguousarray(row["a"])} for row in group] if kind == "strided" else group
             )
-            arrays = [array for one in found for array in (one["a"], one["n"]["b"]) if isinstance(array, np.ndarray)]
+            arrays = [array for row in copy for array in (row["a"], row["n"]["b"]) if isinstance(array, np.ndarray)]
             assert all(array.flags.writeable and array.flags.aligned for array in arrays)
-            assert not any(np.shares_memory(one, other) for one, other in combinations(arrays, 2))
+            assert not any(np.shares_memory(array, other) for array, other in combinations(arrays, 2))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -288,8 +288,8 @@ def test_segments_are_stored_by_what_each_adds(kind: str) -> None:
 def test_segments_take_no_more_memory_than_a_payload_may_cost() -> None:
     """A beginning that very many segments share is stored again and again."""
     group = [{"a": LARGE.copy(), "n": number} for number in range(3 * MOST_USES)]
-    for number, one in enumerate(group):
-        one["a"][-1] = -number
+    for number, segment in enumerate(group):
+        segment["a"][-1] = -number
     payload = DICTS.encode(group, parents=[None] * len(group))
     assert LARGE.nbytes < len(payload) < 5 * LARGE.nbytes
     assert same(DICTS.decode(payload), group)
@@ -298,5 +298,5 @@ def test_segments_take_no_more_memory_than_a_payload_may_cost() -> None:
 def test_a_long_chain_of_segments_comes_back() -> None:
     group = [{"a": np.arange(1000 + 20 * number), "b": [*range(1000 + number)]} for number in range(200)]
     payload = DICTS.encode(group, parents=[None, *range(199)])
-    assert len(payload) < sum(one["a"].nbytes for one in group) / 10
+    assert len(payload) < sum(segment["a"].nbytes for segment in group) / 10
     assert same(DICTS.decode(payload), group)

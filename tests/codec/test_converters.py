@@ -71,10 +71,10 @@ def test_what_a_converter_returns_comes_back_as_it_was(value: Any) -> None:
 def test_a_converter_wins_over_what_is_known_of_its_class() -> None:
     value = {"a": Moves(["x", "y"]), "b": fractions.Fraction(1, 3), "c": {3, 1}}
     payload = CODEC.encode([value])
-    (back,) = CODEC.decode(payload)
-    assert same(list(back.items()), list(value.items()))
-    (bare,) = Codec(RolloutType(dict), as_plain=True).decode(payload)
-    assert bare == {"a": "x;y", "b": "1/3", "c": [1, 3]}
+    (restored,) = CODEC.decode(payload)
+    assert same(list(restored.items()), list(value.items()))
+    (plain_values,) = Codec(RolloutType(dict), as_plain=True).decode(payload)
+    assert plain_values == {"a": "x;y", "b": "1/3", "c": [1, 3]}
 
 
 def test_a_converter_is_for_exactly_its_class() -> None:
@@ -202,8 +202,8 @@ def test_attrs_classes_and_msgspec_structs_are_stored_by_the_converters_of_the_d
         Turn: ("turn", attrs.asdict, lambda fields: Turn(**fields)),
         Call: ("call", msgspec.structs.asdict, lambda fields: Call(**fields)),
     }
-    put = [Turn("user", [1, 2]), {"calls": (Call("search", {"ids": [3]}),)}]
-    assert round_trip(put, Codec(RolloutType(dict), converters=converters)) == put
+    originals = [Turn("user", [1, 2]), {"calls": (Call("search", {"ids": [3]}),)}]
+    assert round_trip(originals, Codec(RolloutType(dict), converters=converters)) == originals
     for value in (Turn("user"), Call("search")):
         with pytest.raises(RolloutError, match=rf"{type(value).__name__} can't be stored: add converters="):
             round_trip(value)

@@ -95,7 +95,7 @@ MUTATED = [
     segments(),
     STATES.encode(shared_group()),
     STATES.encode(ragged_group()),
-    ZSTD.encode([dict(one) for one in shared_group()]),
+    ZSTD.encode([dict(rollout) for rollout in shared_group()]),
 ]
 
 
@@ -258,7 +258,7 @@ HOSTILE: list[bytes] = [
     column(columns.NUMBERS, ["B", [2**11, *[0] * 19], bytes(2**11), [0] * 20, [0, *[2**11] * 19]], 20),
     column(99, []),
     column(columns.SHARED, 1, 10**6),
-    sealed(msgpack.packb([number for one in range(1000) for number in (str(one), 0, 0)]), 10_000),
+    sealed(msgpack.packb([number for name in range(1000) for number in (str(name), 0, 0)]), 10_000),
     sealed(msgpack.packb(["a", 0, 1, "a", 0, 1]), 2),
     sealed(msgpack.packb(7), 2),
     *(sealed(msgpack.packb([]), blocks=[bytes(8)], **{name: 2**31}) for name in ("msgpack", "head", "size")),

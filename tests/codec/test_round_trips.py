@@ -30,13 +30,13 @@ def test_every_value_comes_back_as_it_was(value: Any) -> None:
 
 def test_values_at_the_edges_come_back_as_they_were() -> None:
     """Integers of each size, floats bit for bit, and the second of two equal times of a day."""
-    odd = struct.unpack("<d", bytes.fromhex("efbeadde0000f87f"))[0]
+    odd_nan = struct.unpack("<d", bytes.fromhex("efbeadde0000f87f"))[0]
     integers = [-(2**63) - 1, -(2**63), 2**63, 2**64 - 1, 2**64, -1, 2**31, 127, 128, -129]
     moment = datetime(2024, 10, 27, 2, 30, fold=1, tzinfo=ZoneInfo("Europe/Berlin"))
-    for value in (*integers, [odd, -0.0, math.inf, 5e-324], moment):
+    for value in (*integers, [odd_nan, -0.0, math.inf, 5e-324], moment):
         assert same(round_trip(value), value)
-    back = round_trip(moment)
-    assert (back.fold, back.tzinfo, back.utcoffset()) == (1, moment.tzinfo, timedelta(hours=1))
+    restored = round_trip(moment)
+    assert (restored.fold, restored.tzinfo, restored.utcoffset()) == (1, moment.tzinfo, timedelta(hours=1))
 
 
 def test_bytearrays_and_memoryviews_come_back_as_bytes() -> None:
@@ -46,9 +46,9 @@ def test_bytearrays_and_memoryviews_come_back_as_bytes() -> None:
 @pytest.mark.parametrize("long", [[7] * 33, [0.5] * 33, [7, *[0.5] * 40, 9]])
 def test_the_garbage_collector_passes_over_long_lists_of_numbers(long: list[Any]) -> None:
     assert not gc.is_tracked(round_trip(long))
-    for one in DICTS.decode(DICTS.encode([{"a": {"b": [*long]}, "c": long} for _ in range(2)])):
-        assert not gc.is_tracked(one["a"]["b"])
-        assert not gc.is_tracked(one["c"])
+    for rollout in DICTS.decode(DICTS.encode([{"a": {"b": [*long]}, "c": long} for _ in range(2)])):
+        assert not gc.is_tracked(rollout["a"]["b"])
+        assert not gc.is_tracked(rollout["c"])
 
 
 @pytest.mark.parametrize("other", [[[1]] * 40, [{"a": 1}] * 40, [1, {"a": [2]}]])

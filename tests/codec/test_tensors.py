@@ -50,10 +50,10 @@ def by_hand(name: Any, shape: Any, raw: Any) -> bytes:
 def same_tensor(a: Any, b: Any) -> bool:
     """Equal in class, dtype, shape and bits."""
     torch = sys.modules["torch"]
-    flat = [one.detach().contiguous().as_strided((one.numel(),), (1,)) for one in (a, b)]
-    bits = [one.view(torch.uint8).tolist() if one.numel() else [] for one in flat]
-    about = [(type(one), one.dtype, one.shape, one.device.type) for one in (a, b)]
-    return bool(bits[0] == bits[1] and about[0] == about[1])
+    flat = [tensor.detach().contiguous().as_strided((tensor.numel(),), (1,)) for tensor in (a, b)]
+    bits = [elements.view(torch.uint8).tolist() if elements.numel() else [] for elements in flat]
+    descriptions = [(type(tensor), tensor.dtype, tensor.shape, tensor.device.type) for tensor in (a, b)]
+    return bool(bits[0] == bits[1] and descriptions[0] == descriptions[1])
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -84,16 +84,16 @@ def test_tensors_of_any_shape_and_layout_come_back(data: st.DataObject) -> None:
 
 
 def test_tensors_come_back_without_autograd(torch: ModuleType) -> None:
-    back = round_trip(torch.ones(2, requires_grad=True) * 2)
-    assert same_tensor(back, torch.full((2,), 2.0))
-    assert not back.requires_grad
+    restored = round_trip(torch.ones(2, requires_grad=True) * 2)
+    assert same_tensor(restored, torch.full((2,), 2.0))
+    assert not restored.requires_grad
 
 
 def test_a_restored_tensor_has_memory_of_its_own(torch: ModuleType) -> None:
     payload = DICTS.encode([{"field": [torch.zeros(1, dtype=torch.uint8), torch.zeros(3)]}])
-    for back in DICTS.decode(payload)[0]["field"]:
-        back += 1
-    assert [back.max() for back in DICTS.decode(payload)[0]["field"]] == [0, 0]
+    for restored in DICTS.decode(payload)[0]["field"]:
+        restored += 1
+    assert [restored.max() for restored in DICTS.decode(payload)[0]["field"]] == [0, 0]
 
 
 def test_what_can_not_be_stored_says_what_to_do(torch: ModuleType) -> None:
@@ -185,20 +185,20 @@ def test_tokens_that_are_tensors_are_filled_and_counted(torch: ModuleType) -> No
     short = torch.tensor([4, 4], dtype=torch.int16)
     rollouts = [rollout(torch), rollout(torch, response_model_steps=short)]
     rollouts[1]["response_mask"] = torch.tensor([True, False, False])
-    for one in rollouts:
-        fill_model_steps(one, 9, KIND)
-    assert [one["response_model_steps"].tolist() for one in rollouts] == [[9, 9, 9], [4, 4, 9]]
-    assert [one["response_model_steps"].dtype for one in rollouts] == [torch.int32, torch.int16]
+    for member in rollouts:
+        fill_model_steps(member, 9, KIND)
+    assert [member["response_model_steps"].tolist() for member in rollouts] == [[9, 9, 9], [4, 4, 9]]
+    assert [member["response_model_steps"].dtype for member in rollouts] == [torch.int32, torch.int16]
     marks_ = Marks.of(rollouts, KIND)
     assert (marks_.oldest, marks_.newest) == ([9, 4], [9, 4])
-    assert [(one["prompt_tokens"], one["response_tokens"]) for one in outline(rollouts, KIND)[0]] == [(2, 3)] * 2
+    assert [(row["prompt_tokens"], row["response_tokens"]) for row in outline(rollouts, KIND)[0]] == [(2, 3)] * 2
 
 
 def test_an_expired_response_leaves_a_copy_of_the_prompt(torch: ModuleType) -> None:
-    one = rollout(torch, tokens=torch.tensor([1, 2, 5, 6, 7]))
-    reset_response(one, KIND)
-    assert torch.equal(one["tokens"], one["prompt_ids"])
-    assert one["tokens"] is not one["prompt_ids"]
+    reset = rollout(torch, tokens=torch.tensor([1, 2, 5, 6, 7]))
+    reset_response(reset, KIND)
+    assert torch.equal(reset["tokens"], reset["prompt_ids"])
+    assert reset["tokens"] is not reset["prompt_ids"]
 
 
 def test_stale_tokens_are_masked_in_tensors(torch: ModuleType) -> None:
@@ -208,18 +208,18 @@ def test_stale_tokens_are_masked_in_tensors(torch: ModuleType) -> None:
         (torch.tensor([True, True, False]), torch.tensor([False, True, False])),
         (torch.tensor([1.0, 1.0, 0.0], dtype=torch.bfloat16), torch.tensor([0.0, 1.0, 0.0], dtype=torch.bfloat16)),
     ):
-        here = rollout(torch, response_model_steps=steps, response_mask=mask)
-        mask_stale_tokens([here], 3, KIND)
-        assert same_tensor(here["response_mask"], expected)
+        masked = rollout(torch, response_model_steps=steps, response_mask=mask)
+        mask_stale_tokens([masked], 3, KIND)
+        assert same_tensor(masked["response_mask"], expected)
         assert mask is None or mask[0]
 
 
 def test_a_tensor_that_rollouts_share_comes_back_as_one_and_is_stored_once(torch: ModuleType) -> None:
     shared, equal = torch.arange(5000), torch.arange(5000)
-    group = [{"a": one, "n": number} for number, one in enumerate((shared, [shared], equal))]
+    group = [{"a": tensor, "n": number} for number, tensor in enumerate((shared, [shared], equal))]
     payload = DICTS.encode(group)
     assert len(payload) < shared.nbytes + 1000
-    first, second, third = (one["a"] for one in DICTS.decode(payload))
+    first, second, third = (member["a"] for member in DICTS.decode(payload))
     assert first is second[0]
     assert first.data_ptr() != third.data_ptr()
     assert same_tensor(third, equal)

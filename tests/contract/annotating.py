@@ -46,28 +46,28 @@ class AnnotatingLaws(Harness):
         buffer = await open_buffer()
         await buffer.put(group(1, 2), "math")
         await fill(buffer, 2, first=3)
-        [gone] = await drawn(buffer, 1, current_train_step=4)
+        [drawn_uid] = await drawn(buffer, 1, current_train_step=4)
         lease = await buffer.lease_batch({"math": 2}, current_train_step=5, seconds=LONG, heartbeat=False)
-        held, back = sorted(lease.open)
-        each: Any = [{"kl": np.float32(0.5), "why": "odd", "length": 3}, {"kl": None, "length": np.array(4)}]
+        acknowledged, given_back = sorted(lease.open)
+        of_rollouts: Any = [{"kl": np.float32(0.5), "why": "odd", "length": 3}, {"kl": None, "length": np.array(4)}]
         values = {
-            gone: each,
-            held: {"kl": 0.25, "clipped": True},
-            back: [{"token": np.arange(3), "other": Tensor(), "listed": [0, 1, 0.5]}],
+            drawn_uid: of_rollouts,
+            acknowledged: {"kl": 0.25, "clipped": True},
+            given_back: [{"token": np.arange(3), "other": Tensor(), "listed": [0, 1, 0.5]}],
         }
         assert await buffer.annotate(values) == 3
-        await lease.acknowledge([held])
-        await lease.give_back([back])
-        assert await buffer.annotate({gone: [{"length": 7}, {}], held: {"kl": -1}}) == 2
+        await lease.acknowledge([acknowledged])
+        await lease.give_back([given_back])
+        assert await buffer.annotate({drawn_uid: [{"length": 7}, {}], acknowledged: {"kl": -1}}) == 2
         assert await annotated(buffer) == [
-            (4, 0, gone, "kl", 0, 0.5, None, None, None, None),
-            (4, 0, gone, "length", 0, 7, None, None, None, None),
-            (4, 0, gone, "why", 0, None, "odd", None, None, None),
-            (5, 0, held, "clipped", None, 1, None, None, None, None),
-            (5, 0, held, "kl", None, -1, None, None, None, None),
-            (5, 0, back, "listed", 0, 0.5, None, 0, 1, 3),
-            (5, 0, back, "other", 0, 1, None, 0.5, 1.5, 3),
-            (5, 0, back, "token", 0, 1, None, 0, 2, 3),
+            (4, 0, drawn_uid, "kl", 0, 0.5, None, None, None, None),
+            (4, 0, drawn_uid, "length", 0, 7, None, None, None, None),
+            (4, 0, drawn_uid, "why", 0, None, "odd", None, None, None),
+            (5, 0, acknowledged, "clipped", None, 1, None, None, None, None),
+            (5, 0, acknowledged, "kl", None, -1, None, None, None, None),
+            (5, 0, given_back, "listed", 0, 0.5, None, 0, 1, 3),
+            (5, 0, given_back, "other", 0, 1, None, 0.5, 1.5, 3),
+            (5, 0, given_back, "token", 0, 1, None, 0, 2, 3),
         ]
         assert await buffer.annotate({}) == 0
 
@@ -113,7 +113,7 @@ class AnnotatingLaws(Harness):
         uids = await fill(buffer, 2)
         await buffer.lease_batch({"math": 1}, current_train_step=4, seconds=LONG, heartbeat=False)
         ok, undrawn = {"kl": 0.5}, {uids[1]: {"kl": 0.5}}
-        wrong: dict[str, Any] = {
+        messages: dict[str, Any] = {
             "no draw of group 2": undrawn,
             r"no draw of group 77 .*\(nor of 1 others\)": {77: ok, 78: ok},
         }
@@ -141,7 +141,7 @@ class AnnotatingLaws(Harness):
             "token of group 1, rollout 0, has 1 numbers for 3": [{"token": [1]}],
             "each of which has one or None": [{"token": np.ones(3)}, {"token": 1.0}],
         }
-        for message, values in (*wrong.items(), *((message, {uids[0]: value}) for message, value in of_one.items())):
+        for message, values in (*messages.items(), *((message, {uids[0]: value}) for message, value in of_one.items())):
             with pytest.raises(InputError, match=f"(?s){message}.*; nothing was annotated$"):
                 await buffer.annotate(values)
         with pytest.raises(InputError, match="for train step 5 is recorded"):

@@ -156,7 +156,7 @@ class ChanceLaws(Harness):
         rounds = 300
         pairs = Counter([tuple(await drawn(buffer, 2)) for _ in range(rounds)])
         possible = list(permutations(weights, 2))
-        expected = [rounds * weights[one] * weights[two] / (1 - weights[one]) for one, two in possible]
+        expected = [rounds * weights[first] * weights[second] / (1 - weights[first]) for first, second in possible]
         assert chi_square([pairs[pair] for pair in possible], expected) < CRITICAL[11]
 
     async def test_new_priorities_count_from_now_on(self, open_buffer: OpenBuffer) -> None:
@@ -190,11 +190,11 @@ class ChanceLaws(Harness):
         for _ in range(150):
             before = Counter([item.status for item in await found(buffer)])
             await buffer.put(group(9, status=Status.ABORTED), "math")
-            [lost] = (before + Counter([Status.ABORTED])) - Counter([item.status for item in await found(buffer)])
-            evicted[lost] += 1
-            if lost != Status.ABORTED:
+            [status] = (before + Counter([Status.ABORTED])) - Counter([item.status for item in await found(buffer)])
+            evicted[status] += 1
+            if status != Status.ABORTED:
                 await buffer.delete({"status": "aborted"})
-                await buffer.put(group(1, status=lost), "math")
+                await buffer.put(group(1, status=status), "math")
         assert evicted[Status.COMPLETED] + evicted[Status.EXPIRED] > 100
         expected = (evicted[Status.COMPLETED] + evicted[Status.EXPIRED]) / 2
         pair = [evicted[Status.COMPLETED], evicted[Status.EXPIRED]]
@@ -212,12 +212,12 @@ class NarrowedChanceLaws(Harness):
         monkeypatch.setattr(ordering.Source, "is_sparse", lambda *_: is_sparse)
         buffer = await open_buffer("prioritized", seed=8, max_times_sampled=0)
         tagged = await fill(buffer, 4, tags={"a": 1})
-        others = await fill(buffer, 4)
+        untagged = await fill(buffer, 4)
         narrowed = await tally(buffer, tagged, 100, where={"tags.a": 1})
         assert chi_square(narrowed, [25] * 4) < CRITICAL[3]
         counts = [0] * 8
         for _ in range(80):
             await drawn(buffer, 2, where={"tags.a": 1})
-            [one] = await drawn(buffer, 1)
-            counts[(tagged + others).index(one)] += 1
+            [uid] = await drawn(buffer, 1)
+            counts[(tagged + untagged).index(uid)] += 1
         assert chi_square(counts, [10] * 8) < CRITICAL[7]

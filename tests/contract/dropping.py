@@ -38,8 +38,8 @@ def stale() -> list[RolloutState]:
 
 async def counted(buffer: ReplayBuffer) -> tuple[int, int, int]:
     """Return the numbers of groups put, dropped and replaced so far."""
-    put, dropped, replaced = [await total(buffer, name) for name in ("put", "dropped", "replaced")]
-    return put, dropped, replaced
+    stored, dropped, replaced = [await total(buffer, name) for name in ("put", "dropped", "replaced")]
+    return stored, dropped, replaced
 
 
 class DroppingLaws(Harness):
@@ -52,8 +52,8 @@ class DroppingLaws(Harness):
             await buffer.put(group(number, status=Status.INIT), "math")
         lease = await buffer.lease_batch({"math": 2}, group_status="init", seconds=LONG)
         first, second = sorted(lease.open)
-        put = lease.finish if how == "finish" else lease.save
-        assert await put(stale(), "math", replaces=[first], **DROPPING) is None
+        settle = lease.finish if how == "finish" else lease.save
+        assert await settle(stale(), "math", replaces=[first], **DROPPING) is None
         assert lease.open == {second}
         assert await lease.give_back() == 1
         assert ids(await buffer.get(9, "math", "init")) == [1]
@@ -64,16 +64,16 @@ class DroppingLaws(Harness):
         buffer = await open_buffer(capacity=8)
         uids = await fill(buffer, 6)
         keyed = await buffer.put(group(6), "math", key="a")
-        gone: list[list[StorageItem]] = [[] for _ in range(6)]
+        by_put: list[list[StorageItem]] = [[] for _ in range(6)]
         await asyncio.gather(
             buffer.put(group(7), "math"),
-            buffer.put(group(8), "math", key="a", dropped=gone[0]),
-            buffer.put(group(9), "math", replaces=uids[5:], dropped=gone[1]),
-            *(buffer.put(group(10 + number), "math", dropped=gone[2 + number]) for number in range(4)),
-            *(buffer.put(group(number), "code", dropped=gone[2]) for number in range(2)),
+            buffer.put(group(8), "math", key="a", dropped=by_put[0]),
+            buffer.put(group(9), "math", replaces=uids[5:], dropped=by_put[1]),
+            *(buffer.put(group(10 + number), "math", dropped=by_put[2 + number]) for number in range(4)),
+            *(buffer.put(group(number), "code", dropped=by_put[2]) for number in range(2)),
         )
-        assert [[item.uid for item in items] for items in gone] == [[keyed], uids[5:], *([uid] for uid in uids[:4])]
-        assert ids([item.item for items in gone for item in items]) == [6, 5, 0, 1, 2, 3]
+        assert [[item.uid for item in items] for items in by_put] == [[keyed], uids[5:], *([uid] for uid in uids[:4])]
+        assert ids([item.item for items in by_put for item in items]) == [6, 5, 0, 1, 2, 3]
         assert sorted(ids([item.item for item in await found(buffer)])) == [0, 1, 4, *range(7, 14)]
 
     async def test_a_caller_of_refresh_can_have_what_is_dropped(self, buffer: ReplayBuffer) -> None:
@@ -82,18 +82,18 @@ class DroppingLaws(Harness):
             await buffer.put(group(1), task, model_step=0, current_train_step=1)
             await buffer.put(group(2, status=Status.EXPIRED), task)
             await buffer.put(group(3), task, model_step=8, current_train_step=9)
-        gone: list[StorageItem] = []
+        dropped: list[StorageItem] = []
         await buffer.refresh_staleness(
             task_stale_thresholds={"math": 5, "code": 5},
             expired_groups_retryable_by_task={"math": False},
             current_train_step=9,
-            dropped=gone,
+            dropped=dropped,
         )
-        gone.sort(key=lambda item: item.uid)
-        assert [(item.task_name, item.status, item.staleness) for item in gone] == [
+        dropped.sort(key=lambda item: item.uid)
+        assert [(item.task_name, item.status, item.staleness) for item in dropped] == [
             ("math", "completed", 8), ("math", "expired", 0)
         ]  # fmt: skip
-        assert [(item.item[0].response, item.item[0].seq_staleness) for item in gone] == [
+        assert [(item.item[0].response, item.item[0].seq_staleness) for item in dropped] == [
             ("the answer", 8), ("the answer", 0)
         ]  # fmt: skip
 
@@ -103,14 +103,14 @@ class DroppingLaws(Harness):
         await fill(buffer, 1)
         for pause in (0, 0, 0.0005, 0.001, 0.002, 0.005):
             [before] = await found(buffer)
-            gone: list[StorageItem] = []
-            putting = asyncio.create_task(buffer.put(group(1), "math", dropped=gone))
+            dropped: list[StorageItem] = []
+            putting = asyncio.create_task(buffer.put(group(1), "math", dropped=dropped))
             await asyncio.sleep(pause)
             putting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await putting
             [after] = await found(buffer)
-            assert [item.uid for item in gone] == ([] if after.uid == before.uid else [before.uid])
+            assert [item.uid for item in dropped] == ([] if after.uid == before.uid else [before.uid])
 
     async def test_a_lease_tells_what_its_result_replaced(self, buffer: ReplayBuffer) -> None:
         """finish and save give the leased groups that leave."""
@@ -118,12 +118,12 @@ class DroppingLaws(Harness):
             await buffer.put(group(number, status=Status.INIT), "math")
         lease = await buffer.lease_batch({"math": 2}, group_status="init", seconds=LONG)
         first, second = sorted(lease.open)
-        gone: list[StorageItem] = []
-        saved = await lease.save(group(8, status=Status.ABORTED), "math", replaces=[first], dropped=gone)
+        dropped: list[StorageItem] = []
+        saved = await lease.save(group(8, status=Status.ABORTED), "math", replaces=[first], dropped=dropped)
         assert saved is not None
-        await lease.finish(group(9), "math", replaces=[saved, second], dropped=gone)
-        assert sorted(item.uid for item in gone) == sorted([first, saved, second])
-        assert {item.deliveries for item in gone} == {1}
+        await lease.finish(group(9), "math", replaces=[saved, second], dropped=dropped)
+        assert sorted(item.uid for item in dropped) == sorted([first, saved, second])
+        assert {item.deliveries for item in dropped} == {1}
 
     async def test_who_waits_for_room_hears_of_a_dropped_group(self, open_buffer: OpenBuffer) -> None:
         """The groups that it replaced have made room."""
@@ -215,13 +215,13 @@ class ArchiveLaws(Harness):
     async def test_what_is_unfit_is_pruned_by_age(self, open_buffer: OpenBuffer) -> None:
         """Counted from when it became so, not from its put."""
         buffer = await open_buffer(unfit_seconds=0.5)
-        [late] = await fill(buffer, 1)
+        [late_uid] = await fill(buffer, 1)
         await buffer.put(group(1, status=Status.FILTERED), "math")
 
         async def pruned() -> bool:
-            await buffer.update({"uid": late}, priority=2)  # in memory, groups leave as others change
+            await buffer.update({"uid": late_uid}, priority=2)  # in memory, groups leave as others change
             return await buffer.count("math", "filtered") == 0
 
         await until(pruned, SOON)
-        await buffer.update({"uid": late}, status="failed")
+        await buffer.update({"uid": late_uid}, status="failed")
         assert await buffer.count("math", "failed") == 1

@@ -97,8 +97,8 @@ class DurableLaws(InOnePlace):
         storage = await open_storage(OTHER_CODEC)
         fields = {"status": "completed", "of_another_type": 1}
         await storage.put(NewGroup("math", Status.COMPLETED, 0, [fields], 1.0))
-        wrong = await open_buffer(storage=same_place(storage, CODEC))
-        assert await wrong.get(1, "math") == []
+        other_type = await open_buffer(storage=same_place(storage, CODEC))
+        assert await other_type.get(1, "math") == []
         right = ReplayBuffer(storage)
         assert plain(await right.get(1, "math", "failed")) == plain([[fields]])
 
@@ -112,15 +112,15 @@ class DurableRulesLaws(InOnePlace):
 
     async def test_several_storages_share_the_race(self, open_buffer: OpenBuffer, another: Another) -> None:
         """Draws through any, also one that is opened again, are the same as draws through one."""
-        one = await open_buffer("prioritized", seed=2, max_times_sampled=3)
+        another_buffer = await open_buffer("prioritized", seed=2, max_times_sampled=3)
         first = await open_buffer("prioritized", seed=2, max_times_sampled=3)
         second = await another(first)
         drawn_here, drawn_there = [], []
         for turn in range(6):
-            for buffer in (one, first):
+            for buffer in (another_buffer, first):
                 for number in range(4):
                     await buffer.put(group(number), "math", priority=1 + number % 3)
-            drawn_here += [await drawn(one, 2), await drawn(one, 1 + turn)]
+            drawn_here += [await drawn(another_buffer, 2), await drawn(another_buffer, 1 + turn)]
             drawn_there += [await drawn(first, 2), await drawn(second, 1 + turn)]
             if turn % 2:
                 second = await reopened(second, another)
@@ -129,9 +129,9 @@ class DurableRulesLaws(InOnePlace):
     async def test_two_readers_never_get_the_same_draw(self, open_buffer: OpenBuffer, another: Another) -> None:
         """Trinity-RFT's readers of SQLite get the same rows; here groups are drawn as often as the limit says."""
         buffer = await open_buffer("uniform", seed=1, max_times_sampled=2)
-        others = [await another(buffer) for _ in range(2)]
+        readers = [await another(buffer) for _ in range(2)]
         uids = await fill(buffer, 12)
-        calls = [drawn(one, 3) for one in (buffer, *others) for _ in range(4)]
+        calls = [drawn(reader, 3) for reader in (buffer, *readers) for _ in range(4)]
         received = Counter([uid for batch in await asyncio.gather(*calls) for uid in batch])
         while batch := await drawn(buffer, 12):
             received.update(batch)
@@ -161,11 +161,11 @@ class DurableRulesLaws(InOnePlace):
         buffer = await open_buffer()
         uids = await fill(buffer, 3)
         lease = await lease_of(buffer, 2, WHILE)
-        again = await reopened(buffer, another)
-        there = [item.uid for item in await found(again)]
-        assert there == uids[2:] or time.time() > lease.until - 0.1  # this machine was too slow
-        await until(lambda: again.is_ready({"math": 3}), SOON)
-        assert [(item.uid, item.deliveries) for item in await found(again)] == [
+        reopened_buffer = await reopened(buffer, another)
+        drawable = [item.uid for item in await found(reopened_buffer)]
+        assert drawable == uids[2:] or time.time() > lease.until - 0.1  # this machine was too slow
+        await until(lambda: reopened_buffer.is_ready({"math": 3}), SOON)
+        assert [(item.uid, item.deliveries) for item in await found(reopened_buffer)] == [
             (uids[0], 1),
             (uids[1], 1),
             (uids[2], 0),
@@ -176,8 +176,8 @@ class DurableRulesLaws(InOnePlace):
         buffer = await open_buffer()
         await fill(buffer, 1)
         lease = await buffer.lease_batch({"math": 1}, seconds=0.5)
-        again = await reopened(buffer, another)
-        await again.wait_ready({"math": 1}, timeout=SOON)
+        reopened_buffer = await reopened(buffer, another)
+        await reopened_buffer.wait_ready({"math": 1}, timeout=SOON)
         assert lease.open
 
 
@@ -308,12 +308,12 @@ class DamageLaws(Harness):
         elif kind == "other group":
             await self.spoil(storage, uids[1], CODEC.encode(group(1, response="of another group" * 9)))
         else:
-            others = await open_storage(OTHER_CODEC)
-            load_snapshot(ReplayBuffer(others), snapshot_of(ReplayBuffer(storage)))
+            other_storage = await open_storage(OTHER_CODEC)
+            load_snapshot(ReplayBuffer(other_storage), snapshot_of(ReplayBuffer(storage)))
             fields = {"status": "completed", "of_another_type": 1}
-            uids.append(await others.put(NewGroup("math", Status.COMPLETED, 0, [fields], 1.0)))
+            uids.append(await other_storage.put(NewGroup("math", Status.COMPLETED, 0, [fields], 1.0)))
             storage = await open_storage()
-            load_snapshot(ReplayBuffer(storage), snapshot_of(ReplayBuffer(others)))
+            load_snapshot(ReplayBuffer(storage), snapshot_of(ReplayBuffer(other_storage)))
             uids.append(await storage.put(_new(2)))
         return ReplayBuffer(storage), uids
 

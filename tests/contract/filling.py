@@ -23,9 +23,9 @@ async def numbers(buffer: ReplayBuffer, query: Any = None) -> list[int]:
 async def waits_for_room(buffer: ReplayBuffer, *puts: Coroutine[Any, Any, Any]) -> list[asyncio.Task[Any]]:
     """Start puts as tasks, each waiting in line before the next one begins."""
     tasks = []
-    for put in puts:
+    for waiting_put in puts:
         before = _in_line(buffer)
-        tasks.append(asyncio.create_task(put))
+        tasks.append(asyncio.create_task(waiting_put))
         for _ in range(int(SOON / 0.005)):
             await asyncio.sleep(0.005)
             if _in_line(buffer) > before or tasks[-1].done():
@@ -109,9 +109,9 @@ class FullLaws(Harness):
         """That of the put, or else of the buffer, with FullError that says why; nothing is stored."""
         buffer = await open_buffer(capacity=2, on_full="block", put_timeout=0.05)
         await fill(buffer, 2)
-        why = "math: 2 completed groups are buffered, and the capacity is 2"
+        reason = "math: 2 completed groups are buffered, and the capacity is 2"
         for options, after in (({"timeout": 0}, "task"), ({"timeout": 0.1}, "after 0.1 s"), ({}, "after 0.05 s")):
-            with pytest.raises(FullError, match=f"^{after}.*{why}"):
+            with pytest.raises(FullError, match=f"^{after}.*{reason}"):
                 await buffer.put(group(9), "math", **options)
         assert await numbers(buffer) == [0, 1]
         assert await total(buffer, "refused") == 3
@@ -169,12 +169,12 @@ class FullLaws(Harness):
         """Many producers and consumers: every group arrives once, and there are never more than fit."""
         buffer = await open_buffer(capacity=3, on_full="block")
         received: list[int] = []
-        most = 0
+        highest = 0
 
         async def consume() -> None:
-            nonlocal most
+            nonlocal highest
             while len(received) < 40:
-                most = max(most, len(buffer))
+                highest = max(highest, len(buffer))
                 try:
                     batch, _ = await buffer.take_batch({"math": 2}, timeout=0.2)
                 except NotReadyError:
@@ -185,7 +185,7 @@ class FullLaws(Harness):
             puts = [buffer.put(group(number), "math", timeout=None) for number in range(40)]
             await asyncio.gather(*puts, consume(), consume())
         assert sorted(received) == list(range(40))
-        assert most <= 3
+        assert highest <= 3
 
 
 async def put_all(buffer: ReplayBuffer, task: str = "math") -> int:

@@ -64,8 +64,8 @@ class LeaseLaws(Harness):
     async def test_an_error_that_names_a_group_fails_that_one_alone(self, buffer: ReplayBuffer) -> None:
         """The others come back uncounted; also those of an exception group, and where none is of the lease."""
         uids = await fill(buffer, 4)
-        for named, count in (([uids[1]], 1), (uids[2], 1), (9999, 0)):
-            error: Exception = GroupError("its reward is NaN", uids=named)
+        for named_uids, count in (([uids[1]], 1), (uids[2], 1), (9999, 0)):
+            error: Exception = GroupError("its reward is NaN", uids=named_uids)
             with pytest.raises((GroupError, ExceptionGroup)):
                 async with buffer.lease_batch({"math": 4}, seconds=LONG):
                     raise error if count else ExceptionGroup("of two", [error])
@@ -77,9 +77,9 @@ class LeaseLaws(Harness):
         uids = await fill(buffer, 3)
         lease, other = await lease_of(buffer, 2), await lease_of(buffer)
         await lease.acknowledge(uids[:1])
-        for wrong in (uids[0], uids[2], 9999):
-            for call in (lease.acknowledge([uids[1], wrong]), lease.give_back([uids[1], wrong])):
-                with pytest.raises(InputError, match=f"group {wrong} is not open"):
+        for uid in (uids[0], uids[2], 9999):
+            for call in (lease.acknowledge([uids[1], uid]), lease.give_back([uids[1], uid])):
+                with pytest.raises(InputError, match=f"group {uid} is not open"):
                     await call
         assert await total(buffer, "leased") == 2
         await lease.give_back()
@@ -129,13 +129,13 @@ class LeaseLaws(Harness):
         buffer = await open_buffer(max_times_sampled=times)
         await fill(buffer, 1)
         lease = await lease_of(buffer)
-        adopted, late = (buffer.adopt(lease.handle, heartbeat=False) for _ in range(2))
+        adopted, late_lease = (buffer.adopt(lease.handle, heartbeat=False) for _ in range(2))
         await lease.acknowledge()
         await adopted.acknowledge()
         assert [item.times_sampled for item in await found(buffer)] == [1] * (times - 1)
-        again = await buffer.lease_batch({"math": 1}, seconds=LONG, heartbeat=False)
-        await late.acknowledge()
-        await again.acknowledge()
+        second = await buffer.lease_batch({"math": 1}, seconds=LONG, heartbeat=False)
+        await late_lease.acknowledge()
+        await second.acknowledge()
         assert (len(buffer), await total(buffer, "taken")) == (0, 1)
 
     async def test_what_another_holder_settled_in_part_is_acknowledged(self, buffer: ReplayBuffer) -> None:
@@ -152,11 +152,11 @@ class LeaseLaws(Harness):
     async def test_a_lease_waits_for_a_whole_batch(self, buffer: ReplayBuffer) -> None:
         """As take_batch does; at the timeout nothing is leased, and the error says what others hold."""
         await fill(buffer, 2)
-        held = await lease_of(buffer)
+        first = await lease_of(buffer)
         with pytest.raises(NotReadyError, match=r"task math: 1 completed group there, 2 needed \(1 leased\)"):
             await buffer.lease_batch({"math": 2}, timeout=0.05)
         task = await waiting(buffer, buffer.lease_batch({"math": 2}, timeout=SOON, seconds=LONG).__aenter__())
-        await held.give_back()
+        await first.give_back()
         lease = await asyncio.wait_for(task, SOON)
         assert ids(lease.batch["math"]) == [0, 1]
         await lease.acknowledge()
@@ -210,14 +210,14 @@ class LeaseTimeLaws(Harness):
     async def test_a_late_acknowledgement_is_refused(self, buffer: ReplayBuffer) -> None:
         """If another consumer has the groups by then: LeaseLostError, and they stay with it."""
         await fill(buffer, 2)
-        late = await lease_of(buffer, 2, SHORT)
+        late_lease = await lease_of(buffer, 2, SHORT)
         other = await buffer.lease_batch({"math": 2}, timeout=SOON, seconds=LONG, heartbeat=False)
-        assert other.token > late.token
+        assert other.token > late_lease.token
         with pytest.raises(LeaseLostError, match="2 of the groups"):
-            await late.acknowledge()
+            await late_lease.acknowledge()
         with pytest.raises(LeaseLostError):
-            await late.extend()
-        assert await late.give_back() == 0
+            await late_lease.extend()
+        assert await late_lease.give_back() == 0
         assert await total(buffer, "leased") == 2
         await other.acknowledge()
         assert await total(buffer, "taken") == 2
@@ -241,11 +241,11 @@ class LeaseTimeLaws(Harness):
     async def test_an_acknowledgement_is_whole(self, buffer: ReplayBuffer) -> None:
         """If one group of several is lost, none of them is acknowledged."""
         uids = await fill(buffer, 2)
-        late = await lease_of(buffer, 2, SHORT)
+        late_lease = await lease_of(buffer, 2, SHORT)
         await buffer.wait_ready({"math": 2}, timeout=SOON)
         assert await drawn(buffer) == uids[:1]
         with pytest.raises(LeaseLostError):
-            await late.acknowledge()
+            await late_lease.acknowledge()
         assert [item.uid for item in await found(buffer)] == uids[1:]
 
     async def test_extend_keeps_a_lease(self, buffer: ReplayBuffer) -> None:

@@ -36,19 +36,19 @@ class MixLaws(Harness):
         """The rest wasn't; archived groups stay archived; fresh ones fill up where too few were drawn before."""
         buffer = await open_buffer(policy, seed=3, **limits)
         uids = await fill(buffer, 12)
-        old = set(await drawn(buffer, 3))
+        old_uids = set(await drawn(buffer, 3))
         for _ in range(2):
             sampled = (await buffer.sample({"math": 4}, **HALF))["math"]
-            again = {item.uid for item in sampled if item.times_sampled > 1}
-            assert len(again) == 2
-            assert again <= old
-            old |= {item.uid for item in sampled}
+            redrawn = {item.uid for item in sampled if item.times_sampled > 1}
+            assert len(redrawn) == 2
+            assert redrawn <= old_uids
+            old_uids |= {item.uid for item in sampled}
         now = await state(buffer)
-        assert {uid for uid, (_, times) in now.items() if not times} == set(uids) - old
+        assert {uid for uid, (_, times) in now.items() if not times} == set(uids) - old_uids
         assert await total(buffer, "sampled_again") == 4
         if limits is ARCHIVED:
-            assert {now[uid][0] for uid in old} == {"archived"}
-            assert await total(buffer, "taken") == len(old)
+            assert {now[uid][0] for uid in old_uids} == {"archived"}
+            assert await total(buffer, "taken") == len(old_uids)
         mixed = {"mix": {"replay": 0.9}}
         await buffer.delete({"times_sampled": {"$gt": 0}})
         assert len(await drawn(buffer, 4, **mixed)) == 4
@@ -57,7 +57,7 @@ class MixLaws(Harness):
     async def test_only_fresh_groups_are_waited_for(self, open_buffer: OpenBuffer, limits: dict[str, Any]) -> None:
         """`at_least` counts them alone; NotReadyError takes nothing."""
         buffer = await open_buffer(**limits)
-        old = await fill(buffer, 4)
+        old_uids = await fill(buffer, 4)
         await drawn(buffer, 4)
         await fill(buffer, 1)
         before = await state(buffer)
@@ -67,7 +67,7 @@ class MixLaws(Harness):
         assert await state(buffer) == before
         drawing = asyncio.create_task(drawn(buffer, 4, timeout=SOON, **HALF))
         fresh = await fill(buffer, 1)
-        assert set(await drawing) == {*old[:2], fresh[0] - 1, fresh[0]}
+        assert set(await drawing) == {*old_uids[:2], fresh[0] - 1, fresh[0]}
 
     async def test_each_task_has_its_own_share(self, open_buffer: OpenBuffer) -> None:
         """A task that isn't named is all fresh; a query narrows both parts."""
@@ -100,7 +100,7 @@ class MixLaws(Harness):
         buffer = await open_buffer("uniform", seed=1, **limits)
         await fill(buffer, 6)
         await drawn(buffer, 2)
-        before, counted = await state(buffer), await buffer.tallies()
+        before, tallies_before = await state(buffer), await buffer.tallies()
         lease = await buffer.lease_batch({"math": 4}, **HALF)
         assert len(await state(buffer)) == 2
         await lease.give_back()
@@ -108,12 +108,12 @@ class MixLaws(Harness):
         request = DrawRequest.checked({"math": 4}, "completed", statuses=buffer.rollout_type.statuses, **HALF)
         drawing = Drawing(buffer.storage.draws, request.draw)
         thread = buffer.storage.thread
-        taken = await thread.run(drawing.run)
-        assert taken is not None
-        await thread.run(partial(drawing.undo, taken))
+        batch = await thread.run(drawing.run)
+        assert batch is not None
+        await thread.run(partial(drawing.undo, batch))
         assert await state(buffer) == before
         came = {name: n for name, n in (await buffer.tallies()).items() if n and name[2] != "returned"}
-        assert came == {name: n for name, n in counted.items() if n}
+        assert came == {name: n for name, n in tallies_before.items() if n}
         async with buffer.lease_batch({"math": 4}, **HALF) as lease:
             pass
         after = await state(buffer)
@@ -152,19 +152,19 @@ class MixLaws(Harness):
         buffer = await open_buffer(
             "uniform", seed=5, **(limits | {"max_times_sampled": 1 if limits is ARCHIVED else 0})
         )
-        old = await fill(buffer, 6)
+        old_uids = await fill(buffer, 6)
         await drawn(buffer, 6)
-        again: Counter[int] = Counter()
+        redraws: Counter[int] = Counter()
         estimate, rounds = 0.0, 60
         for _ in range(rounds):
             [first, *_] = await fill(buffer, 3)
             sampled = (await buffer.sample({"math": 3}, beta=1, mix={"replay": 0.667}))["math"]
             assert [item.times_sampled > 1 for item in sampled] == [False, True, True]
-            again.update(item.uid for item in sampled if item.times_sampled > 1)
-            estimate += sum(item.weight or 0.0 for item in sampled if item.uid in old) / 3
+            redraws.update(item.uid for item in sampled if item.times_sampled > 1)
+            estimate += sum(item.weight or 0.0 for item in sampled if item.uid in old_uids) / 3
             await buffer.delete({"uid": {"$gte": first}})
         # Two of one draw exclude each other: the statistic is smaller by this factor.
-        assert chi_square([again[uid] for uid in old], [rounds / 3] * 6) * 5 / 4 < CRITICAL[5]
+        assert chi_square([redraws[uid] for uid in old_uids], [rounds / 3] * 6) * 5 / 4 < CRITICAL[5]
         assert estimate / rounds == pytest.approx(6 / 9)
 
     async def test_a_lease_does_not_prolong_the_retention(self, open_buffer: OpenBuffer) -> None:

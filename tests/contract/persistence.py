@@ -99,10 +99,10 @@ class PersistenceLaws(Harness):
         """A buffer that has given higher uids than those of the state goes on from its own."""
         buffer, fresh = await open_buffer(), await open_buffer()
         await buffer.put(group(1), "math")
-        given = [await fresh.put(group(i), "math") for i in range(5)]
+        new_uids = [await fresh.put(group(i), "math") for i in range(5)]
         await fresh.delete({})
         load_snapshot(fresh, snapshot_of(buffer))
-        assert await fresh.put(group(2), "math") not in given
+        assert await fresh.put(group(2), "math") not in new_uids
 
     async def test_loading_wakes_those_who_wait(self, open_buffer: OpenBuffer) -> None:
         """As any put does."""
@@ -136,16 +136,16 @@ class CheckpointLaws(Harness):
         await fill_in_every_way(buffer)
         rated = await buffer.put(group(31), "rated")
         await buffer.put(group(32), "dated", model_step=1, current_train_step=2)
-        before, seen = held_by(buffer), await everything(buffer)
-        made = await buffer.checkpoint(8)
-        assert (made.step, made.groups) == (8, len(seen))
+        before, contents = held_by(buffer), await everything(buffer)
+        checkpoint = await buffer.checkpoint(8)
+        assert (checkpoint.step, checkpoint.groups) == (8, len(contents))
         await buffer.update_priorities({rated: 9.0})
         await buffer.refresh_staleness(task_stale_thresholds={"dated": 3}, current_train_step=12)
         await go_on(buffer)
-        assert await everything(buffer) != seen
-        assert await buffer.restore(8) == made
+        assert await everything(buffer) != contents
+        assert await buffer.restore(8) == checkpoint
         assert held_by(buffer) == before
-        assert await everything(buffer) == seen
+        assert await everything(buffer) == contents
 
     async def test_the_checkpoints_made_last_are_kept(self, open_buffer: OpenBuffer) -> None:
         """As many as the buffer's setting; a checkpoint of the same step replaces the older one."""
@@ -154,7 +154,7 @@ class CheckpointLaws(Harness):
         for number, step in enumerate([1, 2, 1, 3]):
             await buffer.put(group(number), "math")
             await buffer.checkpoint(step)
-        assert [(made.step, made.groups) for made in await buffer.checkpoints()] == [(1, 3), (3, 4)]
+        assert [(checkpoint.step, checkpoint.groups) for checkpoint in await buffer.checkpoints()] == [(1, 3), (3, 4)]
 
     async def test_a_restore_wakes_those_who_wait(self, buffer: ReplayBuffer) -> None:
         """Waits in the same buffer get groups that are back."""
@@ -171,9 +171,9 @@ class CheckpointLaws(Harness):
         for number in range(3):
             await buffer.put(group(number, status=Status.INIT), "math")
         lease = await buffer.lease_batch({"math": 3}, group_status="init", seconds=LONG, heartbeat=False)
-        done, saved, lost = sorted(lease.open)
+        finished, saved, lost = sorted(lease.open)
         await buffer.checkpoint(1)
-        await lease.finish(group(10), "math", replaces=[done])
+        await lease.finish(group(10), "math", replaces=[finished])
         for number in (11, 12):
             half = group(number, status=Status.ABORTED)
             saved = await lease.save(half, "math", replaces=[saved]) or 0
@@ -191,7 +191,7 @@ class CheckpointLaws(Harness):
     async def test_keep_new_keeps_what_has_replaced_a_group_of_the_same_key(self, buffer: ReplayBuffer) -> None:
         await buffer.put(group(1), "math", key="p")
         await buffer.checkpoint(1)
-        again = await buffer.put(group(2), "math", key="p")
-        await buffer.put(group(3), "math", replaces=[again or 0])
+        replacement = await buffer.put(group(2), "math", key="p")
+        await buffer.put(group(3), "math", replaces=[replacement or 0])
         await buffer.restore(1, keep_new=True)
         assert [item.item[0].rollout_id for item in await found(buffer)] == [3]

@@ -41,7 +41,7 @@ class PuttingLaws(Harness):
 
     async def test_what_comes_back_is_what_was_put(self, buffer: ReplayBuffer) -> None:
         """Every field survives: arrays with dtype and shape, lists as lists, nested extras."""
-        put = group(
+        original = group(
             1,
             2,
             response_ids=np.array([5, 6, 7], dtype=np.uint16),
@@ -50,11 +50,11 @@ class PuttingLaws(Harness):
             extra_fields={"bytes": b"\x00\xff", "tuple": (1, "a"), "set": {1}, "big": 2**70, "none": None},
             error_msg="\N{SNOWMAN} \x00",
         )
-        expected = plain(copy.deepcopy(put))
-        await buffer.put(put, "math")
+        expected = plain(copy.deepcopy(original))
+        await buffer.put(original, "math")
         item = await only(buffer)
         assert plain(item.item) == expected
-        assert [type(stored) for stored in item.item] == [RolloutState, RolloutState]
+        assert [type(member) for member in item.item] == [RolloutState, RolloutState]
 
     async def test_metadata_describes_the_group(self, buffer: ReplayBuffer) -> None:
         """task, status, priority, tags, key, times_sampled, created_at and error of a new group."""
@@ -74,14 +74,14 @@ class PuttingLaws(Harness):
             await buffer.put([rollout(i, status=Status(status)) for i, status in enumerate(pair)], "math")
         items = await found(buffer)
         assert [item.status for item in items] == order[1:]
-        assert [[stored.status for stored in item.item] for item in items] == [list(pair) for pair in pairwise(order)]
+        assert [[member.status for member in item.item] for item in items] == [list(pair) for pair in pairwise(order)]
 
     async def test_plain_dicts_are_rollouts_too(self, open_buffer: OpenBuffer) -> None:
         """Dicts are stored and come back as dicts; those without a status are completed."""
         buffer = await open_buffer(codec=OTHER_CODEC)
-        for one in ({"status": "completed", "answer": [1]}, {"answer": [1]}):
-            await buffer.put([dict(one)], "math")
-            assert await buffer.get(1, "math") == [[one]]
+        for fields in ({"status": "completed", "answer": [1]}, {"answer": [1]}):
+            await buffer.put([dict(fields)], "math")
+            assert await buffer.get(1, "math") == [[fields]]
 
     async def test_the_status_of_a_group_may_be_given(self, buffer: ReplayBuffer) -> None:
         """It counts in place of what the rollouts say, which stay as they are."""
@@ -118,8 +118,8 @@ class TakingLaws(Harness):
             return received
 
         threads = [asyncio.to_thread(asyncio.run, work) for work in (put(0), put(25), put(50), put(75), take(), take())]
-        *_, one, other = await asyncio.gather(*threads)
-        assert sorted([*one, *other]) == list(range(100))  # type: ignore[misc]
+        *_, first_taken, second_taken = await asyncio.gather(*threads)
+        assert sorted([*first_taken, *second_taken]) == list(range(100))  # type: ignore[misc]
 
 
 class CountingLaws(Harness):
@@ -130,8 +130,8 @@ class CountingLaws(Harness):
         await buffer.put(group(1), "math")
         counts = await buffer.count_statuses(["math", "code"], ["completed", Status.FAILED])
         assert [type(status) for status in counts["math"]] == [str, Status]  # as they were given
-        none = {Status.COMPLETED: 0, Status.FAILED: 0}
-        assert counts == {"math": none | {Status.COMPLETED: 1}, "code": none}
+        zeros = {Status.COMPLETED: 0, Status.FAILED: 0}
+        assert counts == {"math": zeros | {Status.COMPLETED: 1}, "code": zeros}
 
     async def test_count_stops_at_a_limit(self, storage: SQLStorage) -> None:
         """On the backend itself: `at_most` bounds what is counted."""
@@ -158,10 +158,10 @@ class ReplacingLaws(Harness):
         """Never both, in whichever order."""
         for number in range(10):
             uids = await fill(buffer, 1, first=number)
-            taken, put = await asyncio.gather(
+            batch, outcome = await asyncio.gather(
                 buffer.get(1, "math", where={"uid": uids[0]}),
                 buffer.put(group(100), "code", replaces=uids),
                 return_exceptions=True,
             )
-            assert isinstance(put, int) == (taken == [])
-            assert isinstance(put, ConflictError) == (len(taken) == 1)
+            assert isinstance(outcome, int) == (batch == [])
+            assert isinstance(outcome, ConflictError) == (len(batch) == 1)

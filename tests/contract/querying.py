@@ -42,19 +42,19 @@ class QueryingLaws(Harness):
     async def test_find_without_payloads_gives_the_metadata(self, buffer: ReplayBuffer) -> None:
         """All of it, in the same order, and no rollouts."""
         await four(buffer)
-        whole = await found(buffer, order_by="-reward")
-        assert await found(buffer, order_by="-reward", payloads=False) == [replace(one, item=[]) for one in whole]
+        items = await found(buffer, order_by="-reward")
+        assert await found(buffer, order_by="-reward", payloads=False) == [replace(item, item=[]) for item in items]
 
     async def test_a_find_that_has_begun_ends_when_closed(self, buffer: ReplayBuffer) -> None:
         """With the items that were read ahead, or ClosedError; it doesn't hang."""
         await four(buffer)
         stream = buffer.find({})
-        seen = [await anext(stream)]
+        items = [await anext(stream)]
         await buffer.close()
         try:
-            seen += [item async for item in stream]
+            items += [item async for item in stream]
         except ClosedError:
-            assert len(seen) < 4
+            assert len(items) < 4
 
 
 class ClaimLaws(Harness):
@@ -84,22 +84,22 @@ class ClaimLaws(Harness):
         await storage.move_cursor(Cursor("data", 0, 1, b"one"))
         await buffer.checkpoint(1)
         await storage.move_cursor(Cursor("data", 1, 9, b"nine"))
-        seen = await storage.cursor("data")
+        cursor = await storage.cursor("data")
         await buffer.restore(1)
         await storage.move_cursor(replace(await storage.cursor("data"), position=2, value=b"two"))
-        assert not await storage.move_cursor(replace(seen, position=10, value=b"ten"))
-        assert await storage.claim([self.prompt(1)], replace(seen, position=10, value=b"ten"), LONG) is None
+        assert not await storage.move_cursor(replace(cursor, position=10, value=b"ten"))
+        assert await storage.claim([self.prompt(1)], replace(cursor, position=10, value=b"ten"), LONG) is None
         assert await storage.cursor("data") == Cursor("data", 2, 2, b"two")
 
 
 class ImportLaws(Harness):
     """Groups that are put in the transaction that moves a cursor."""
 
-    def moved(self, number: int, **told: Any) -> NewGroup:
+    def moved(self, number: int, **options: Any) -> NewGroup:
         """Return a completed group from another store, as that had it."""
         rollouts = group(number)
         payload = Codec(RolloutType(type(rollouts[0]))).encode(rollouts)
-        return NewGroup("math", Status.COMPLETED, 2, rollouts, 1.0, payload=payload, **told)
+        return NewGroup("math", Status.COMPLETED, 2, rollouts, 1.0, payload=payload, **options)
 
     async def test_groups_are_put_with_the_cursors_move_or_not_at_all(self, buffer: ReplayBuffer) -> None:
         storage = buffer.storage
@@ -143,10 +143,10 @@ class SettlingLaws(Harness):
             await other.finish(group(2), "math", replaces=lease.open)
         await buffer.storage.give_back(lease._leased, sorted(lease.open))
         await buffer.lease_batch({"math": 1}, group_status="init", seconds=LONG, heartbeat=False)
-        for put in (lease.finish, lease.save):
+        for settle in (lease.finish, lease.save):
             for result, options in ((group(2), {}), (stale(), DROPPING)):
                 with pytest.raises(LeaseLostError):
-                    await put(result, "math", replaces=lease.open, **options)
+                    await settle(result, "math", replaces=lease.open, **options)
         assert (len(buffer), await counted(buffer)) == (0, (1, 0, 0))
 
     async def test_of_several_results_at_once_only_the_lost_one_is_refused(self, buffer: ReplayBuffer) -> None:
@@ -181,9 +181,9 @@ class SettlingLaws(Harness):
         """InputError otherwise, and for uids that aren't of the lease; nothing is stored."""
         await buffer.put(group(1), "math")
         lease = await buffer.lease_batch({"math": 1}, seconds=LONG)
-        wrong: list[Any] = [[], [-1], ["1"], "1", None, [7], [*lease.open, 7]]
-        for replaces in wrong:
-            for put in (lease.finish, lease.save):
+        refused_replaces: list[Any] = [[], [-1], ["1"], "1", None, [7], [*lease.open, 7]]
+        for replaces in refused_replaces:
+            for settle in (lease.finish, lease.save):
                 with pytest.raises(InputError, match=r"replaces|not open in this lease"):
-                    await put(group(2), "math", replaces=replaces)
+                    await settle(group(2), "math", replaces=replaces)
         assert (await total(buffer, "put"), len(lease.open)) == (1, 1)

@@ -54,8 +54,8 @@ class RefreshingLaws(Harness):
             ("expired", 7),
             ("expired", 7),
         ]
-        kept = held_by(buffer)["groups"]
-        assert [one["archived_at"] for one in kept] == [None, None, None]  # the failed one is no longer set aside
+        rows = held_by(buffer)["groups"]
+        assert [row["archived_at"] for row in rows] == [None, None, None]  # the failed one is no longer set aside
         assert await refresh(buffer, 9, 3, statuses=[]) == {"math": 0}
         with pytest.raises(InputError):
             await refresh(buffer, 9, statuses=["done"])
@@ -75,8 +75,8 @@ class RefreshingLaws(Harness):
     async def test_partly_stale_responses_are_masked(self, buffer: ReplayBuffer) -> None:
         """As in put; what is masked stays masked, until the next refresh masks more or the rollout expires."""
         fields: list[dict[str, Any]] = [{}, {"response_mask": [1, 1, 0]}, {"response_mask": None}, {"labels": [1]}]
-        for one in fields:
-            await buffer.put(group(1, response_model_steps=[0, 4, 7], **one), "math", current_train_step=8)
+        for options in fields:
+            await buffer.put(group(1, response_model_steps=[0, 4, 7], **options), "math", current_train_step=8)
         assert await refresh(buffer, 8) == {"math": 0}
         assert await masks(buffer) == [[1, 1, 1], [1, 1, 0], None, [1, 1, 1]]
         for threshold in (4, 9):

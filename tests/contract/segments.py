@@ -79,7 +79,7 @@ class SegmentLaws(Harness):
             await buffer.import_from(tmp_path / name)
         for item in (await found(buffer))[1:]:
             assert (item.segments, item.rollouts, item.reward) == (by_sample.segments, rollouts, reward)
-            assert [one.rollout_id for one in item.flat] == [one.rollout_id for one in by_sample.flat]
+            assert [part.rollout_id for part in item.flat] == [part.rollout_id for part in by_sample.flat]
         [group] = await buffer.get(1, "math")
         assert plain(group) == expected
         views = await buffer.storage._read(
@@ -112,29 +112,29 @@ class SegmentLaws(Harness):
         by_status = {status: await found(buffer, {"status": status}) for status in (Status.COMPLETED, Status.FAILED)}
         assert [[item.rollouts for item in items] for items in by_status.values()] == [[2, 1], [1, 1]]
         first, second = by_status[Status.COMPLETED]
-        assert [[one.rollout_id for one in item.flat] for item in (first, second)] == [[1, 2, 5], [6, 7]]
+        assert [[part.rollout_id for part in item.flat] for item in (first, second)] == [[1, 2, 5], [6, 7]]
         assert [type(entry) for entry in (*first.item, *second.item)] == [list, type(failed), list]
         with pytest.raises(InputError, match="parents can't be given with group= or min_size="):
             await buffer.put([segment(1)], "math", group="h", size=2, parents=[None])
 
     async def test_segments_are_dropped_as_they_were_put(self, buffer: ReplayBuffer) -> None:
         """Before they are stored, and afterwards."""
-        left: list[Any] = []
-        old: dict[str, Any] = {"response_model_steps": [1, 1, 1]}
-        rule: dict[str, Any] = {"expired_groups_retryable": False, "dropped": left}
+        dropped: list[Any] = []
+        steps: dict[str, Any] = {"response_model_steps": [1, 1, 1]}
+        rule: dict[str, Any] = {"expired_groups_retryable": False, "dropped": dropped}
         await buffer.put(
-            [[segment(1, **old), segment(2, **old)]], "math", stale_threshold=1, current_train_step=9, **rule
+            [[segment(1, **steps), segment(2, **steps)]], "math", stale_threshold=1, current_train_step=9, **rule
         )
         uid = await buffer.put([[segment(3), segment(4)]], "math")
-        await buffer.put([segment(5)], "math", replaces=[uid or 0], dropped=left)
-        assert [[one.rollout_id for one in item.item[0]] for item in left] == [[1, 2], [3, 4]]
+        await buffer.put([segment(5)], "math", replaces=[uid or 0], dropped=dropped)
+        assert [[part.rollout_id for part in item.item[0]] for item in dropped] == [[1, 2], [3, 4]]
 
     async def test_deferred_arrays_of_segments_are_loaded_from_what_each_adds(self, buffer: ReplayBuffer) -> None:
         """A handle reads the blocks of the segments before it, too."""
         await buffer.put([segment(8), *map(segment, range(3))], "math", parents=[None, None, 1, 2])
         async with buffer.lease_batch({"math": 1}, deferred=["routed_experts"]) as lease:
-            for one in lease.items["math"][0].flat:
-                handle: Any = one.routed_experts
+            for part in lease.items["math"][0].flat:
+                handle: Any = part.routed_experts
                 assert type(handle) is ArrayHandle
                 loaded = handle.load()
-                assert (loaded.tolist(), loaded.flags.writeable) == (one.prompt_ids, True)
+                assert (loaded.tolist(), loaded.flags.writeable) == (part.prompt_ids, True)

@@ -37,16 +37,16 @@ from tests.stores import set_by
 
 async def waiting(buffer: ReplayBuffer, wait: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     """Return a task that runs `wait`, as soon as it waits for a change of the storage."""
-    begun = asyncio.Event()
+    started = asyncio.Event()
     original = buffer.storage.changed
 
     async def changed(timeout: float, since: int) -> None:
-        begun.set()
+        started.set()
         await original(timeout, since)
 
     buffer.storage.changed = changed  # type: ignore[method-assign]
     task = asyncio.create_task(wait)
-    await set_by(begun, task, SOON)
+    await set_by(started, task, SOON)
     return task
 
 
@@ -98,14 +98,14 @@ class WaitingLaws(Harness):
     async def test_waiting_ends_at_its_timeout(self, buffer: ReplayBuffer) -> None:
         """With an error that is a TimeoutError too and says what is missing."""
         await buffer.put(group(1), "math")
-        begun = time.monotonic()
+        start = time.monotonic()
         with pytest.raises(
             NotReadyError,
             match=r"[Tt]ask code: 0 completed groups there, 1 needed.* ready for math \(1 of 2\)",
         ) as caught:
             await buffer.wait_ready({"math": 2, "code": 1}, timeout=0.05)
         assert isinstance(caught.value, TimeoutError)
-        assert 0.05 <= time.monotonic() - begun < SOON
+        assert 0.05 <= time.monotonic() - start < SOON
 
     async def test_take_batch_waits_for_all_tasks(self, buffer: ReplayBuffer) -> None:
         """It takes nothing until every task is ready, and then all at once."""
@@ -146,8 +146,8 @@ class ClosingLaws(Harness):
 
     async def test_a_buffer_is_closed_at_the_end_of_its_block(self, buffer: ReplayBuffer) -> None:
         """`async with` opens and closes."""
-        async with buffer as same:
-            assert same is buffer
+        async with buffer as entered:
+            assert entered is buffer
             await buffer.put(group(1), "math")
         with pytest.raises(ClosedError):
             len(buffer)
@@ -218,11 +218,11 @@ async def conserved(storage: SQLStorage) -> None:
     tallies = {key: n for key, n in (await storage.tallies()).items() if n}
     assert all(n > 0 for n in tallies.values()), tallies
     for task in TASKS:
-        of = Counter[Tally]()
+        net = Counter[Tally]()
         for (name, status, tally), n in tallies.items():
             if name == task and status != Status.ARCHIVED:
-                of[tally] += n
-        assert of[Tally.PUT] == sum(of[name] for name in _GONE) + of[Tally.SIZE] + of[Tally.LEASED], (task, of)
+                net[tally] += n
+        assert net[Tally.PUT] == sum(net[name] for name in _GONE) + net[Tally.SIZE] + net[Tally.LEASED], (task, net)
 
 
 class MetricsLaws(Harness):

@@ -55,8 +55,8 @@ class Demo:
         """The first line with this pattern, of those not read yet."""
         for line in self.output:
             self.lines.append(line)
-            if found := re.search(pattern, line):
-                return found
+            if match := re.search(pattern, line):
+                return match
         pytest.fail(f"no line with {pattern!r} in: {''.join(self.lines)}")
 
     def wait_for_step(self, step: int) -> None:

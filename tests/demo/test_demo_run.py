@@ -89,14 +89,12 @@ def test_a_run_ends_with_commands_that_work_and_shows_no_password(ended):
         with Program("-m", *shlex.split(line), cwd=ended.folder, env=ENVIRONMENT) as command:
             printed, _ = command.communicate()
         assert command.returncode == 0, printed
-        assert re.search(r"\d", printed), line
+        assert re.search(r"^ +5 |group \d+, arithmetic|arithmetic +\d", printed, re.MULTILINE), (line, printed)
 
 
 def on_both(by_default):
     """One database by default, the other in the long form."""
-    cases = [
-        one if one == by_default else pytest.param(one, marks=pytest.mark.long) for one in ("sqlite", "postgresql")
-    ]
+    cases = [db if db == by_default else pytest.param(db, marks=pytest.mark.long) for db in ("sqlite", "postgresql")]
     return pytest.mark.parametrize("shared_url", cases, indirect=True)
 
 
@@ -144,8 +142,8 @@ def test_workers_killed_at_random_moments(tmp_path, shared_url):
             time.sleep(chance.uniform(0, 0.2))
             victim = chance.randrange(2)
             os.kill(workers[victim], signal.SIGKILL)
-            again = demo.wait_for(rf"\(pid {workers[victim]}\) was killed \(SIGKILL\); started again as pid (\d+)")
-            workers[victim] = int(again[1])
+            restart = demo.wait_for(rf"\(pid {workers[victim]}\) was killed \(SIGKILL\); started again as pid (\d+)")
+            workers[victim] = int(restart[1])
         demo.wait_for_step(steps - 1)
         with suppress(ProcessLookupError):  # the run may be over
             os.kill(workers[0], signal.SIGKILL)

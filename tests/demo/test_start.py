@@ -64,7 +64,7 @@ async def test_a_new_run_has_a_checkpoint_and_weights_and_fences_off_who_had_the
     async with buffer_config(shared_url).build() as other:
         run = await begin(buffer, folder, 200)
         assert (run.step, run.trained, folder.load().step) == (0, [], 0)
-        assert [made.step for made in await buffer.checkpoints()] == [0]
+        assert [checkpoint.step for checkpoint in await buffer.checkpoints()] == [0]
         with pytest.raises(FencedError):
             await put_group(other)
     await put_group(buffer)
@@ -217,10 +217,10 @@ LONG = 60.0
 def new_group(prompt: str = "14-9=", number: int = 0) -> list[RolloutState]:
     """Rollouts to be generated, as a sampler gives them."""
     message = [{"role": "user", "content": prompt}]
-    made = [RolloutState(message=message, prompt_ids=encode(prompt), group_id=number) for _ in range(GROUP_SIZE)]
-    for rollout in made:
+    members = [RolloutState(message=message, prompt_ids=encode(prompt), group_id=number) for _ in range(GROUP_SIZE)]
+    for rollout in members:
         rollout.response_ids = []
-    return made
+    return members
 
 
 async def generated(policy: Policy, prompt: str = "14-9=", number: int = 0) -> list[RolloutState]:
@@ -240,8 +240,8 @@ def test_the_gradient_agrees_with_finite_differences() -> None:
     tokens, advantages = rng.integers(VOCABULARY_SIZE, size=n), rng.normal(size=n)
 
     def at(shift: float) -> tuple[float, np.ndarray]:
-        moved = logits + shift * direction
-        log_probs = moved - np.log(np.exp(moved).sum(axis=1, keepdims=True))
+        moved_logits = logits + shift * direction
+        log_probs = moved_logits - np.log(np.exp(moved_logits).sum(axis=1, keepdims=True))
         return objective(log_probs, tokens, behaviour, advantages, np.full(n, 1 / n))
 
     behaviour = np.full(n, -np.log(VOCABULARY_SIZE))
@@ -298,6 +298,6 @@ async def test_a_paused_group_goes_on_where_it_was() -> None:
     await engine.pause()
     await asyncio.wait_for(running, LONG / 4)
     assert {rollout.status for rollout in group} == {Status.ABORTED}
-    again = Engine(token_seconds=0)
-    again.load(Policy.create(), 0)
-    assert tokens_of(await again.generate_group(group, partial=True)) == tokens_of(await generated(Policy.create()))
+    second = Engine(token_seconds=0)
+    second.load(Policy.create(), 0)
+    assert tokens_of(await second.generate_group(group, partial=True)) == tokens_of(await generated(Policy.create()))

@@ -51,7 +51,7 @@ class Endpoint:
         with self.lock:
             self.requests.append(body)
             self.keys.add(key)
-            attempt = sum(one["seed"] == body["seed"] for one in self.requests)
+            attempt = sum(request["seed"] == body["seed"] for request in self.requests)
         return self.script(body, attempt)
 
     def continued(self) -> list[Body]:
@@ -72,8 +72,8 @@ def tokens_left(body: Body) -> list[str]:
         return tokens
     assert body["continue_final_message"] is True
     assert body["add_generation_prompt"] is False
-    begun = ["".join(tokens[:end]) for end in range(len(tokens) + 1)].index(last["content"])
-    return tokens[begun:]
+    count = ["".join(tokens[:end]) for end in range(len(tokens) + 1)].index(last["content"])
+    return tokens[count:]
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -82,11 +82,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         size = int(self.headers["Content-Length"])
-        sent = self.rfile.read(size)
-        if len(sent) < size:  # the client was killed
+        content = self.rfile.read(size)
+        if len(content) < size:  # the client was killed
             self.close_connection = True
             return
-        body = json.loads(sent)
+        body = json.loads(content)
         assert self.path == "/v1/chat/completions"
         script = self.endpoint.arrived(body, self.headers["Authorization"])
         if script.status != 200:
@@ -106,11 +106,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        left = tokens_left(body)
+        remaining = tokens_left(body)
         first = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
         ids = {"prompt_token_ids": list(range(1, 1 + len(body["messages"])))} if self.endpoint.token_ids else {}
         self._send(json.dumps(first | ids))
-        for place, token in enumerate([*left, None]):
+        for place, token in enumerate([*remaining, None]):
             time.sleep(script.seconds)
             if place == script.at:
                 if script.drop:
@@ -118,7 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
                     return
                 self._send(script.line)
                 break
-            number = LENGTH - len(left) + place
+            number = LENGTH - len(remaining) + place
             self._send(json.dumps(_chunk(token, number, self.endpoint.token_ids), ensure_ascii=False))
         self._send("[DONE]")
         self.wfile.write(b"0\r\n\r\n")

@@ -43,8 +43,8 @@ async def engine_of(endpoint: Endpoint, **options: Any) -> AsyncIterator[Any]:
 
 def group_of(size: int = 2, truth: Any = "12") -> list[RolloutState]:
     message = [{"role": "user", "content": "7+5="}]
-    given = {"ground_truth": truth}
-    return [RolloutState(rollout_id=number, message=message, reward_model=given) for number in range(size)]
+    truths = {"ground_truth": truth}
+    return [RolloutState(rollout_id=number, message=message, reward_model=truths) for number in range(size)]
 
 
 def whole(rollout: RolloutState) -> bool:
@@ -162,5 +162,5 @@ ANSWERS = [
 
 @pytest.mark.parametrize(("response", "truth", "expected"), ANSWERS)
 def test_the_reward_compares_with_the_ground_truth(response: str, truth: Any, expected: float) -> None:
-    given = {"ground_truth": truth}
-    assert example.reward(RolloutState(message=[], response=response, reward_model=given)) == expected
+    truths = {"ground_truth": truth}
+    assert example.reward(RolloutState(message=[], response=response, reward_model=truths)) == expected

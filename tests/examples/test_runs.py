@@ -28,15 +28,15 @@ class Training:
     url: str
     folder: Path
 
-    def start(self, base_url: str, *more: str) -> Program:
+    def start(self, base_url: str, *options: str) -> Program:
         arguments = ["--base-url", base_url, "--model", "tiny", "--url", self.url]
-        arguments += ["--batch-size", str(BATCH), "--k", str(K), *more, str(EXAMPLES / "prompts.jsonl")]
+        arguments += ["--batch-size", str(BATCH), "--k", str(K), *options, str(EXAMPLES / "prompts.jsonl")]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENAI_API_KEY": KEY, "NO_PROXY": "127.0.0.1"}
         return Program(str(EXAMPLES / "openai_endpoint.py"), *arguments, cwd=self.folder, env=environment)
 
-    def run(self, base_url: str, *more: str) -> tuple[int, str]:
+    def run(self, base_url: str, *options: str) -> tuple[int, str]:
         """The exit code, and what was printed."""
-        with self.start(base_url, *more) as process:
+        with self.start(base_url, *options) as process:
             printed, _ = process.communicate(timeout=100)
         assert KEY not in printed
         assert "Traceback" not in printed
@@ -81,13 +81,13 @@ async def test_a_server_that_is_away_costs_no_prompt(training: Training, endpoin
     assert code == 1
     assert f"waiting for the server at {endpoint.url}/: HTTP 503: is being started" in printed
     assert re.search(r"(?m)^Error: the server at \S+ was away for 1 s .* the prompts are kept", printed)
-    kept = await training.statuses()
-    assert kept
-    assert Status.FAILED not in kept
+    by_status = await training.statuses()
+    assert by_status
+    assert Status.FAILED not in by_status
     endpoint.script = lambda body, attempt: Script()
-    done = steps_of(printed)
+    first_steps = steps_of(printed)
     code, printed = training.run(endpoint.url, "--steps", "4")
-    assert (code, done + steps_of(printed)) == (0, [1, 2, 3, 4])
+    assert (code, first_steps + steps_of(printed)) == (0, [1, 2, 3, 4])
 
 
 def test_a_run_that_is_killed_goes_on_from_its_last_step(training: Training, endpoint: Endpoint) -> None:

@@ -36,20 +36,20 @@ class Figures:
         for name, count in counts.items():
             setattr(self, name, getattr(self, name) + count)
 
-    def compare(self, faults: int, put: Sequence[int], delivered: Sequence[int]) -> None:
+    def compare(self, faults: int, put_numbers: Sequence[int], delivered: Sequence[int]) -> None:
         """Add what became of groups that were put, and all of which should have been delivered, each once."""
-        lost, doubled = len(set(put) - set(delivered)), len(delivered) - len(set(delivered))
-        self.add(faults=faults, groups=len(put), lost=lost, doubled=doubled)
+        lost, doubled = len(set(put_numbers) - set(delivered)), len(delivered) - len(set(delivered))
+        self.add(faults=faults, groups=len(put_numbers), lost=lost, doubled=doubled)
 
     def judge(self, faults: int, calls: Sequence[Call]) -> None:
         """Add what became of the groups of a history that ends when nothing is left; fail if no order explains it."""
-        found = violations(calls)
-        put, got = (set(numbers_of_calls(calls, *kinds)) for kinds in (("put",), ("take", "acknowledge")))
-        lost = any(one.startswith("nobody got") for one in found)
-        missing = len(put - got) * any(call.died for call in calls)
-        self.add(faults=faults, groups=len(put), doubled=sum("twice" in one for one in found))
-        self.add(lost=len(put - got) if lost else 0, with_the_dead=0 if lost else missing)
-        assert not found, "\n".join(found[:20])
+        problems = violations(calls)
+        put_numbers, received = (set(numbers_of_calls(calls, *kinds)) for kinds in (("put",), ("take", "acknowledge")))
+        lost = any(problem.startswith("nobody got") for problem in problems)
+        missing = len(put_numbers - received) * any(call.died for call in calls)
+        self.add(faults=faults, groups=len(put_numbers), doubled=sum("twice" in problem for problem in problems))
+        self.add(lost=len(put_numbers - received) if lost else 0, with_the_dead=0 if lost else missing)
+        assert not problems, "\n".join(problems[:20])
 
     def __bool__(self) -> bool:
         return any(asdict(self).values())
@@ -61,10 +61,10 @@ class Figures:
 
 def total(all_of_them: list[Figures]) -> Figures:
     """The sum of several tests' counts."""
-    whole = Figures()
-    for one in all_of_them:
-        whole.add(**asdict(one))
-    return whole
+    sum_of_all = Figures()
+    for summand in all_of_them:
+        sum_of_all.add(**asdict(summand))
+    return sum_of_all
 
 
 _NAME = "figures"

@@ -92,7 +92,7 @@ async def look(url: str) -> dict[str, Any]:
 
 
 def _look(connection: Connection) -> dict[str, Any]:
-    seen: dict[str, Any] = {}
+    state: dict[str, Any] = {}
     if connection.dialect.name == "sqlite":
         assert connection.execute(text("PRAGMA integrity_check")).scalars().all() == ["ok"]
     inspector = inspect(connection)
@@ -103,8 +103,8 @@ def _look(connection: Connection) -> dict[str, Any]:
         rows = [row for row in rows if not str(row.get("name")).startswith(("connection ", "start of ", "identity"))]
         if table == "rb_event":  # numbered with those of beats
             rows = [row | {"id": None} for row in rows if row["kind"] not in _EVENTS_OF_BEATS]
-        seen[table] = _sums(rows) if table == "rb_tally" else sorted(repr(_lasting(row)) for row in rows)
-    return seen
+        state[table] = _sums(rows) if table == "rb_tally" else sorted(repr(_lasting(row)) for row in rows)
+    return state
 
 
 def _lasting(row: dict[str, Any]) -> dict[str, Any]:

@@ -27,10 +27,10 @@ async def use(ledger: Ledger, url: str) -> None:
     """Read, refresh, take and put; `given N` for each group that came as it was put, `wrong` for any other."""
     buffer = build(url, lock_timeout=2)
 
-    def check(rollouts: list[Any], how: str) -> None:
+    def check(rollouts: list[Any], kind: str) -> None:
         number = number_of(rollouts)
-        same = [(r.response, r.message) for r in rollouts] == [(r.response, r.message) for r in original(number)]
-        ledger.write(how if same else "wrong", number)
+        is_same = [(r.response, r.message) for r in rollouts] == [(r.response, r.message) for r in original(number)]
+        ledger.write(kind if is_same else "wrong", number)
 
     async def find() -> None:
         async for item in buffer.find({}):

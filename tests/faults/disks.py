@@ -33,23 +33,23 @@ def check(ledger: Path, figures: Figures, named: str) -> None:
     """Every call that failed says why and names the database; all groups whose put returned are there, each once."""
     if refusal := entries(ledger, "not-permitted"):
         pytest.skip(f"mounting is refused: {refusal[0]}")
-    full, put = entries(ledger, "full"), numbers(ledger, "put")
-    found = numbers(ledger, "take") + numbers(ledger, "left")
-    figures.compare(len(full), put, found)
+    full, put_numbers = entries(ledger, "full"), numbers(ledger, "put")
+    remaining = numbers(ledger, "take") + numbers(ledger, "left")
+    figures.compare(len(full), put_numbers, remaining)
     assert len(full) >= 2
     assert all(named in message and "free some space" in message for message in full)
-    assert len(put) > 20
-    assert sorted(found) == sorted(set(put))
+    assert len(put_numbers) > 20
+    assert sorted(remaining) == sorted(set(put_numbers))
 
 
 def under_a_limit(ledger: Ledger, folder: str) -> None:
     """Files may grow to LIMIT bytes, and then further."""
 
-    def more() -> None:
+    def lift_limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
     resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, resource.RLIM_INFINITY))
-    asyncio.run(_fill_and_go_on(ledger, f"sqlite:///{folder}/run.db", more))
+    asyncio.run(_fill_and_go_on(ledger, f"sqlite:///{folder}/run.db", lift_limit))
 
 
 def on_a_small_disk(ledger: Ledger, folder: str) -> None:
@@ -70,7 +70,7 @@ def own_mounts(ledger: Ledger) -> Callable[..., None]:
     check(libc.mount(b"none", b"/", None, 0x44000, None))  # MS_REC | MS_PRIVATE
 
     def mount(source: str, target: str, kind: str | None, flags: int, options: str | None) -> None:
-        texts = [None if one is None else one.encode() for one in (source, target, kind, options)]
+        texts = [None if argument is None else argument.encode() for argument in (source, target, kind, options)]
         for _ in range(200):  # until files that are being closed are
             if (result := libc.mount(*texts[:3], flags, texts[3])) == 0:
                 return
@@ -97,7 +97,7 @@ SERVER_LIMIT = 80_000_000
 
 def postgres_on_a_small_disk(ledger: Ledger, folder: str) -> None:
     """A server whose data are on such a file system, and its WAL elsewhere: without room for that it ends."""
-    more = small_disk(ledger, folder, SERVER_LIMIT)
+    enlarge = small_disk(ledger, folder, SERVER_LIMIT)
     os.chmod(folder, 0o755)
     tempfile.tempdir = folder
     with own_server() as server:
@@ -107,7 +107,7 @@ def postgres_on_a_small_disk(ledger: Ledger, folder: str) -> None:
         server.start()
 
         def room() -> None:
-            more()
+            enlarge()
             with contextlib.suppress(subprocess.CalledProcessError):  # it runs
                 server.start()
 

@@ -82,9 +82,9 @@ def choose(points: list[str], count: int | None) -> list[int]:
     if count is None or count >= len(points):
         return list(range(len(points)))
     last = max(number for number, name in enumerate(points) if name == "after commit")
-    rest = [number for number in range(len(points)) if number not in (last, last - 1)]
-    wanted = count - 2
-    return sorted({last, last - 1, *(rest[int((place + 0.5) * len(rest) / wanted)] for place in range(wanted))})
+    inner = [number for number in range(len(points)) if number not in (last, last - 1)]
+    size = count - 2
+    return sorted({last, last - 1, *(inner[int((place + 0.5) * len(inner) / size)] for place in range(size))})
 
 
 def _create(connection: Connection) -> None:

@@ -119,8 +119,8 @@ async def take(buffer: ReplayBuffer, _: Any) -> None:
 
 
 async def lease(buffer: ReplayBuffer, _: Any) -> None:
-    held = await buffer.lease_batch({TASK: 4}, heartbeat=False)
-    assert held.counts == {TASK: 4}
+    open_lease = await buffer.lease_batch({TASK: 4}, heartbeat=False)
+    assert open_lease.counts == {TASK: 4}
 
 
 async def leased(buffer: ReplayBuffer) -> Lease:
@@ -128,25 +128,25 @@ async def leased(buffer: ReplayBuffer) -> Lease:
 
 
 async def leased_for_a_moment(buffer: ReplayBuffer) -> None:
-    held = await buffer.lease_batch({TASK: 4}, heartbeat=False, seconds=0.01)
+    open_lease = await buffer.lease_batch({TASK: 4}, heartbeat=False, seconds=0.01)
     await asyncio.sleep(0.05)
-    assert held.open
+    assert open_lease.open
 
 
 async def taken(buffer: ReplayBuffer) -> None:
     await buffer.get(4, TASK)
 
 
-async def acknowledge(_: ReplayBuffer, held: Lease) -> None:
-    await held.acknowledge()
+async def acknowledge(_: ReplayBuffer, open_lease: Lease) -> None:
+    await open_lease.acknowledge()
 
 
-async def give_back(_: ReplayBuffer, held: Lease) -> None:
-    await held.give_back(failed="the consumer fails")
+async def give_back(_: ReplayBuffer, open_lease: Lease) -> None:
+    await open_lease.give_back(failed="the consumer fails")
 
 
-async def extend(_: ReplayBuffer, held: Lease) -> None:
-    await held.extend(100)
+async def extend(_: ReplayBuffer, open_lease: Lease) -> None:
+    await open_lease.extend(100)
 
 
 async def refresh(buffer: ReplayBuffer, _: Any) -> None:
@@ -155,12 +155,12 @@ async def refresh(buffer: ReplayBuffer, _: Any) -> None:
 
 
 async def refresh_dropping(buffer: ReplayBuffer, _: Any) -> None:
-    dropped = await buffer.refresh_staleness(
+    dropped_counts = await buffer.refresh_staleness(
         task_stale_thresholds={TASK: 9},
         current_train_step=STEP + 2,
         expired_groups_retryable_by_task={TASK: False},
     )
-    assert 0 < dropped[TASK] < COUNT
+    assert 0 < dropped_counts[TASK] < COUNT
 
 
 async def update(buffer: ReplayBuffer, _: Any) -> None:
@@ -228,10 +228,10 @@ async def kept_and_changed(buffer: ReplayBuffer) -> None:
     await buffer.refresh_staleness(task_stale_thresholds={TASK: 9}, current_train_step=STEP + 2)
 
 
-async def finish(buffer: ReplayBuffer, held: Lease) -> None:
+async def finish(buffer: ReplayBuffer, open_lease: Lease) -> None:
     """Store a result in the place of what it was made from."""
-    [first, *_] = sorted(held.open)
-    await held.finish(group(100), TASK, replaces=[first])
+    [first, *_] = sorted(open_lease.open)
+    await open_lease.finish(group(100), TASK, replaces=[first])
 
 
 def prompts_of(buffer: ReplayBuffer) -> Sampler:

@@ -21,11 +21,11 @@ from tests.stores import group, number_of
 LEASE_SECONDS = 0.7
 
 
-async def train(ledger: Ledger, url: str, done: str, seed: int) -> None:
+async def train(ledger: Ledger, url: str, stop: str, seed: int) -> None:
     """Lease batches, to the end when the file exists and nothing is left."""
     async with opened(url) as buffer:
         worker = Worker(buffer, Recorder(ledger), 0, seed, seconds=LEASE_SECONDS)
-        while not os.path.exists(done) or await left_in(buffer):  # noqa: ASYNC240
+        while not os.path.exists(stop) or await left_in(buffer):  # noqa: ASYNC240
             await worker.lease()
             await asyncio.sleep(0.01)
 
@@ -43,8 +43,8 @@ async def generate(ledger: Ledger, url: str, prompts: int, epochs: int, seed: in
             partial_rollouts=True,
             seconds=LEASE_SECONDS,
         )
-        while drawn := await source.draw(chance.randint(1, 4), timeout=60):
-            for prompt in drawn:
+        while new_prompts := await source.draw(chance.randint(1, 4), timeout=60):
+            for prompt in new_prompts:
                 await _generate(recorder, prompt, chance)
         ledger.write("finished")  # a worker that was started after the last prompt has nothing else to write
 
@@ -63,11 +63,11 @@ async def _generate(recorder: Recorder, prompt: Prompt, chance: random.Random) -
         await recorder.call("finish", prompt.finish(), groups=[number])
 
 
-async def refresh(ledger: Ledger, url: str, done: str) -> None:
+async def refresh(ledger: Ledger, url: str, stop: str) -> None:
     """Move on from step to step, and change priorities and tags, until FILE exists. Nothing expires by it."""
     async with opened(url) as buffer:
         step = 51
-        while not os.path.exists(done):  # noqa: ASYNC240
+        while not os.path.exists(stop):  # noqa: ASYNC240
             step += 1
             limits = dict.fromkeys((TAKEN, LEASED), 1_000_000)
             expired = await buffer.refresh_staleness(task_stale_thresholds=limits, current_train_step=step)
@@ -77,10 +77,10 @@ async def refresh(ledger: Ledger, url: str, done: str) -> None:
             await asyncio.sleep(0.02)
 
 
-async def save(ledger: Ledger, url: str, done: str, folder: str) -> None:
+async def save(ledger: Ledger, url: str, stop: str, folder: str) -> None:
     """Save a snapshot again and again, until FILE exists."""
     async with opened(url) as buffer:
-        while not os.path.exists(done):  # noqa: ASYNC240
+        while not os.path.exists(stop):  # noqa: ASYNC240
             await buffer.save(folder)
             ledger.write("saved")
             await asyncio.sleep(0.05)

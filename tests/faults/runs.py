@@ -34,18 +34,18 @@ def train(ledger: Ledger, url: str, policy: str, kill_at: int | None) -> None:
 async def _train(ledger: Ledger, url: str, policy: str) -> None:
     async with build(url, **POLICIES[policy]) as buffer:
         prompts = ledger_of(buffer, range(15), TASK, epochs=2, make_group=_prompt)
-        kept = await buffer.checkpoints()
-        if kept:
-            await buffer.restore(kept[-1].step)
+        checkpoints = await buffer.checkpoints()
+        if checkpoints:
+            await buffer.restore(checkpoints[-1].step)
         else:
             await buffer.checkpoint(0)  # so that whoever dies in the first steps leaves something to go back to
-        for step in range(kept[-1].step + 1 if kept else 1, STEPS + 1):
+        for step in range(checkpoints[-1].step + 1 if checkpoints else 1, STEPS + 1):
             await _step(ledger, buffer, step, prompts if policy == "prompts" else None)
             if step % 2 == 0:
                 await buffer.checkpoint(step)
                 ledger.write("checkpoint", step)
-        left = [item.item async for item in buffer.find({"status": "completed"})]
-        ledger.write("left", *numbers_of(left))
+        remaining = [item.item async for item in buffer.find({"status": "completed"})]
+        ledger.write("left", *numbers_of(remaining))
 
 
 def _prompt(item: int, number: int) -> list[RolloutState]:
@@ -78,7 +78,7 @@ async def _step(ledger: Ledger, buffer: ReplayBuffer, step: int, prompts: Sample
 # Processes of the run before a restore
 
 
-async def old_run(ledger: Ledger, url: str, what: str, first: int) -> None:
+async def old_run(ledger: Ledger, url: str, call: str, first: int) -> None:
     """Go on with one thing until it is fenced off."""
     async with build(url) as buffer:
         calls: dict[str, Callable[[int], Awaitable[object]]] = {
@@ -92,7 +92,7 @@ async def old_run(ledger: Ledger, url: str, what: str, first: int) -> None:
         ledger.write("open")
         for number in range(first, first + 100_000):
             try:
-                await calls[what](number)
+                await calls[call](number)
             except FencedError as error:
                 ledger.write("fenced", error)
                 return

@@ -25,8 +25,8 @@ async def flow(ledger: Ledger, url: str, seconds: float, grace: float) -> None:
     """
     Sweeper.__init__.__defaults__ = (grace,)
     async with build(url, policy="prioritized", seed=3, keep_checkpoints=2) as buffer:
-        began, step = time.monotonic(), 0
-        while time.monotonic() < began + seconds:
+        start, step = time.monotonic(), 0
+        while time.monotonic() < start + seconds:
             step += 1
             await asyncio.gather(_step(buffer, step), asyncio.sleep(STEP_SECONDS))
             ledger.write("step", WIDTH * step, round(_resident_megabytes(), 1))
@@ -56,5 +56,5 @@ async def look_on(ledger: Ledger, url: str, seconds: float) -> None:
     async with build(url) as buffer:
         ends = time.monotonic() + seconds
         while time.monotonic() < ends:
-            found = [numbers_of([item.item]) async for item in buffer.find({}) if item.item]
-            ledger.write("saw", len(found))
+            groups = [numbers_of([item.item]) async for item in buffer.find({}) if item.item]
+            ledger.write("saw", len(groups))

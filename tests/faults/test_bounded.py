@@ -41,11 +41,11 @@ async def lease(log: Ledger, url: str, until: Path, size: int) -> None:
                     await asyncio.sleep(0.01)
                     if turn % 5 == 0:
                         raise OSError("the consumer fails")
-                    found = numbers_of(batch.batch[TASK])
+                    leased = numbers_of(batch.batch[TASK])
             except OSError:
                 continue
-            if found:
-                log.write("did", *found)
+            if leased:
+                log.write("did", *leased)
             elif last and not (await buffer.metrics())["tasks"][TASK]["leased"]:
                 return
 
@@ -122,8 +122,8 @@ def test_what_was_put_is_what_became_of_it(crew: Crew, shared_url: str, tmp_path
     totals = asyncio.run(tallies(shared_url))
     put = done(doomed_log, *(log for _, log in producers))
     assert len(put) <= totals[Tally.PUT] <= len(put) + 1  # a put may be committed by whom was killed before it said so
-    left = (Tally.TAKEN, Tally.EVICTED, Tally.DROPPED, Tally.DELETED, Tally.REPLACED, Tally.SIZE, Tally.LEASED)
-    assert totals[Tally.PUT] == sum(totals[name] for name in left)
+    ends = (Tally.TAKEN, Tally.EVICTED, Tally.DROPPED, Tally.DELETED, Tally.REPLACED, Tally.SIZE, Tally.LEASED)
+    assert totals[Tally.PUT] == sum(totals[name] for name in ends)
     assert totals[Tally.SIZE] == totals[Tally.LEASED] == totals[Tally.DELETED] == totals[Tally.REPLACED] == 0
     assert len(acknowledged) <= totals[Tally.TAKEN] <= len(acknowledged) + 1
     assert totals[Tally.RETURNED] > 0

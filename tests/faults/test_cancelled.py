@@ -117,13 +117,13 @@ async def test_what_is_cancelled_is_done_or_undone(
         await operations.fill(url := new_url())
         async with build(url) as buffer:
             before = await seen(buffer)
-    done, _, waits = await after(new_url(), operation)
+    done_state, _, waits = await after(new_url(), operation)
     assert waits > 0
     for number in range(1, waits + 1):
         for moment in [MOMENTS[number % 2], MOMENTS[number % 2 - 1]][:ways]:
             state, cancelled, _ = await after(new_url(), operation, number, moment)
             figures.add(faults=1)
-            allowed = [done] if not cancelled else [before] if operation in DRAWING else [before, done]
+            allowed = [done_state] if not cancelled else [before] if operation in DRAWING else [before, done_state]
             assert state in allowed, (number, moment)
 
 
@@ -147,15 +147,15 @@ async def test_prompts_whose_draw_is_cancelled_are_handed_out_again(
         number += 1
         async with build(new_url()) as buffer:
             prompts = operations.prompts_of(buffer)
-            cancelled, waits, drawn = await ended(prompts.draw(3), number, moment)
-            drawn = drawn or []
-            while more := await prompts.draw(4):
-                drawn += more
-            found = sorted(number_of(prompt.group) for prompt in drawn)
-        lost, doubled = set(range(100, 110)) - set(found), len(found) - len(set(found))
-        figures.add(faults=1, prompts=10, skipped=len(lost), doubled=doubled)
+            cancelled, waits, handed_out = await ended(prompts.draw(3), number, moment)
+            handed_out = handed_out or []
+            while further := await prompts.draw(4):
+                handed_out += further
+            drawn_numbers = sorted(number_of(prompt.group) for prompt in handed_out)
+        lost_numbers, doubled = set(range(100, 110)) - set(drawn_numbers), len(drawn_numbers) - len(set(drawn_numbers))
+        figures.add(faults=1, prompts=10, skipped=len(lost_numbers), doubled=doubled)
         assert cancelled
-        assert found == list(range(100, 110))
+        assert drawn_numbers == list(range(100, 110))
 
 
 READS: dict[str, Callable[[ReplayBuffer], Awaitable[Any]]] = {
@@ -180,7 +180,7 @@ async def test_groups_of_a_cancelled_call_are_all_there(
     monkeypatch.chdir(tmp_path)
     call = (READS | DRAWS)[name]
     async with build(new_url()) as buffer:
-        waits, number, gone = 1, 0, 0
+        waits, number, taken_count = 1, 0, 0
         for number in range(operations.COUNT):
             await buffer.put(group(number), TASK, tags={"a": 1})
         number = 0
@@ -189,10 +189,10 @@ async def test_groups_of_a_cancelled_call_are_all_there(
             for moment in MOMENTS:
                 cancelled, waits, _ = await ended(_quiet(call(buffer)), number, moment)
                 figures.add(faults=1)
-                gone += 0 if cancelled or name in READS else 2
-        found = await take_all(buffer)
-    figures.add(groups=operations.COUNT, doubled=len(found) - len(set(found)))
-    assert found == list(range(gone, operations.COUNT))
+                taken_count += 0 if cancelled or name in READS else 2
+        remaining = await take_all(buffer)
+    figures.add(groups=operations.COUNT, doubled=len(remaining) - len(set(remaining)))
+    assert remaining == list(range(taken_count, operations.COUNT))
 
 
 async def _quiet(call: Awaitable[Any]) -> Any:
@@ -248,11 +248,11 @@ def state_after_closing(url: str, operation: Operation, pause: float) -> Any:
             await buffer.count_where({})
             return await seen(buffer)
 
-        found = runner.run(settled())
+        state = runner.run(settled())
         runner.run(buffer.close())
     finally:
         runner.close()
-    return found if operation in DRAWING else swept(asyncio.run(look(url)))
+    return state if operation in DRAWING else swept(asyncio.run(look(url)))
 
 
 async def whole(url: str, operation: Operation, *, done: bool) -> Any:
@@ -262,16 +262,16 @@ async def whole(url: str, operation: Operation, *, done: bool) -> Any:
         ready = await operation.ready(buffer) if operation.ready else None
         if done:
             await operation.run(buffer, ready)
-        found = await seen(buffer)
-    return found if operation in DRAWING else swept(await look(url))
+        state = await seen(buffer)
+    return state if operation in DRAWING else swept(await look(url))
 
 
 def swept(state: dict[str, Any]) -> dict[str, Any]:
     """Return what is there but for what the sweep removes sooner or later, as the versions of dropped checkpoints."""
-    made = {ast.literal_eval(row.split(",")[0] + "}")["id"] for row in state["rb_checkpoint"]}
+    checkpoint_ids = {ast.literal_eval(row.split(",")[0] + "}")["id"] for row in state["rb_checkpoint"]}
 
     def passed_on(until: re.Match[str]) -> str:
-        return until[0] if int(until[1]) in made else "'until': None}"
+        return until[0] if int(until[1]) in checkpoint_ids else "'until': None}"
 
     past = [re.sub(r"'until': (\d+)}$", passed_on, row) for row in state["rb_past"]]
     return state | {"rb_past": [row for row in past if "'draw': 0" not in row or "'until': None}" not in row]}
@@ -283,8 +283,8 @@ def test_what_its_loop_has_left_is_done_or_undone(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     operation = OPERATIONS[name]
-    before, done = (asyncio.run(whole(new_url(), operation, done=done)) for done in (False, True))
+    before, done_state = (asyncio.run(whole(new_url(), operation, done=done_state)) for done_state in (False, True))
     for pause in PAUSES:
-        found = state_after_closing(new_url(), operation, pause)
+        state = state_after_closing(new_url(), operation, pause)
         figures.add(faults=1)
-        assert found in ([before] if operation in DRAWING else [before, done])
+        assert state in ([before] if operation in DRAWING else [before, done_state])

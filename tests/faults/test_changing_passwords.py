@@ -161,9 +161,9 @@ async def rotates(rotated: Rotated, buffer: ReplayBuffer, renew: Callable[[str],
         await run.goes_on()
         await rotated.change("third-geheim")
         await asyncio.sleep(0.4)
-        held = run.put
+        put_before = run.put
         await asyncio.sleep(0.1)
-        assert (run.put, running.done()) == (held, False)
+        assert (run.put, running.done()) == (put_before, False)
         renew("third-geheim")
         await run.goes_on()
         run.over = True
@@ -175,14 +175,14 @@ async def rotates(rotated: Rotated, buffer: ReplayBuffer, renew: Callable[[str],
 
 @pytest.mark.parametrize("waits", [False, pytest.param(True, marks=pytest.mark.long)])
 async def test_a_run_goes_on_with_what_a_function_answers(rotated: Rotated, waits: bool, figures: Figures) -> None:
-    asked = InAFunction(waits=waits)
+    source = InAFunction(waits=waits)
     await rotates(
         rotated,
-        build(rotated.url, password=asked.function),
-        lambda password: setattr(asked, "password", password),
+        build(rotated.url, password=source.function),
+        lambda password: setattr(source, "password", password),
         figures,
     )
-    assert asked.calls > 2
+    assert source.calls > 2
 
 
 async def test_a_run_goes_on_with_what_a_password_file_has(rotated: Rotated, tmp_path: Path, figures: Figures) -> None:
@@ -218,11 +218,11 @@ async def test_an_old_password_in_the_url_ends_in_a_sentence_that_says_what_to_d
 
 
 async def test_a_wrong_password_at_the_beginning_is_an_error_at_once(rotated: Rotated) -> None:
-    asked = InAFunction(waits=False)
-    asked.password = "wrong-geheim"
-    error = await refused_put(rotated.url, AccessError, password=asked.function)
+    source = InAFunction(waits=False)
+    source.password = "wrong-geheim"
+    error = await refused_put(rotated.url, AccessError, password=source.function)
     assert "password authentication failed" in str(error)
-    assert asked.calls == 1
+    assert source.calls == 1
 
 
 # What else may be wrong with a function
@@ -270,15 +270,15 @@ async def test_a_function_that_fails_is_named_with_the_reason(
 
 
 async def test_a_function_that_fails_for_a_while_holds_a_run_up_and_loses_nothing(rotated: Rotated) -> None:
-    asked = InAFunction(waits=False)
-    async with build(rotated.url, password=asked.function) as buffer:
+    source = InAFunction(waits=False)
+    async with build(rotated.url, password=source.function) as buffer:
         await buffer.put(group(0), TASK)
-        asked.password = ""
+        source.password = ""
         await rotated.change("second-geheim")
         putting = asyncio.create_task(buffer.put(group(1), TASK))
         await asyncio.wait([putting], timeout=0.3)
         assert not putting.done()
-        asked.password = "second-geheim"
+        source.password = "second-geheim"
         await asyncio.wait_for(putting, 20)
         assert numbers_of(await buffer.get(9, TASK)) == [0, 1]
 
@@ -307,9 +307,9 @@ async def test_a_text_names_a_function(rotated: Rotated) -> None:
     config = ReplayBufferConfig.from_mapping({"url": rotated.url, "password": NAMED})
     assert config.password is the_password
     assert f"password='{NAMED}'" in repr(config)
-    again = pickle.loads(pickle.dumps(config))
-    assert again == config
-    async with again.build() as buffer:
+    unpickled = pickle.loads(pickle.dumps(config))
+    assert unpickled == config
+    async with unpickled.build() as buffer:
         await buffer.put(group(1), TASK)
     chunks = ChunkBufferConfig.from_mapping({"url": rotated.url, "password": NAMED, "fragments_per_chunk": 2})
     assert chunks.password is the_password
@@ -328,7 +328,7 @@ async def test_the_environment_names_a_function_for_all_that_has_only_a_url(
         assert numbers_of(await buffer.get(1, TASK)) == [1]
     assert await asyncio.to_thread(open_reader(rotated.url).read, lambda tx: tx.value("SELECT 7")) == 7
     assert (
-        await over_sqlalchemy(Access(parse_url(rotated.url)), lambda one: one.exec_driver_sql("SELECT 7").scalar()) == 7
+        await over_sqlalchemy(Access(parse_url(rotated.url)), lambda db: db.exec_driver_sql("SELECT 7").scalar()) == 7
     )
     url = make_url(rotated.url).set(password="wrong-geheim").render_as_string(hide_password=False)
     await refused_put(url, AccessError)

@@ -44,8 +44,8 @@ async def fill(ledger: Ledger, url: str, groups: int, seed: int) -> None:
 
         filling = await buffer.filling(TASK)
         for name in chance.sample(range(groups), groups):
-            there = filling.get(f"p{name}")
-            missing = range(SIZE) if there is None else there.missing
+            progress = filling.get(f"p{name}")
+            missing = range(SIZE) if progress is None else progress.missing
             await asyncio.gather(*(put(name, index) for index in chance.sample(list(missing), len(missing))))
 
 
@@ -75,14 +75,14 @@ async def test_each_rollout_that_was_put_is_there_once(
         await asyncio.to_thread(shoot)
     for process, ledger in running:
         assert await asyncio.to_thread(processes.end, process, ledger, 120) == 0
-    stored = [line.split() for ledger in ledgers for line in entries(ledger, "stored")]
+    stored_words = [line.split() for ledger in ledgers for line in entries(ledger, "stored")]
     async with build(shared_url) as buffer:
         assert await buffer.filling(TASK) == {}
-        there = {
-            (str(one.item[0].rollout_id), str(index)): rollout.response
-            async for one in buffer.find({"status": "completed"})
-            for index, rollout in enumerate(one.item)
+        responses = {
+            (str(item.item[0].rollout_id), str(index)): rollout.response
+            async for item in buffer.find({"status": "completed"})
+            for index, rollout in enumerate(item.item)
         }
-        assert Counter(name for name, _ in there) == {str(name): SIZE for name in range(groups)}
-        assert all(there[name, index] == response for name, index, response in stored)
+        assert Counter(name for name, _ in responses) == {str(name): SIZE for name in range(groups)}
+        assert all(responses[name, index] == response for name, index, response in stored_words)
         assert sorted(await take_all(buffer)) == list(range(groups))

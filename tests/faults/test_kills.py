@@ -68,8 +68,8 @@ class Run:
         async with build(url) as buffer:
             await buffer.put(group(999), TASK)
             await until(lambda: none_is_leased(buffer))
-            left = await take_all(buffer)
-        return Remains(state, left, await self._snapshot(folder / SNAPSHOT))
+            remaining = await take_all(buffer)
+        return Remains(state, remaining, await self._snapshot(folder / SNAPSHOT))
 
     async def _snapshot(self, folder: Path) -> list[int] | None:
         if not (folder / "replaybuf.sqlite").exists():
@@ -98,16 +98,16 @@ def test_an_operation_that_is_killed_is_done_or_not_begun(
     if name in OPERATIONS:
         asyncio.run(fill(original.url))
     run = Run(original, tmp_path, name)
-    done, ledger = run.kill(None)
+    finished, ledger = run.kill(None)
     points = entries(ledger, "point")
     # Of an operation of several transactions, what is there after each of them.
-    after = {0: run.kill(0)[0], points.count("after commit"): done}
+    after = {0: run.kill(0)[0], points.count("after commit"): finished}
     for point in choose(points, count):
-        found, ledger = run.kill(point)
+        remains, ledger = run.kill(point)
         assert entries(ledger, "killed") == [points[point]]
-        expected = after.setdefault(points[: point + 1].count("after commit"), found)
-        figures.compare(1, expected.left, found.left)
-        assert found.state == expected.state, points[point]
-        assert found.left == expected.left, points[point]
-        assert found.snapshot in (after[0].snapshot, done.snapshot)
-    assert done.left[-1] == 999
+        expected = after.setdefault(points[: point + 1].count("after commit"), remains)
+        figures.compare(1, expected.left, remains.left)
+        assert remains.state == expected.state, points[point]
+        assert remains.left == expected.left, points[point]
+        assert remains.snapshot in (after[0].snapshot, finished.snapshot)
+    assert finished.left[-1] == 999

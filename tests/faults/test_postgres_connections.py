@@ -19,7 +19,7 @@ from replaybuf import Lease, ReplayBuffer, ReplayBufferConfig, Status
 from replaybuf.errors import FencedError, ReplayBufError, UnreachableError
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine import outage, postgres
-from replaybuf.storage.sql.engine.locks import Stamp
+from replaybuf.storage.sql.engine.locks import Stamp, next_stamp
 from replaybuf.storage.sql.engine.transaction import Hook, installed
 from tests.cancellation.conftest import end_background_work, no_connection_out
 from tests.faults.conftest import Figures
@@ -92,24 +92,24 @@ def way_of(name: str, proxy: Proxy) -> Callable[[Link], Awaitable[bool]]:
 async def at_every_message(proxy: Proxy, way: str, operation: Callable[[int], Awaitable[None]]) -> int:
     """Run an operation again and again, and lose the connection at its first message, its second, ...; how many."""
     for place in range(100):
-        left = place
+        remaining = place
 
         def arrived(_link: Link, _data: bytes) -> bool:
-            nonlocal left
-            left -= 1
-            return left < 0
+            nonlocal remaining
+            remaining -= 1
+            return remaining < 0
 
-        lost = False
+        is_lost = False
 
         async def lose(link: Link) -> bool:
-            nonlocal lost
-            lost = True
+            nonlocal is_lost
+            is_lost = True
             return await way_of(way, proxy)(link)
 
         proxy.fault = once(lose, at=arrived)
         await operation(place)
         proxy.fault = None
-        if not lost:
+        if not is_lost:
             return place
     raise AssertionError("an operation of 100 messages?")
 
@@ -143,17 +143,17 @@ async def test_a_take_hands_out_once_wherever_its_connection_is_lost(
     buffer: ReplayBuffer, proxy: Proxy, way: str, figures: Figures
 ) -> None:
     await fill(buffer, GROUPS)
-    taken: list[int] = []
+    numbers: list[int] = []
 
     async def take(_place: int) -> None:
-        taken.extend(numbers_of(await buffer.get(1, TASK)))
+        numbers.extend(numbers_of(await buffer.get(1, TASK)))
 
     places = await at_every_message(proxy, way, take)
     assert places >= 3
-    left = await take_all(buffer)
-    figures.compare(places, range(GROUPS), taken + left)
-    assert taken == list(range(places + 1))
-    assert left == list(range(places + 1, GROUPS))
+    remaining = await take_all(buffer)
+    figures.compare(places, range(GROUPS), numbers + remaining)
+    assert numbers == list(range(places + 1))
+    assert remaining == list(range(places + 1, GROUPS))
     assert (await tallies(buffer))[Tally.TAKEN] == GROUPS
 
 
@@ -188,10 +188,10 @@ async def test_what_was_committed_is_not_done_again(buffer: ReplayBuffer, proxy:
         proxy.fault = once(before_the_answer)
         assert numbers_of(await buffer.get(5, TASK)) == [7]
     assert await buffer.count(TASK, Status.COMPLETED) == 0
-    said = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "replaybuf.database"]
-    assert [level for level, _ in said] == ["WARNING", "INFO"]  # the second loss came soon after
-    assert said[0][1].startswith("operations wait for a connection: can't reach postgresql://")
-    assert said[1][1].startswith("connected to postgresql://")
+    logs = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "replaybuf.database"]
+    assert [level for level, _ in logs] == ["WARNING", "INFO"]  # the second loss came soon after
+    assert logs[0][1].startswith("operations wait for a connection: can't reach postgresql://")
+    assert logs[1][1].startswith("connected to postgresql://")
 
 
 def test_a_flapping_server_is_told_of_now_and_then(caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,12 +242,12 @@ async def test_a_repeat_waits_for_the_transaction_whose_answer_was_lost(
 
     For longer than a transaction waits for a lock.
     """
-    left: list[Link] = []
+    links: list[Link] = []
 
     async def leave(link: Link, data: bytes) -> bool:
-        if left or not is_commit(link, data):
+        if links or not is_commit(link, data):
             return True
-        left.append(link)
+        links.append(link)
         if arrives:
             os.kill(link.pid, signal.SIGSTOP)
             link._writers[1].write(data)
@@ -259,8 +259,8 @@ async def test_a_repeat_waits_for_the_transaction_whose_answer_was_lost(
     waited: set[Any] = set()
 
     async def has_waited_again() -> bool:
-        where = "wait_event_type = 'Lock' AND query LIKE '%INTO rb_info%'"
-        waited.update(await of_sessions(lent_database, "xact_start", where))
+        condition = "wait_event_type = 'Lock' AND query LIKE '%INTO rb_info%'"
+        waited.update(await of_sessions(lent_database, "xact_start", condition))
         return len(waited) > 1
 
     async with build(proxy.url, lock_timeout=0.3) as buffer:
@@ -274,9 +274,9 @@ async def test_a_repeat_waits_for_the_transaction_whose_answer_was_lost(
             await until(has_waited_again)
             count = sent.count
             if arrives:
-                os.kill(left[0].pid, signal.SIGCONT)
+                os.kill(links[0].pid, signal.SIGCONT)
             else:
-                await proxy.end_process(left[0])
+                await proxy.end_process(links[0])
             result = await running
         assert (sent.count == count) == arrives  # nothing follows a stamp that is refused
         if operation == "put":
@@ -293,18 +293,18 @@ async def test_a_repeat_that_is_refused_leaves_no_doubt(buffer: ReplayBuffer, pr
     await fill(buffer, 2)
     await buffer.checkpoint(1)
 
-    cut, gone = asyncio.Event(), asyncio.Event()
+    cut, removed = asyncio.Event(), asyncio.Event()
 
     async def remove_meanwhile(link: Link, data: bytes) -> bool:
         if cut.is_set():
-            await gone.wait()  # else the repeat might find the checkpoint before it has gone
+            await removed.wait()  # else the repeat might find the checkpoint before it has gone
             return True
         if not is_commit(link, data):
             return True
         cut.set()
         link.cut()
         await asyncio.to_thread(execute, proxy.server_url, "DELETE FROM rb_checkpoint")
-        gone.set()
+        removed.set()
         return False
 
     await all_told(buffer)
@@ -319,13 +319,13 @@ async def test_a_transaction_was_committed_if_its_number_is_stored(lent_database
     """Whoever asks first of a row that isn't there, or has the number of the transaction before, gets the same."""
     async with build(lent_database) as buffer:
         await fill(buffer, 1)
-        for name, stored in (("none", None), ("before", 6), ("its own", 7)):
-            if stored is not None:
-                execute(lent_database, f"INSERT INTO rb_info (name, number) VALUES ('{name}', {stored})")
+        for name, stored_number in (("none", None), ("before", 6), ("its own", 7)):
+            if stored_number is not None:
+                execute(lent_database, f"INSERT INTO rb_info (name, number) VALUES ('{name}', {stored_number})")
             engine, attempt = buffer.storage.engine, outage.Attempt[None](stamp=Stamp(name, 7))
             for _ in range(2):
                 was = await buffer.storage.thread.run(partial(engine._was_committed, attempt))
-                assert was == (stored == 7), name
+                assert was == (stored_number == 7), name
 
 
 async def test_to_ask_whether_a_transaction_was_committed_has_an_end(
@@ -335,10 +335,11 @@ async def test_to_ask_whether_a_transaction_was_committed_has_an_end(
     monkeypatch.setattr(postgres, "COMMIT_SECONDS", 0.3)
     async with build(lent_database, reconnect_timeout=0.3, lock_timeout=60) as buffer:
         await fill(buffer, 1)
-        engine, attempt = buffer.storage.engine, outage.Attempt[None](stamp=Stamp("connection x", 7))
+        stamp = next_stamp(None)
+        engine, attempt = buffer.storage.engine, outage.Attempt[None](stamp=stamp)
         other = await asyncpg.connect(lent_database)
         async with other.transaction():
-            await other.execute("INSERT INTO rb_info (name, number) VALUES ('connection x', 7)")
+            await other.execute("INSERT INTO rb_info (name, number) VALUES ($1, $2)", *stamp)
             with pytest.raises(UnreachableError, check=because("commit unanswered")):
                 await buffer.storage.thread.run(lambda: engine._was_committed(attempt))
         await other.close()
@@ -406,10 +407,10 @@ END_ALL = (
 
 async def test_no_connection_asks_the_server_about_types(lent_database: str) -> None:
     """As asyncpg does for arrays other than those of texts, which costs more than all else of a new connection."""
-    asked: list[bytes] = []
+    queries: list[bytes] = []
 
     async def hear(_link: Link, data: bytes) -> bool:
-        asked.extend([data] if b"typeinfo" in data else [])
+        queries.extend([data] if b"typeinfo" in data else [])
         return True
 
     async with proxied(lent_database) as proxy:
@@ -425,7 +426,7 @@ async def test_no_connection_asks_the_server_about_types(lent_database: str) -> 
             await buffer.get(5, TASK)
             await buffer.restore(1)
             assert await buffer.delete({}) == 21
-    assert asked == []
+    assert queries == []
 
 
 async def test_a_take_that_is_cancelled_while_it_reconnects_takes_nothing(buffer: ReplayBuffer, proxy: Proxy) -> None:
@@ -475,14 +476,14 @@ async def test_puts_of_large_groups_end_when_backends_are_ended(
 ) -> None:
     """A statement that waits until it may send more has to hear that its connection is gone."""
     config = ReplayBufferConfig(url=lent_database, policy="fifo", rollout_type=dict)
-    numbers, put, over = count(), list[int](), asyncio.Event()
+    numbers, put_numbers, over = count(), list[int](), asyncio.Event()
 
     async def producer() -> None:
         while not over.is_set():
             number = next(numbers)
             size = 50_000 if number % 5 == 0 else 30
             await buffer.put([{"number": number, "values": np.zeros(size)}], TASK)
-            put.append(number)
+            put_numbers.append(number)
 
     async with config.build() as buffer, asyncio.timeout(seconds + PATIENCE):
         assert await buffer.count_where({}) == 0
@@ -491,22 +492,22 @@ async def test_puts_of_large_groups_end_when_backends_are_ended(
                 tasks.create_task(producer())
             ended = await end_backends(lent_database, seconds)
             over.set()
-        found = [group[0]["number"] for group in await everything(buffer)]
-    figures.compare(ended, put, found)
-    assert sorted(found) == sorted(put)
+        left_groups = [group[0]["number"] for group in await everything(buffer)]
+    figures.compare(ended, put_numbers, left_groups)
+    assert sorted(left_groups) == sorted(put_numbers)
 
 
 async def everything(buffer: ReplayBuffer[Any]) -> list[list[Any]]:
-    found: list[list[Any]] = []
+    left_groups: list[list[Any]] = []
     while groups := await buffer.get(100, TASK):
-        found += groups
-    return found
+        left_groups += groups
+    return left_groups
 
 
 async def end_backends(url: str, seconds: int) -> int:
     """End two backends every quarter of a second, for some seconds. Return the number ended."""
-    ended = 0
+    ended_count = 0
     for _ in range(seconds * 4):
         await asyncio.sleep(0.25)
-        ended += len(await ask(url, END_TWO))
-    return ended
+        ended_count += len(await ask(url, END_TWO))
+    return ended_count

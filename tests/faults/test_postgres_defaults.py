@@ -38,10 +38,10 @@ async def writers_kept_out(url: str) -> AsyncIterator[Callable[[int], Any]]:
     database = await connection.fetchval("SELECT oid FROM pg_database WHERE datname = current_database()")
 
     async def wait_for(count: int) -> None:
-        async def there() -> bool:
+        async def count_is_reached() -> bool:
             return bool(await connection.fetchval(waiting, database) == count)
 
-        await until(there)
+        await until(count_is_reached)
 
     try:
         await connection.execute("BEGIN")
@@ -59,16 +59,16 @@ async def test_who_waited_for_a_restore_is_fenced_off(other_default: str, write:
         "take": lambda buffer: buffer.get(1, TASK),
         "refresh": lambda buffer: buffer.refresh_staleness(task_stale_thresholds={TASK: 1}, current_train_step=5),
     }
-    async with build(other_default) as restored, build(other_default) as late:
+    async with build(other_default) as restored, build(other_default) as late_buffer:
         await fill(restored, 2)
         await restored.checkpoint(1)
-        assert len(late) == 2
-        for buffer in (restored, late):
+        assert len(late_buffer) == 2
+        for buffer in (restored, late_buffer):
             await end_background_work(buffer)
         async with writers_kept_out(other_default) as wait_for:
             restoring = asyncio.create_task(restored.restore(1))
             await wait_for(1)
-            writing = asyncio.create_task(calls[write](late))
+            writing = asyncio.create_task(calls[write](late_buffer))
             await wait_for(2)
         await restoring
         with pytest.raises(FencedError):

@@ -83,36 +83,36 @@ async def test_no_crash_of_the_server_loses_or_doubles_a_group(
         while not over.is_set():
             await worker.call()
 
-    async with build(url, max_deliveries=0) as one, build(url, max_deliveries=0) as other:
-        working = [asyncio.create_task(work((one, other)[number % 2], number)) for number in range(6)]
-        waiting = asyncio.create_task(other.take_batch({"another": 1}, timeout=600))
+    async with build(url, max_deliveries=0) as first, build(url, max_deliveries=0) as second:
+        working = [asyncio.create_task(work((first, second)[number % 2], number)) for number in range(6)]
+        waiting = asyncio.create_task(second.take_batch({"another": 1}, timeout=600))
         for count in range(crashes):
 
-            async def go_on(seen: int = recorder.done["put"]) -> bool:
-                return recorder.done["put"] > seen + 50
+            async def go_on(before: int = recorder.done["put"]) -> bool:
+                return recorder.done["put"] > before + 50
 
             await until(go_on, 30)
             await crash(server, 0.3 * (count % 2))
         over.set()
         await asyncio.gather(*working)
-        await one.put(group(7), "another")
+        await first.put(group(7), "another")
         batch, _ = await waiting
         assert numbers_of(batch["another"]) == [7]
-        await take_all_left(one, recorder)
+        await take_all_left(first, recorder)
     figures.judge(crashes, calls_in([tmp_path / "calls"]))
 
 
 @contextlib.asynccontextmanager
 async def connections_used_up(url: str) -> AsyncIterator[None]:
     """All that the server has, also those for its administrators."""
-    held = []
+    connections = []
     with contextlib.suppress(asyncpg.TooManyConnectionsError):
         while True:
-            held.append(await asyncpg.connect(url))
+            connections.append(await asyncpg.connect(url))
     try:
         yield
     finally:
-        for connection in held:
+        for connection in connections:
             await connection.close()
 
 
@@ -131,8 +131,8 @@ async def test_operations_wait_for_a_connection_when_the_server_has_none_left(ur
             calls = [asyncio.create_task(buffer.get(1, TASK)) for _ in range(3)]
             _, waiting = await asyncio.wait(calls, timeout=1)
             assert len(waiting) == 3
-        taken = [number for groups in await asyncio.gather(*calls) for number in numbers_of(groups)]
-        assert sorted(taken) == [0, 1, 2]
+        numbers = [number for groups in await asyncio.gather(*calls) for number in numbers_of(groups)]
+        assert sorted(numbers) == [0, 1, 2]
         await no_connection_out(buffer)
 
 
@@ -144,12 +144,12 @@ async def test_a_server_without_connections_is_spoken_of(url: str, caplog: Any) 
         with caplog.at_level(logging.INFO, logger="replaybuf.database"):
             async with connections_used_up(url):
                 for _ in range(5):
-                    taken = await asyncio.gather(*(buffer.get(1, TASK) for _ in range(20)))
-                    assert all(taken)
-    said = [record.getMessage() for record in caplog.records if record.name == "replaybuf.database"]
-    waiting = [line for line in said if line.startswith("operations wait for a connection: postgresql://")]
+                    batches = await asyncio.gather(*(buffer.get(1, TASK) for _ in range(20)))
+                    assert all(batches)
+    messages = [record.getMessage() for record in caplog.records if record.name == "replaybuf.database"]
+    waiting = [line for line in messages if line.startswith("operations wait for a connection: postgresql://")]
     assert "has no connection left" in waiting[0]
-    assert not any("lost" in line for line in said), said
+    assert not any("lost" in line for line in messages), messages
 
 
 CALLS: dict[str, Callable[[ReplayBuffer], Awaitable[Any]]] = {
@@ -191,10 +191,10 @@ async def test_what_a_taker_was_not_told_comes_back(url: str, operation: str, co
         assert await other.count(TASK, Status.COMPLETED) == (1 if committed else 3)
         proxy.refusing = False
 
-        async def back() -> bool:
+        async def all_are_back() -> bool:
             return await other.count(TASK, Status.COMPLETED) == 3
 
-        await until(back, 20)
+        await until(all_are_back, 20)
         assert [item.times_sampled async for item in other.find({})] == [0, 0, 0]
         assert await take_all(buffer) == [0, 1, 2]
         assert buffer.storage.presence.of(worker_name(None)).taken == 3
@@ -261,8 +261,8 @@ async def test_closing_ends_all_calls_that_wait_for_the_server(server: Server, u
             await buffer.close()
             ends = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(end).__mro__.count(ClosedError) for end in ends] == [1] * len(CALLS)
-    async with build(url) as again:
-        assert await take_all(again) == [0, 1]
+    async with build(url) as reopened:
+        assert await take_all(reopened) == [0, 1]
 
 
 async def test_a_server_that_was_never_reached_is_an_error_at_once(server: Server, url: str) -> None:

@@ -31,8 +31,8 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, kind: object, figures: Figure
     ledger = tmp_path / "ledger"
     assert end(start(kind, ledger, str(disk)), ledger) == 0  # type: ignore[arg-type]
     disks.check(ledger, figures, "run.db")
-    put = numbers(ledger, "put")
-    assert set(entries(ledger, "seen")[0].split()) == set(map(str, put[:-10]))
+    put_numbers = numbers(ledger, "put")
+    assert set(entries(ledger, "seen")[0].split()) == set(map(str, put_numbers[:-10]))
 
 
 def hold_the_lock(ledger: Ledger, path: str, seconds: float) -> None:
@@ -68,9 +68,9 @@ def test_a_lock_that_another_process_holds(tmp_path: Path, figures: Figures) -> 
             await buffer.put(group(5), TASK)
             return await take_all(buffer)
 
-    found = asyncio.run(main())
-    figures.compare(4, range(6), found)
-    assert found == list(range(6))
+    remaining = asyncio.run(main())
+    figures.compare(4, range(6), remaining)
+    assert remaining == list(range(6))
 
 
 # PostgreSQL on a disk that gets full: an error that says so, nothing is lost, and it goes on afterwards
@@ -107,10 +107,10 @@ def use(folder: Path, content: bytes, figures: Figures) -> Path:
     ledger = folder / "ledger"
     process = start(damage.use, ledger, f"sqlite:///{folder}/run.db")
     assert end(process, ledger, 60) == 0
-    given = numbers(ledger, "given")
-    figures.add(faults=1, groups=damage.COUNT, doubled=len(given) - len(set(given)))
+    handed_out = numbers(ledger, "given")
+    figures.add(faults=1, groups=damage.COUNT, doubled=len(handed_out) - len(set(handed_out)))
     assert entries(ledger, "wrong") == []
-    assert sorted(given) == sorted(set(given))
+    assert sorted(handed_out) == sorted(set(handed_out))
     return ledger
 
 
@@ -192,11 +192,11 @@ async def test_a_count_that_is_no_number_is_told_as_damage(tmp_path: Path, chang
             await buffer.metrics()
 
 
-def damaged(sound: bytes, where: str, chance: random.Random) -> bytes:
+def damaged(sound: bytes, kind: str, chance: random.Random) -> bytes:
     """The content of a database with damage in this part."""
     size = len(sound)
     page = chance.randrange(1, size // PAGE) * PAGE
-    match where:
+    match kind:
         case "header":
             return flipped(sound, chance, 0, 100, 3)
         case "schema":
@@ -252,9 +252,9 @@ def test_a_link_to_a_network_file_system_is_followed(mounts: str, tmp_path: Path
 
 
 def test_network_file_systems_are_known_and_others_are_not_refused() -> None:
-    known = ["nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "fuse.s3fs", "fuse"]
-    others = ["ext4", "xfs", "btrfs", "overlay", "tmpfs", "9p", "virtiofs", "fuseblk", "zfs", None]
-    assert [kind for kind in (*known, *others) if is_network(kind)] == known
+    remote = ["nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "fuse.s3fs", "fuse"]
+    local = ["ext4", "xfs", "btrfs", "overlay", "tmpfs", "9p", "virtiofs", "fuseblk", "zfs", None]
+    assert [kind for kind in (*remote, *local) if is_network(kind)] == remote
 
 
 async def test_a_file_there_is_refused_before_anything_is_made(tmp_path: Path, on_network: None) -> None:
@@ -318,9 +318,9 @@ async def test_a_log_that_is_deleted_while_it_is_open(tmp_path: Path, replaced: 
     await buffer.close()
     async with build(url) as buffer:
         await buffer.put(group(COUNT), TASK)
-        found = await take_all(buffer)
-    figures.compare(1, range(COUNT + 1), found)
-    assert found == list(range(COUNT + 1))
+        remaining = await take_all(buffer)
+    figures.compare(1, range(COUNT + 1), remaining)
+    assert remaining == list(range(COUNT + 1))
 
 
 async def test_a_second_user_of_a_database_whose_log_is_gone_is_refused(tmp_path: Path) -> None:
@@ -330,8 +330,8 @@ async def test_a_second_user_of_a_database_whose_log_is_gone_is_refused(tmp_path
     await fill(first, COUNT)
     beside(path, "-wal").unlink()
     # Either is right: we look before SQLite does, and SQLite may be told by the first user's index of the log.
-    why = r"run\.db-wal\) was deleted while the database was in use|its log \(-wal\) can't be read; it was truncated"
-    with pytest.raises(StorageError, match=why, check=because("not a database")):
+    words = r"run\.db-wal\) was deleted while the database was in use|its log \(-wal\) can't be read; it was truncated"
+    with pytest.raises(StorageError, match=words, check=because("not a database")):
         await second.put(group(100), TASK)
     await second.close()
     assert not beside(path, "-wal").exists()
@@ -397,7 +397,7 @@ def after_a_kill(folder: Path) -> Path:
 async def test_a_log_that_is_deleted_after_a_crash_is_missed(tmp_path: Path) -> None:
     """Opening says so; deleting the index of the log, too, goes on with what is in the file: groups that are whole."""
     path = after_a_kill(tmp_path)
-    kept = beside(path, "-wal").read_bytes()
+    log_bytes = beside(path, "-wal").read_bytes()
     beside(path, "-wal").unlink()
     buffer = build(f"sqlite:///{path}")
     with pytest.raises(StorageError, match=r"Put it back; or .*delete run\.db-shm", check=because("not a database")):
@@ -406,7 +406,7 @@ async def test_a_log_that_is_deleted_after_a_crash_is_missed(tmp_path: Path) -> 
     beside(path, "-shm").unlink()
     async with build(f"sqlite:///{path}") as buffer:
         assert await take_all(buffer) == list(range(COUNT // 2 + 1))
-    assert kept
+    assert log_bytes
 
 
 async def test_a_log_that_is_put_back_brings_everything(tmp_path: Path, figures: Figures) -> None:
@@ -418,9 +418,9 @@ async def test_a_log_that_is_put_back_brings_everything(tmp_path: Path, figures:
     await buffer.close()
     log.rename(beside(path, "-wal"))
     async with build(f"sqlite:///{path}") as buffer:
-        found = await take_all(buffer)
-    figures.compare(2, range(COUNT), found)
-    assert found == list(range(COUNT))
+        remaining = await take_all(buffer)
+    figures.compare(2, range(COUNT), remaining)
+    assert remaining == list(range(COUNT))
 
 
 async def test_a_torn_end_of_the_log_is_what_was_not_yet_committed(tmp_path: Path, figures: Figures) -> None:
@@ -429,10 +429,10 @@ async def test_a_torn_end_of_the_log_is_what_was_not_yet_committed(tmp_path: Pat
     log = beside(path, "-wal")
     log.write_bytes(log.read_bytes()[: log.stat().st_size - 100_000])
     async with build(f"sqlite:///{path}") as buffer:
-        found = await take_all(buffer)
+        remaining = await take_all(buffer)
     figures.add(faults=1)
-    assert COUNT // 2 < len(found) < COUNT
-    assert found == list(range(len(found)))
+    assert COUNT // 2 < len(remaining) < COUNT
+    assert remaining == list(range(len(remaining)))
 
 
 async def open_and_close(ledger: Ledger, url: str, seconds: float) -> None:

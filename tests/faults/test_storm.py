@@ -166,25 +166,25 @@ async def check_totals(url: str, calls: list[Call]) -> None:
     totals = await totals_of(url)
     async with build(url) as buffer:
         assert [item.uid async for item in buffer.find({})] == []
-    put, begun = (len(numbers_of_calls(calls, "put", known=known)) for known in (True, False))
-    assert put <= totals[TAKEN, Tally.PUT] + totals[LEASED, Tally.PUT] <= begun
+    known_puts, attempted = (len(numbers_of_calls(calls, "put", known=known_only)) for known_only in (True, False))
+    assert known_puts <= totals[TAKEN, Tally.PUT] + totals[LEASED, Tally.PUT] <= attempted
     for task, kind in ((TAKEN, "take"), (LEASED, "acknowledge")):
         assert totals[task, Tally.SIZE] == totals[task, Tally.LEASED] == 0
         assert totals[task, Tally.TAKEN] == totals[task, Tally.PUT] >= len(numbers_of_calls(calls, kind))
 
 
-async def check_snapshot(folder: Path, begun: set[int]) -> None:
+async def check_snapshot(folder: Path, attempted: set[int]) -> None:
     """The last one is whole, whoever was killed in saving it."""
     async with build("sqlite:///:memory:") as copy:
         await copy.resume(folder)
-        found = [n for task in (TAKEN, LEASED) for n in await take_all(copy, task)]
-    assert len(set(found)) == len(found)
-    assert set(found) <= begun
+        restored = [n for task in (TAKEN, LEASED) for n in await take_all(copy, task)]
+    assert len(set(restored)) == len(restored)
+    assert set(restored) <= attempted
 
 
 def batches(ledger: Path) -> dict[int, str]:
     """The batch of each step."""
-    return {int(step): rest for step, _, rest in (line.partition(" ") for line in entries(ledger, "batch"))}
+    return {int(step): batch for step, _, batch in (line.partition(" ") for line in entries(ledger, "batch"))}
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(40, marks=pytest.mark.long)])
@@ -194,9 +194,9 @@ def test_the_batches_after_a_restore_are_those_of_a_run_that_was_never_killed(
 ) -> None:
     """From each restored step on, to the last batch and what is left in the end."""
     other_url = f"sqlite:///{tmp_path}/uninterrupted.db"
-    whole = tmp_path / "whole"
-    assert end(start(train, whole, other_url, policy, None), whole) == 0
-    expected, points = batches(whole), len(entries(whole, "point"))
+    whole_ledger = tmp_path / "whole"
+    assert end(start(train, whole_ledger, other_url, policy, None), whole_ledger) == 0
+    expected, points = batches(whole_ledger), len(entries(whole_ledger, "point"))
     assert len(expected) == STEPS
     chance = random.Random(policy)
     for number in range(kills + 1):
@@ -204,14 +204,14 @@ def test_the_batches_after_a_restore_are_those_of_a_run_that_was_never_killed(
         # A third of the run on average, so that it gets somewhere between two deaths.
         kill_at = chance.randrange(points // 8, points // 2) if number < kills else None
         died = end(start(train, ledger, shared_url, policy, kill_at), ledger)
-        found = batches(ledger)
-        wrong = [step for step, batch in found.items() if batch != expected[step]]
-        figures.add(faults=int(died != 0), groups=sum(len(batch.split()) for batch in found.values()), lost=len(wrong))
-        assert wrong == [], (entries(ledger, "killed"), found, expected)
+        by_step = batches(ledger)
+        bad = [step for step, batch in by_step.items() if batch != expected[step]]
+        figures.add(faults=int(died != 0), groups=sum(len(batch.split()) for batch in by_step.values()), lost=len(bad))
+        assert bad == [], (entries(ledger, "killed"), by_step, expected)
         if died == 0:
             break
-    assert max(found, default=STEPS) == STEPS
-    assert entries(ledger, "left") == entries(whole, "left")
+    assert max(by_step, default=STEPS) == STEPS
+    assert entries(ledger, "left") == entries(whole_ledger, "left")
 
 
 def test_who_is_left_of_the_run_before_a_restore_is_fenced_off(
@@ -225,7 +225,7 @@ def test_who_is_left_of_the_run_before_a_restore_is_fenced_off(
         async with build(shared_url) as buffer:
             await fill(buffer, 200)
             await buffer.checkpoint(7)
-            old = {
+            old_runs = {
                 kind: start(old_run, ledgers[kind], shared_url, kind, 1000 * place + 1000)
                 for place, kind in enumerate(kinds)
             }
@@ -233,11 +233,11 @@ def test_who_is_left_of_the_run_before_a_restore_is_fenced_off(
                 await asyncio.to_thread(wait_for_lines, ledgers[kind], 1 if kind == "wait" else 4)
             await buffer.restore(7)
             for kind in kinds:
-                await asyncio.to_thread(end, old[kind], ledgers[kind])
+                await asyncio.to_thread(end, old_runs[kind], ledgers[kind])
             return await take_all(buffer)
 
-    found = asyncio.run(main())
+    remaining = asyncio.run(main())
     for kind in kinds:
         assert "step 7" in entries(ledgers[kind], "fenced")[0], kind
-    figures.compare(len(kinds), range(200), found)
-    assert found == list(range(200))
+    figures.compare(len(kinds), range(200), remaining)
+    assert remaining == list(range(200))

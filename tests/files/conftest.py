@@ -42,7 +42,7 @@ async def contents(buffer: Any) -> list[tuple[dict[str, Any], list[Any]]]:
 
 
 def metadata(item: StorageItem) -> dict[str, Any]:
-    return {one.name: getattr(item, one.name) for one in fields(item) if one.name not in _ANEW}
+    return {field.name: getattr(item, field.name) for field in fields(item) if field.name not in _ANEW}
 
 
 def rollout(number: int) -> RolloutState:

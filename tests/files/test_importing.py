@@ -40,7 +40,7 @@ async def test_a_file_is_known_by_its_own_bytes_and_how_its_columns_are_read(
         assert (await buffer.import_from(file)).groups == 5
         other = Path(shutil.copy(file, tmp_path / "other.jsonl"))
         with monkeypatch.context() as upgraded:
-            codec, turned = importing._PLAIN_CODEC, lambda rollouts: [dict(reversed(one.items())) for one in rollouts]
+            codec, turned = importing._PLAIN_CODEC, lambda rollouts: [dict(reversed(row.items())) for row in rollouts]
             upgraded.setattr(
                 importing, "_PLAIN_CODEC", SimpleNamespace(encode=lambda rollouts: codec.encode(turned(rollouts)))
             )
@@ -53,8 +53,8 @@ async def test_a_file_is_known_by_its_own_bytes_and_how_its_columns_are_read(
 async def test_parts_of_a_file_and_the_rest_are_each_imported_once(file: Path, url: str) -> None:
     async with ReplayBufferConfig(url=url).build() as buffer:
         assert (await buffer.import_from(file, task="math")).groups == 2
-        done = await buffer.import_from(file)
-        assert (done.groups, done.there) == (3, 2)
+        summary = await buffer.import_from(file)
+        assert (summary.groups, summary.there) == (3, 2)
         assert (await buffer.import_from(file, status=Status.COMPLETED)).groups == 0
 
 
@@ -63,13 +63,13 @@ async def test_a_failure_in_the_middle_is_made_good_by_the_next_import(
 ) -> None:
     monkeypatch.setattr(importing, "_GROUPS", 2)
     async with ReplayBufferConfig(url=url).build() as buffer:
-        put, calls = buffer.storage.put_with_cursor, []  # type: ignore[attr-defined]
+        original_put, calls = buffer.storage.put_with_cursor, []  # type: ignore[attr-defined]
 
         async def failing(*args: Any) -> bool:
             calls.append(args)
             if len(calls) == 2:
                 raise OSError("the network is down")
-            return bool(await put(*args))
+            return bool(await original_put(*args))
 
         monkeypatch.setattr(buffer.storage, "put_with_cursor", failing)
         with pytest.raises(OSError, match="network"):
@@ -90,9 +90,9 @@ async def test_a_restore_of_a_checkpoint_takes_the_import_back(file: Path, url: 
 async def test_two_imports_of_one_file_at_once_double_nothing(file: Path, url: str) -> None:
     source = RolloutFile(str(file))
     async with ReplayBufferConfig(url=url).build() as buffer:
-        found = await survey(buffer.storage, source, ImportOptions())
-        cursor = await buffer.storage.cursor(f"import {found.digest}")  # type: ignore[attr-defined]
-        await import_groups(buffer.storage, source, ImportOptions(), found)
+        contents_of_file = await survey(buffer.storage, source, ImportOptions())
+        cursor = await buffer.storage.cursor(f"import {contents_of_file.digest}")  # type: ignore[attr-defined]
+        await import_groups(buffer.storage, source, ImportOptions(), contents_of_file)
         assert not await buffer.storage.put_with_cursor([], cursor)  # type: ignore[attr-defined]
         assert len(buffer) == 5
 
@@ -100,11 +100,11 @@ async def test_two_imports_of_one_file_at_once_double_nothing(file: Path, url: s
 async def test_a_dry_run_counts_and_puts_nothing(file: Path, url: str) -> None:
     async with ReplayBufferConfig(url=url).build() as buffer:
         assert (await buffer.import_from(file, task="math")).groups == 2
-        done = await buffer.import_from(file, dry_run=True)
+        summary = await buffer.import_from(file, dry_run=True)
         assert len(buffer) == 2
-    assert (done.groups, done.there, done.found.new) == (0, 2, 3)
-    assert done.found.groups == {("code", Status.COMPLETED): 3, ("math", Status.COMPLETED): 2}
-    assert done.found.rollouts.total() == 10
+    assert (summary.groups, summary.there, summary.found.new) == (0, 2, 3)
+    assert summary.found.groups == {("code", Status.COMPLETED): 3, ("math", Status.COMPLETED): 2}
+    assert summary.found.rollouts.total() == 10
 
 
 @pytest.mark.fast
@@ -112,15 +112,15 @@ async def test_both_passes_tell_their_progress(memory: Any, file: Path, monkeypa
     """The first of a total that isn't known, the second of the groups that are new."""
     monkeypatch.setattr(importing, "_GROUPS", 2)
     monkeypatch.setattr("replaybuf.common.progress._SECONDS", 0)
-    seen: list[Progress] = []
-    await memory.import_from(file, progress=seen.append)
-    told = [(one.groups, one.total) for one in seen]
+    calls_of_progress: list[Progress] = []
+    await memory.import_from(file, progress=calls_of_progress.append)
+    counts = [(progress.groups, progress.total) for progress in calls_of_progress]
     reading = [(0, 0), (2, 0), (4, 0), (5, 0), (5, 5)]
-    assert told == [*reading, (0, 5), (2, 5), (4, 5), (5, 5), (5, 5)]
-    assert seen[4].bytes == seen[-1].bytes > 0
-    seen.clear()
-    await memory.import_from(file, dry_run=True, progress=seen.append)
-    assert [(one.groups, one.total) for one in seen] == reading
+    assert counts == [*reading, (0, 5), (2, 5), (4, 5), (5, 5), (5, 5)]
+    assert calls_of_progress[4].bytes == calls_of_progress[-1].bytes > 0
+    calls_of_progress.clear()
+    await memory.import_from(file, dry_run=True, progress=calls_of_progress.append)
+    assert [(progress.groups, progress.total) for progress in calls_of_progress] == reading
 
 
 @pytest.mark.parametrize("calls", [2, 7])
@@ -130,21 +130,21 @@ async def test_an_import_that_is_cancelled_ends_at_once_and_goes_on(
     """In its first pass, and in its second."""
     monkeypatch.setattr(importing, "_GROUPS", 2)
     monkeypatch.setattr("replaybuf.common.progress._SECONDS", 0)
-    seen: list[Progress] = []
+    calls_of_progress: list[Progress] = []
     async with ReplayBufferConfig(url=url).build() as buffer:
 
         def tell(progress: Progress) -> None:
-            seen.append(progress)
-            if len(seen) == calls:
+            calls_of_progress.append(progress)
+            if len(calls_of_progress) == calls:
                 running.cancel()
 
         running = asyncio.ensure_future(buffer.import_from(file, progress=tell))
         with pytest.raises(asyncio.CancelledError):
             await running
-        assert len(seen) == calls
-        there = len(buffer)
-        assert there == (0 if calls == 2 else 2)
-        assert (await buffer.import_from(file)).groups == 5 - there
+        assert len(calls_of_progress) == calls
+        stored_count = len(buffer)
+        assert stored_count == (0 if calls == 2 else 2)
+        assert (await buffer.import_from(file)).groups == 5 - stored_count
 
 
 async def test_the_limits_hold_and_what_was_put_stays(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,8 +154,8 @@ async def test_the_limits_hold_and_what_was_put_stays(file: Path, monkeypatch: p
             await buffer.import_from(file)
         assert len(buffer) == 4
         await buffer.get(1, "code")
-        done = await buffer.import_from(file)
-        assert (done.groups, done.there) == (1, 4)
+        summary = await buffer.import_from(file)
+        assert (summary.groups, summary.there) == (1, 4)
 
 
 @pytest.mark.fast
@@ -189,9 +189,9 @@ def _import(url: str, file: Path) -> Program:
 async def test_an_import_that_is_killed_goes_on(shared_url: str, tmp_path: Path, groups: int, kills: int) -> None:
     """Also when that is killed again; and half of what was there by then was drawn meanwhile."""
     file = tmp_path / "a.jsonl"
-    one = {"prompt": "1 + 1?", "response": "2" * 2000, "task_name": "math"}
-    file.write_text("".join(json.dumps({**one, "group_id": n}) + "\n" for n in range(groups)))
-    drawn: list[int] = []
+    row = {"prompt": "1 + 1?", "response": "2" * 2000, "task_name": "math"}
+    file.write_text("".join(json.dumps({**row, "group_id": n}) + "\n" for n in range(groups)))
+    taken: list[int] = []
     async with ReplayBufferConfig(url=shared_url).build() as buffer:
         for _ in range(kills):
             process, before = _import(shared_url, file), len(buffer)
@@ -200,9 +200,9 @@ async def test_an_import_that_is_killed_goes_on(shared_url: str, tmp_path: Path,
                     await asyncio.sleep(0.02)
             process.send_signal(signal.SIGKILL)
             assert process.wait(60) == -signal.SIGKILL
-            there = len(buffer)
-            assert before < there < groups - len(drawn)
-            drawn += [group[0].group_id for group in await buffer.get(there // 2, "math")]
+            stored_count = len(buffer)
+            assert before < stored_count < groups - len(taken)
+            taken += [group[0].group_id for group in await buffer.get(stored_count // 2, "math")]
         assert _import(shared_url, file).wait(60) == 0
-        left = [group[0].group_id for _, group in await contents(buffer)]
-    assert drawn + left == list(range(groups))
+        remaining = [group[0].group_id for _, group in await contents(buffer)]
+    assert taken + remaining == list(range(groups))

@@ -44,13 +44,13 @@ async def test_an_import_of_an_export_gives_the_same_groups(url: str, tmp_path: 
     async with ReplayBufferConfig(url=url, max_times_sampled=3).build() as buffer:
         await fill(buffer)
         await buffer.sample({"math": 1})
-        done = await buffer.export(tmp_path / name, exact=True)
-        assert (done.groups, done.rollouts, done.left, done.bytes) == (5, 10, 0, (tmp_path / name).stat().st_size)
+        stats = await buffer.export(tmp_path / name, exact=True)
+        assert (stats.groups, stats.rollouts, stats.left, stats.bytes) == (5, 10, 0, (tmp_path / name).stat().st_size)
         before = await contents(buffer)
     async with ReplayBufferConfig(url="memory://").build() as other:
         await other.import_from(tmp_path / name)
         after = await contents(other)
-    assert [one for one, _ in after] == [one for one, _ in before]
+    assert [row for row, _ in after] == [row for row, _ in before]
     assert same(_fields(after), _fields(before))
 
 
@@ -118,21 +118,21 @@ async def test_values_are_plain_and_what_became_text_is_named_once(tmp_path: Pat
     )
     async with config.build() as buffer:
         for _ in range(2):
-            await buffer.put([{name: one for name, (one, _, _) in PLAIN.items()}], "task", status="completed")
-        done = await buffer.export(tmp_path / "a.jsonl")
+            await buffer.put([{name: value for name, (value, _, _) in PLAIN.items()}], "task", status="completed")
+        summary = await buffer.export(tmp_path / "a.jsonl")
         await buffer.export(tmp_path / "a.parquet")
         frame = await buffer.to_pandas()
     lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
-    expected = {name: one for name, (_, one, _) in PLAIN.items()}
+    expected = {name: text for name, (_, text, _) in PLAIN.items()}
     assert [{name: row[name] for name in PLAIN} for row in (*lines, *frame.to_dict("records"))] == [expected] * 4
     assert not any(name.endswith("payload") for name in lines[0])
-    assert done.warnings == [
+    assert summary.warnings == [
         "these values are text in the file: logprobs (-inf), numbers (int), raw (bytes), when (datetime); "
         "exact=True (in Python) has them as they are, too"
     ]
     schema = pytest.importorskip("pyarrow.parquet").read_schema(tmp_path / "a.parquet")
-    assert {name: str(schema.field(name).type) for name, one in PLAIN.items() if one[2]} == {
-        name: one[2] for name, one in PLAIN.items() if one[2]
+    assert {name: str(schema.field(name).type) for name, case in PLAIN.items() if case[2]} == {
+        name: case[2] for name, case in PLAIN.items() if case[2]
     }
     assert str(schema.field("message").type) == "list<element: struct<role: string, content: string>>"
 
@@ -144,16 +144,16 @@ async def test_values_that_fit_no_column_are_in_more_and_plain_exports_are_impor
 ) -> None:
     monkeypatch.setattr(exporting, "_GROUPS_AT_ONCE", 1)
     first = {"x": 1, "y": 0.5, "text": "a", "objects": [{}], "reward": {"score": 1.0}, "rollouts": [], "tags": "b"}
-    odd = {"x": "a", "y": 2**60 + 1, "text": "\ud800", "reward": None, "z": (1,), "group.uid": 5, "rollouts": [2]}
+    unfit = {"x": "a", "y": 2**60 + 1, "text": "\ud800", "reward": None, "z": (1,), "group.uid": 5, "rollouts": [2]}
     config: ReplayBufferConfig[Any] = ReplayBufferConfig(url="memory://", rollout_type=dict, fields=_UNUSED)
     async with config.build() as buffer, config.build() as other:
-        for one in (first, odd):
-            await buffer.put([one], "task", status="completed")
+        for rollout in (first, unfit):
+            await buffer.put([rollout], "task", status="completed")
         await buffer.export(tmp_path / name)
         await other.import_from(tmp_path / name)
-        found = [item.item[0] async for item in other.find({})]
-    there = {key: value for key, value in found[1].items() if value is not None}
-    assert (found[0], there) == (first, {**{k: v for k, v in odd.items() if v is not None}, "z": [1]})
+        imported = [item.item[0] async for item in other.find({})]
+    without_none = {key: value for key, value in imported[1].items() if value is not None}
+    assert (imported[0], without_none) == (first, {**{k: v for k, v in unfit.items() if v is not None}, "z": [1]})
 
 
 async def test_the_command_exports_classes_that_it_does_not_know(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ async def test_an_exact_export_has_rollouts_as_a_refresh_left_them(url: str, tmp
         await buffer.export(tmp_path / "a.jsonl", exact=True)
         await other.import_from(tmp_path / "a.jsonl")
         before, after = await contents(buffer), await contents(other)
-    assert [one for one, _ in after] == [one for one, _ in before]
+    assert [row for row, _ in after] == [row for row, _ in before]
     assert same(_fields(after), _fields(before))
     assert {rollout.status for _, group in after for rollout in group} == {Status.COMPLETED, Status.EXPIRED}
 
@@ -196,5 +196,5 @@ async def test_tensors_survive_an_export(tmp_path: Path) -> None:
             await buffer.put([dict(rollout)], "math", status="completed")
             await buffer.export(tmp_path / name, exact=True)
             await other.import_from(tmp_path / name)
-            [(_, [found])] = await contents(other)
-        assert all(found[one].dtype == rollout[one].dtype and torch.equal(found[one], rollout[one]) for one in rollout)
+            [(_, [copy])] = await contents(other)
+        assert all(copy[key].dtype == rollout[key].dtype and torch.equal(copy[key], rollout[key]) for key in rollout)

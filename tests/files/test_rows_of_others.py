@@ -37,7 +37,7 @@ async def test_rows_of_others_are_groups_by_their_id_or_prompt(memory: Any, tmp_
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     await memory.import_from(tmp_path / "a.jsonl", as_task="math")
     first, second = [group for _, group in await contents(memory)]
-    assert [(one.response, one.reward) for one in first] == [("1", {"score": 1.0}), ("2", {"score": 0.0})]
+    assert [(rollout.response, rollout.reward) for rollout in first] == [("1", {"score": 1.0}), ("2", {"score": 0.0})]
     assert first[0].message == [{"role": "user", "content": "a"}]
     assert first[0].extra_fields == {"source": "gsm8k"}
     assert (second[0].response_ids, second[0].status) == ([1, 2], Status.COMPLETED)
@@ -67,13 +67,13 @@ async def test_a_response_may_be_messages_which_are_kept(memory: Any, tmp_path: 
 
 @pytest.mark.fast
 def test_an_error_names_the_file_s_own_column(tmp_path: Path) -> None:
-    for column, value, said in (
+    for column, value, message in (
         ("completion", [{"role": "user", "content": "2"}], "completion is .*; expected a text, or messages"),
         ("completion", 5, r"completion \(read as response\) is 5; expected a text, or messages"),
         ("score", "good", r"score \(read as reward\) is 'good'; expected a finite number"),
     ):
         (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "a", "task": "math", column: value}))
-        with pytest.raises(FileError, match=said):
+        with pytest.raises(FileError, match=message):
             list(RolloutFile(str(tmp_path / "a.jsonl")).read())
 
 
@@ -84,7 +84,7 @@ def test_rows_with_an_empty_prompt_are_no_group_of_each_other(tmp_path: Path, pr
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     groups = list(RolloutFile(str(tmp_path / "a.jsonl")).read())
     assert len(groups) == 15
-    assert any("each is a group by itself" in what for what in groups[0].notices)
+    assert any("each is a group by itself" in notice for notice in groups[0].notices)
 
 
 async def test_columns_may_be_named(tmp_path: Path) -> None:
@@ -94,12 +94,12 @@ async def test_columns_may_be_named(tmp_path: Path) -> None:
     async with config.build() as buffer:
         settings = {"fields": {"message": "q", "response": "a"}, "key": "id", "as_task": "math", "as_they_are": True}
         await buffer.import_from(tmp_path / "a.jsonl", **settings)
-        [(about, [first, _])] = await contents(buffer)
+        [(fields_of_group, [first, _])] = await contents(buffer)
         with pytest.raises(FileError, match="line 1 has no field 'z'"):
             await buffer.import_from(tmp_path / "a.jsonl", fields={"response": "z"}, as_task="math")
-        done = await buffer.import_from(tmp_path / "a.jsonl", fields={"mine": "a"}, as_task="math", dry_run=True)
-        assert done.groups == 0
-    assert (about["key"], first["response"], first["note"]) == ("0", "1", "x")
+        summary = await buffer.import_from(tmp_path / "a.jsonl", fields={"mine": "a"}, as_task="math", dry_run=True)
+        assert summary.groups == 0
+    assert (fields_of_group["key"], first["response"], first["note"]) == ("0", "1", "x")
 
 
 ANSWERS = [{"question": str(n), "answer": str(2 * n), "grade": 1} for n in range(5)]
@@ -113,8 +113,8 @@ async def test_groups_without_a_response_are_noticed_unless_it_was_meant(
     memory: Any, options: dict[str, Any], unanswered: int, tmp_path: Path
 ) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, ANSWERS)))
-    found = (await memory.import_from(tmp_path / "a.jsonl", as_task="math", dry_run=True, **options)).found
-    assert sum(n for notice, n in found.notices.items() if "without a response" in notice) == unanswered
+    contents_of_file = (await memory.import_from(tmp_path / "a.jsonl", as_task="math", dry_run=True, **options)).found
+    assert sum(n for notice, n in contents_of_file.notices.items() if "without a response" in notice) == unanswered
 
 
 @pytest.mark.fast
@@ -124,9 +124,9 @@ async def test_a_url_in_place_of_a_columns_name_keeps_its_password(
     memory: Any, tmp_path: Path, where: str, url: str
 ) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps(GOOD))
-    for given in [url] if where == "key" else [{"response": url}, {url: "z"}]:
+    for mapping in [url] if where == "key" else [{"response": url}, {url: "z"}]:
         with pytest.raises(ReplayBufError, match=r"(has|is) no field") as caught:
-            await memory.import_from(tmp_path / "a.jsonl", **{where: given})
+            await memory.import_from(tmp_path / "a.jsonl", **{where: mapping})
         assert "hunter2" not in str(caught.value)
 
 

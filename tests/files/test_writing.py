@@ -23,13 +23,13 @@ pytestmark = pytest.mark.fast
 
 @pytest.fixture
 async def buffer() -> Any:
-    async with ReplayBufferConfig(url="memory://").build() as made:
-        await fill(made, 7)
-        yield made
+    async with ReplayBufferConfig(url="memory://").build() as new_buffer:
+        await fill(new_buffer, 7)
+        yield new_buffer
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(one.name for one in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir())
 
 
 async def test_a_file_that_is_there_stays_unless_forced(buffer: Any, tmp_path: Path) -> None:
@@ -109,8 +109,8 @@ async def test_groups_that_leave_meanwhile_are_left_out_and_counted(
                     await shared.delete({"uid": {"$gt": item.uid}})
 
         monkeypatch.setattr(shared.storage, "find", found)
-        done = await shared.export(tmp_path / "a.jsonl")
-    assert (done.groups, done.left) == (2, 5)
+        summary = await shared.export(tmp_path / "a.jsonl")
+    assert (summary.groups, summary.left) == (2, 5)
     assert len((tmp_path / "a.jsonl").read_bytes().splitlines()) == 4
 
 

@@ -30,22 +30,22 @@ MIDDLE = "the file ends within"
 
 @pytest.mark.parametrize("keep", [-1, -200, 2000])
 async def test_a_file_that_was_cut_short_imports_nothing_unless_asked(memory: Any, file: Path, keep: int) -> None:
-    whole = b"".join(lines(file))
-    write(file, whole[:keep] if keep != -1 else b"".join(lines(file)[:-1]))
+    content = b"".join(lines(file))
+    write(file, content[:keep] if keep != -1 else b"".join(lines(file)[:-1]))
     with pytest.raises(FileError, match=MIDDLE, check=because("ends")):
         await memory.import_from(file)
     assert len(memory) == 0
-    done = await memory.import_from(file, partial=True)
-    assert 0 < done.groups == len(memory) < 5
+    summary = await memory.import_from(file, partial=True)
+    assert 0 < summary.groups == len(memory) < 5
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.parquet"])
 async def test_a_compressed_file_that_was_cut_short_is_refused(memory: Any, tmp_path: Path, name: str) -> None:
     await fill(memory)
     await memory.export(tmp_path / name)
-    whole = (tmp_path / name).read_bytes()
-    for size in (0, 3, len(whole) // 2, len(whole) - 1):
-        (tmp_path / name).write_bytes(whole[:size])
+    content = (tmp_path / name).read_bytes()
+    for size in (0, 3, len(content) // 2, len(content) - 1):
+        (tmp_path / name).write_bytes(content[:size])
         with pytest.raises(FileError, match=name):
             await memory.import_from(tmp_path / name)
     assert len(memory) == 5
@@ -57,9 +57,9 @@ async def test_what_is_no_ordinary_file_is_refused_and_not_waited_for(tmp_path: 
     os.mkfifo(pipe)
     device.symlink_to("/dev/zero")
     async with ReplayBufferConfig(url="memory://").build() as buffer, asyncio.timeout(30):
-        for wrong in (pipe, device, tmp_path):
-            with pytest.raises(FileError, match=rf"{wrong}: it is not a file"):
-                await buffer.import_from(wrong)
+        for path in (pipe, device, tmp_path):
+            with pytest.raises(FileError, match=rf"{path}: it is not a file"):
+                await buffer.import_from(path)
         assert len(buffer) == 0
 
 
@@ -146,19 +146,19 @@ async def test_what_no_store_holds_is_refused_before_anything_is_put(
 ) -> None:
     """The last group is wrong, when the others' batches would be in."""
     monkeypatch.setattr(importing, "_GROUPS", 2)
-    *others, first, last = lines(file)  # the first row of a group says what it is
+    *other_lines, first, last = lines(file)  # the first row of a group says what it is
     async with ReplayBufferConfig(url=url).build() as buffer:
         for change, message in BEYOND:
-            write(file, b"".join(others) + json.dumps({**json.loads(first), **change}).encode() + b"\n" + last)
+            write(file, b"".join(other_lines) + json.dumps({**json.loads(first), **change}).encode() + b"\n" + last)
             with pytest.raises(FileError, match=f"line .*{message}"):
                 await buffer.import_from(file)
             assert len(buffer) == 0
 
 
 async def test_a_changed_export_is_refused_with_its_line_and_field(memory: Any, file: Path) -> None:
-    first, *others = lines(file)
+    first, *other_lines = lines(file)
     for change, message in CHANGES:
-        write(file, json.dumps({**json.loads(first), **change}).encode() + b"\n" + b"".join(others))
+        write(file, json.dumps({**json.loads(first), **change}).encode() + b"\n" + b"".join(other_lines))
         with pytest.raises(FileError, match=message):
             await memory.import_from(file)
         assert len(memory) == 0
@@ -166,10 +166,10 @@ async def test_a_changed_export_is_refused_with_its_line_and_field(memory: Any, 
 
 def _ours(pa: Any, **columns: Any) -> Any:
     """Return a table of one rollout, as our exports are, or nearly."""
-    about = {"uid": 1, "task_name": "m", "status": "completed", "staleness": 0, "priority": 1.0, "created_at": 1.0}
-    about |= {"times_sampled": 0, "deliveries": 0, "index": 0, "size": 1}
-    table = pa.table({**{f"group.{name}": [one] for name, one in about.items()}, **columns})
-    fields = [one.with_metadata({"replaybuf": "json"}) if one.name == "group.more" else one for one in table.schema]
+    values = {"uid": 1, "task_name": "m", "status": "completed", "staleness": 0, "priority": 1.0, "created_at": 1.0}
+    values |= {"times_sampled": 0, "deliveries": 0, "index": 0, "size": 1}
+    table = pa.table({**{f"group.{name}": [value] for name, value in values.items()}, **columns})
+    fields = [part.with_metadata({"replaybuf": "json"}) if part.name == "group.more" else part for part in table.schema]
     return table.cast(pa.schema(fields))
 
 
@@ -216,10 +216,10 @@ def test_what_is_not_a_file_of_rows_is_refused_with_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    content, said = OTHERS[name]
+    content, message = OTHERS[name]
     if content:
         Path(name).write_bytes(content.ljust(100, b"\0"))
-    with pytest.raises(FileError, match=said) as raised:
+    with pytest.raises(FileError, match=message) as raised:
         list(RolloutFile(name).read())
     assert "secret" not in str(raised.value)
 

@@ -48,7 +48,7 @@ class Call:
 class Log(Protocol):
     """A ledger, or what else keeps lines."""
 
-    def write(self, what: str, *about: object) -> None:
+    def write(self, event: str, *values: object) -> None:
         """Write a line."""
 
 
@@ -65,12 +65,12 @@ class Recorder:
         kind: str,
         call: Awaitable[T],
         groups_of: Callable[[T], Iterable[int]] = lambda _: (),
-        **about: Any,
+        **details: Any,
     ) -> T:
         """Await a call, and record it with the groups of its result, or with those given."""
         self._count += 1
         number = self._count
-        self._write(number, kind=kind, begin=time.monotonic_ns(), **about)
+        self._write(number, kind=kind, begin=time.monotonic_ns(), **details)
         try:
             result = await call
         except LeaseLostError:  # nothing was done
@@ -79,7 +79,7 @@ class Recorder:
         except (ReplayBufError, asyncio.CancelledError):
             self._write(number, end=time.monotonic_ns())
             raise
-        groups = about.get("groups") or list(groups_of(result))
+        groups = details.get("groups") or list(groups_of(result))
         self._write(number, end=time.monotonic_ns(), known=True, groups=groups)
         self.done[kind] += len(groups)
         return result
@@ -92,16 +92,16 @@ def calls_in(ledgers: Iterable[Path]) -> list[Call]:
     """Return the calls of several processes."""
     calls: list[Call] = []
     for ledger in ledgers:
-        own: dict[int, dict[str, Any]] = {}
+        values_of: dict[int, dict[str, Any]] = {}
         for line in entries(ledger, "call"):
             number, values = json.loads(line)
-            own.setdefault(number, {}).update(values)
-        last = max((max(values["begin"], values.get("end", 0)) for values in own.values()), default=0)
-        killed = any("end" not in values for values in own.values())
-        returned = max((values["begin"] for values in own.values() if values.get("known")), default=0)
-        for values in own.values():
+            values_of.setdefault(number, {}).update(values)
+        last = max((max(values["begin"], values.get("end", 0)) for values in values_of.values()), default=0)
+        killed = any("end" not in values for values in values_of.values())
+        last_return = max((values["begin"] for values in values_of.values() if values.get("known")), default=0)
+        for values in values_of.values():
             # Calls wait until what failed ones before them have done is undone: whoever is killed may not get there.
-            died = killed and not values.get("known") and values.get("end", FOR_EVER) > returned
+            died = killed and not values.get("known") and values.get("end", FOR_EVER) > last_return
             if not values.get("known"):
                 values["end"] = values.get("end", last) + UNDONE
             calls.append(Call(**values, died=died))
@@ -117,19 +117,19 @@ def violations(calls: Sequence[Call], *, fifo: bool = True) -> list[str]:
     """Return what no order of the calls explains. The last calls took what was left (`fifo`: in order of insertion)."""
     calls = sorted(calls, key=lambda call: call.begin)
     restores = [call for call in calls if call.kind == "restore"]
-    found = [*_from_nowhere(calls), *_not_cuts(calls, restores)]
+    problems = [*_from_nowhere(calls), *_not_cuts(calls, restores)]
     for epoch in _epochs(calls, restores):
-        found += [*_twice(epoch), *_held_twice(epoch), *_after_acknowledgement(epoch)]
+        problems += [*_twice(epoch), *_held_twice(epoch), *_after_acknowledgement(epoch)]
     last = _Whole.of(epoch)
-    return [*found, *last.lost(), *last.too_few(), *(last.out_of_order() if fifo else ())]
+    return [*problems, *last.lost(), *last.too_few(), *(last.out_of_order() if fifo else ())]
 
 
 def amiss(calls: Sequence[Call], prompts: int, times: int) -> tuple[list[int], list[int]]:
     """Return the prompts of 0, 1, ... that were trained less often than asked, and those more often."""
-    trained = Counter(number for call in _of(calls, "acknowledge") for number in call.groups)
+    counts = Counter(number for call in _of(calls, "acknowledge") for number in call.groups)
     perhaps = Counter(number for call in calls if call.died and call.kind == "acknowledge" for number in call.groups)
-    skipped = [number for number in range(prompts) if trained[number] + perhaps[number] < times]
-    return skipped, [number for number, count in trained.items() if count > times * (number < prompts)]
+    skipped = [number for number in range(prompts) if counts[number] + perhaps[number] < times]
+    return skipped, [number for number, count in counts.items() if count > times * (number < prompts)]
 
 
 def _of(calls: Sequence[Call], *kinds: str, known: bool = True) -> list[Call]:
@@ -153,10 +153,10 @@ def _from_nowhere(calls: Sequence[Call]) -> Iterator[str]:
 
 def _twice(calls: Sequence[Call]) -> Iterator[str]:
     for kind in ("take", "acknowledge"):
-        seen: set[int] = set()
+        earlier: set[int] = set()
         for call in _of(calls, kind):
-            yield from (f"group {number}: {kind} twice" for number in call.groups if number in seen)
-            seen.update(call.groups)
+            yield from (f"group {number}: {kind} twice" for number in call.groups if number in earlier)
+            earlier.update(call.groups)
 
 
 def _held_twice(calls: Sequence[Call]) -> Iterator[str]:
@@ -165,15 +165,15 @@ def _held_twice(calls: Sequence[Call]) -> Iterator[str]:
     for call in _of(calls, "acknowledge", "give back", known=False):
         for number in call.groups:
             ends.setdefault(number, []).append(call)
-    held: dict[int, Call] = {}
+    leases: dict[int, Call] = {}
     for lease in sorted(_of(calls, "lease"), key=lambda call: call.end):
         for number in lease.groups:
-            other = held.get(number)
+            other = leases.get(number)
             if other is not None and lease.end < other.begin + other.seconds * 1e9:
                 released = any(other.end < call.end and call.begin < lease.end for call in ends.get(number, ()))
                 if not released:
                     yield f"group {number} was leased while another lease held it"
-            held[number] = lease
+            leases[number] = lease
 
 
 def _after_acknowledgement(calls: Sequence[Call]) -> Iterator[str]:
@@ -190,23 +190,23 @@ def _not_cuts(calls: Sequence[Call], restores: Sequence[Call]) -> Iterator[str]:
     """Yield groups that are there after the last restore, or aren't, and mustn't or must by its checkpoint."""
     if not restores or not restores[-1].known:
         return
-    last, others = restores[-1], restores[:-1]
-    made = [call for call in _of(calls, "checkpoint") if call.step == last.step and call.before(last)]
-    if not made or any(not other.before(made[-1]) for other in others):
+    last, earlier_restores = restores[-1], restores[:-1]
+    cuts = [call for call in _of(calls, "checkpoint") if call.step == last.step and call.before(last)]
+    if not cuts or any(not other.before(cuts[-1]) for other in earlier_restores):
         return  # of a checkpoint that was made before another restore nothing simple can be said
-    cut = made[-1]
-    calls = [call for call in calls if all(other.before(call) for other in others)]
-    got = [(call, number) for call in _of(calls, "take", "lease", "acknowledge") for number in call.groups]
-    later = {number for call, number in got if last.before(call)}
-    beside = {number for call, number in got if not call.before(last)}
+    cut = cuts[-1]
+    calls = [call for call in calls if all(other.before(call) for other in earlier_restores)]
+    receipts = [(call, number) for call in _of(calls, "take", "lease", "acknowledge") for number in call.groups]
+    later = {number for call, number in receipts if last.before(call)}
+    beside = {number for call, number in receipts if not call.before(last)}
     removing = [call for call in _of(calls, "take", "acknowledge", known=False) if call.begin < cut.end]
     removed = {number for call in removing for number in call.groups}
     doubtful = any(not call.known for call in removing)
-    for put in _of(calls, "put"):
-        for number in put.groups:
-            if put.before(cut) and number not in removed | beside and not doubtful:
+    for put_call in _of(calls, "put"):
+        for number in put_call.groups:
+            if put_call.before(cut) and number not in removed | beside and not doubtful:
                 yield f"group {number} was put before the checkpoint, and isn't there after the restore"
-            if cut.before(put) and put.before(last) and number in later:
+            if cut.before(put_call) and put_call.before(last) and number in later:
                 yield f"group {number} was put after the checkpoint, and is there after the restore"
 
 
@@ -231,24 +231,24 @@ class _Whole:
     def lost(self) -> Iterator[str]:
         """Yield the groups that nobody got; a take that was under way when its process died may have got some."""
         room = sum(call.asked for call in self.unknown if call.died)
-        gone = [number for number in self.puts if number not in self.takes]
-        if len(gone) > room:
-            yield f"nobody got the groups {gone[:10]}: {len(gone)}, and those who died can have got {room}"
+        missing = [number for number in self.puts if number not in self.takes]
+        if len(missing) > room:
+            yield f"nobody got the groups {missing[:10]}: {len(missing)}, and those who died can have got {room}"
 
     def too_few(self) -> Iterator[str]:
         """Yield takes that got fewer than they asked for while others were there."""
         for call in self.short:
-            for number, put in self.puts.items():
-                taken = self.takes.get(number)
-                there = put.before(call) and (taken is None or call.before(taken))
-                if there and taken is not None and taken.kind == "take" and not self._hidden(put, call):
+            for number, put_call in self.puts.items():
+                receipt = self.takes.get(number)
+                is_buffered = put_call.before(call) and (receipt is None or call.before(receipt))
+                if is_buffered and receipt is not None and receipt.kind == "take" and not self._hidden(put_call, call):
                     yield f"group {number} was there, and a take got {len(call.groups)} of {call.asked}"
 
     def out_of_order(self) -> Iterator[str]:
         """Yield groups that were taken after later ones, though they were there."""
-        taken = [number for number in self.puts if number in self.takes and self.takes[number].kind == "take"]
+        numbers = [number for number in self.puts if number in self.takes and self.takes[number].kind == "take"]
         first = None  # the take that ended first, of groups that were put later
-        for number in sorted(taken, key=lambda number: -self.puts[number].begin):
+        for number in sorted(numbers, key=lambda number: -self.puts[number].begin):
             put, take = self.puts[number], self.takes[number]
             for later, end in [first] if first is not None else []:
                 if put.before(self.puts[later]) and end < take.begin and not self._hidden(put, self.takes[later]):
@@ -256,6 +256,6 @@ class _Whole:
             if first is None or take.end < first[1]:
                 first = number, take.end
 
-    def _hidden(self, put: Call, call: Call) -> bool:
+    def _hidden(self, put_call: Call, call: Call) -> bool:
         """Return whether a take that failed may have held the group at the time of a call, and given it back later."""
-        return any(put.begin < one.end and one.begin < call.end for one in self.unknown)
+        return any(put_call.begin < unknown_call.end and unknown_call.begin < call.end for unknown_call in self.unknown)

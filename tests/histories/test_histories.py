@@ -44,12 +44,12 @@ def test_a_restore_is_to_a_moment_within_the_checkpoint(
         assert sum(call.kind == "restore" and call.known for call in calls) == 1
 
 
-def put(number: int, begin: int, end: int, **about: object) -> Call:
-    return Call("put", begin, end, known=True, groups=[number], **about)  # type: ignore[arg-type]
+def put(number: int, begin: int, end: int, **more: object) -> Call:
+    return Call("put", begin, end, known=True, groups=[number], **more)  # type: ignore[arg-type]
 
 
-def take(begin: int, end: int, *groups: int, asked: int = 0, **about: object) -> Call:
-    return Call("take", begin, end, known=True, groups=[*groups], asked=asked or len(groups), **about)  # type: ignore[arg-type]
+def take(begin: int, end: int, *groups: int, asked: int = 0, **more: object) -> Call:
+    return Call("take", begin, end, known=True, groups=[*groups], asked=asked or len(groups), **more)  # type: ignore[arg-type]
 
 
 def lease(begin: int, end: int, *groups: int) -> Call:

@@ -54,8 +54,8 @@ class Worker:
         puts = []
         for _ in range(self._chance.randint(1, 6)):
             self._number += 1
-            put = self._buffer.put(self.made(self._number), (TAKEN, LEASED)[self._number % 2])
-            puts.append(self._recorder.call("put", put, groups=[self._number]))
+            putting = self._buffer.put(self.made(self._number), (TAKEN, LEASED)[self._number % 2])
+            puts.append(self._recorder.call("put", putting, groups=[self._number]))
         await asyncio.gather(*puts)
 
     async def take(self) -> None:
@@ -69,8 +69,8 @@ class Worker:
 
     async def lease(self) -> None:
         """Lease groups; acknowledge most, give back some, and leave others to the end of the lease."""
-        drawn = self._buffer.lease_batch({LEASED: self._chance.randint(1, 4)}, seconds=self._seconds)
-        lease = await self._recorder.call("lease", drawn, self._leased, seconds=self._seconds)
+        leasing = self._buffer.lease_batch({LEASED: self._chance.randint(1, 4)}, seconds=self._seconds)
+        lease = await self._recorder.call("lease", leasing, self._leased, seconds=self._seconds)
         groups, fate = self._leased(lease), self._chance.random()
         with suppress(LeaseLostError):  # on a machine that stood still for so long
             if fate < 0.85:
@@ -118,7 +118,7 @@ async def take_all_left(buffer: ReplayBuffer, recorder: Recorder) -> None:
 async def left_in(buffer: ReplayBuffer) -> int:
     """Return how many groups there are, whatever their status, leased ones too."""
     tasks = (await buffer.metrics(distributions=False))["tasks"]
-    return sum(sum(one["buffered"].values()) + one["leased"] for one in tasks.values())
+    return sum(sum(task["buffered"].values()) + task["leased"] for task in tasks.values())
 
 
 async def go_back(ledger: Ledger, url: str, stop: str, seconds: float) -> None:

@@ -65,7 +65,7 @@ class Host:
         self._weather = Weather()
         self._carrier: Any = None
 
-    def make(self, made: ExitStack) -> None:
+    def make(self, stack: ExitStack) -> None:
         """Lay the cable; it is gone with the stack. Raises NoCableError."""
         if os.geteuid() != 0 or shutil.which("ip") is None:
             raise NoCableError("network namespaces need root and the program ip (iproute2)")
@@ -75,20 +75,20 @@ class Host:
             raise NoCableError(f"this machine makes no TUN devices: {error}") from error
         try:
             ip("netns", "add", self.space)
-            made.callback(ip, "netns", "delete", self.space)
+            stack.callback(ip, "netns", "delete", self.space)
             ip("link", "set", self._far, "netns", self.space)
-            for where, device, own, other in (
+            for namespace, device, own, other in (
                 ((), self._near, self.server, self.address),
                 (("-n", self.space), self._far, self.address, self.server),
             ):
-                ip(*where, "address", "add", own, "peer", other, "dev", device)
-                ip(*where, "link", "set", device, "txqueuelen", str(_QUEUE), "up")
+                ip(*namespace, "address", "add", own, "peer", other, "dev", device)
+                ip(*namespace, "link", "set", device, "txqueuelen", str(_QUEUE), "up")
             ip("-n", self.space, "link", "set", "lo", "up")
         except subprocess.CalledProcessError as error:
             raise NoCableError(f"this machine makes no network namespaces: {error.stderr.decode().strip()}") from error
         command = [sys.executable, "-m", "tests.hosts.cable", *map(str, ends)]
         self._carrier = subprocess.Popen(command, pass_fds=ends, stdin=subprocess.PIPE, cwd=_ROOT)
-        made.callback(self._end)
+        stack.callback(self._end)
         for end in ends:
             os.close(end)
 
@@ -118,13 +118,13 @@ class Host:
 _ROOT = Path(__file__).parents[2]
 
 
-def hosts(count: int, made: ExitStack) -> list[Host]:
+def hosts(count: int, stack: ExitStack) -> list[Host]:
     """Return so many hosts with their cables. Raises NoCableError."""
     subnet = f"10.{random.randint(128, 254)}"
-    found = [Host(subnet) for _ in range(count)]
-    for host in found:
-        host.make(made)
-    return found
+    new_hosts = [Host(subnet) for _ in range(count)]
+    for host in new_hosts:
+        host.make(stack)
+    return new_hosts
 
 
 def _tun(name: str) -> int:
@@ -145,16 +145,16 @@ def _tun(name: str) -> int:
 
 def carry(near: int, far: int, control: int) -> None:
     """Carry packets between two devices until the end of `control`, of which each line is the weather from then on."""
-    weather, told = Weather(), b""
+    weather, pending = Weather(), b""
     on_the_way: list[tuple[float, int, int, bytes]] = []
     numbers, chance = itertools.count(), random.Random(0)
     while True:
         wait = None if not on_the_way else max(0.0, on_the_way[0][0] - time.monotonic())
         ready = select.select((near, far, control), (), (), wait)[0]
         if control in ready:
-            if not (said := os.read(control, 4096)):
+            if not (command := os.read(control, 4096)):
                 return
-            *lines, told = (told + said).split(b"\n")
+            *lines, pending = (pending + command).split(b"\n")
             if lines:
                 weather = Weather(**json.loads(lines[-1]))
         for end, other, passes in ((near, far, weather.back), (far, near, weather.there)):
@@ -169,11 +169,11 @@ def carry(near: int, far: int, control: int) -> None:
 
 
 def _packets(end: int) -> Sequence[bytes]:
-    found = []
+    packets = []
     with suppress(OSError):
         for _ in range(_ROUND):
-            found.append(os.read(end, _LARGEST))
-    return found
+            packets.append(os.read(end, _LARGEST))
+    return packets
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ from tests.stores import until
 
 @pytest.fixture(scope="module")
 def two_hosts() -> Iterator[list[Host]]:
-    with ExitStack() as made:
+    with ExitStack() as stack:
         try:
-            yield hosts(2, made)
+            yield hosts(2, stack)
         except NoCableError as error:
             pytest.skip(str(error))
 
@@ -66,8 +66,8 @@ class Process:
         silence: int = SILENCE_SECONDS,
     ) -> None:
         self.log = log / f"{role}-{number}"
-        there = make_url(url).set(host=host.server, query={}).render_as_string(hide_password=False)
-        command = [sys.executable, "-m", "tests.hosts.roles", role, there, *map(str, (ahead, number, silence))]
+        host_url = make_url(url).set(host=host.server, query={}).render_as_string(hide_password=False)
+        command = [sys.executable, "-m", "tests.hosts.roles", role, host_url, *map(str, (ahead, number, silence))]
         with self.log.open("w") as output:
             self._process = subprocess.Popen(
                 host.command(*command), stdin=subprocess.PIPE, stdout=output, cwd=Path(__file__).parents[2]

@@ -25,8 +25,8 @@ EACH = 1_000_000
 class Output:
     """A ledger that another process reads."""
 
-    def write(self, what: str, *about: object) -> None:
-        print(what, *about, flush=True)
+    def write(self, event: str, *values: object) -> None:
+        print(event, *values, flush=True)
 
 
 async def main(role: str, url: str, ahead: float, number: int, silence: int) -> None:

@@ -131,13 +131,13 @@ async def test_leases_of_a_host_that_is_cut_off_go_to_another(
     two_hosts: list[Host], start: Start, database: str, figures: Figures, seconds: int
 ) -> None:
     """A lease runs out whose holder isn't heard of; a late acknowledgement is refused: each group counts once."""
-    here, there = two_hosts
-    worker, near, far = start(here, "put"), start(here, "lease", number=1), start(there, "lease", number=2)
+    near_host, far_host = two_hosts
+    worker, near, far = start(near_host, "put"), start(near_host, "lease", number=1), start(far_host, "lease", number=2)
     await far.goes_on("acknowledge", 60)
-    there.cut()
+    far_host.cut()
     await asyncio.sleep(seconds)
     await near.goes_on("acknowledge", 30)
-    there.mend()
+    far_host.mend()
     await far.goes_on("acknowledge", 90)
     await settle([worker], [near, far], database, figures, 1)
 
@@ -148,20 +148,20 @@ async def test_clocks_that_are_hours_apart_lose_and_double_nothing(
     two_hosts: list[Host], start: Start, database: str, figures: Figures, role: str
 ) -> None:
     """Nor with a partition; nobody takes another for dead, or sweeps what is needed, because of a clock."""
-    here, there = two_hosts
+    near_host, far_host = two_hosts
     for host in two_hosts:
         host.set(delay=0.002)
-    ahead, behind = (start(here, "put", ahead=3 * HOURS), start(there, "put", ahead=-3 * HOURS, number=1))
+    ahead, behind = (start(near_host, "put", ahead=3 * HOURS), start(far_host, "put", ahead=-3 * HOURS, number=1))
     trainers = [
-        start(here, role, ahead=-5 * HOURS, number=2),
-        start(there, role, ahead=5 * HOURS, number=3),
+        start(near_host, role, ahead=-5 * HOURS, number=2),
+        start(far_host, role, ahead=5 * HOURS, number=3),
     ]
     for trainer in trainers:
         await trainer.goes_on(GETS[role], 60, more=100)
-    there.cut()
+    far_host.cut()
     await asyncio.sleep(12)
-    there.mend()
+    far_host.mend()
     for trainer in trainers:
         await trainer.goes_on(GETS[role], 90)
-    put = await settle([ahead, behind], trainers, database, figures, 1)
-    assert {number // EACH for number in put} == {0, 1}
+    put_numbers = await settle([ahead, behind], trainers, database, figures, 1)
+    assert {number // EACH for number in put_numbers} == {0, 1}

@@ -48,12 +48,12 @@ def start(script: str, folder: Path, modules: tuple[str, ...]) -> Program:
         return Program(script, cwd=folder, env=environment, stdout=log, modules=modules)
 
 
-def until(true: Callable[[], object], what: str, *processes: Program, seconds: float = 240) -> None:
+def until(true: Callable[[], object], event: str, *processes: Program, seconds: float = 240) -> None:
     """Wait until something is true of the files of processes that go on meanwhile."""
     deadline = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < deadline, f"waited {seconds} s until {what}"
-        assert all(process.poll() is None for process in processes), f"a process ended before {what}"
+        assert time.monotonic() < deadline, f"waited {seconds} s until {event}"
+        assert all(process.poll() is None for process in processes), f"a process ended before {event}"
         time.sleep(0.05)
 
 
@@ -63,9 +63,9 @@ def printed_by(arguments: Sequence[str], folder: Path, env: Mapping[str, str] | 
         [sys.executable, *arguments],
         {**os.environ, "PYTHONPATH": str(ROOT), **SILENT, **(env or {})},
     )
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout
 
 
 def run(folder: str, script: str, target: Path, modules: tuple[str, ...]) -> None:

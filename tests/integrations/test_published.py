@@ -25,7 +25,7 @@ import pytest
 
 from replaybuf import ConfigError, ReplayBufferConfig
 from replaybuf.buffer.sync import SyncReplayBuffer
-from replaybuf.errors import CheckpointError, InputError
+from replaybuf.errors import CheckpointError, InputError, MissingDriverError
 from replaybuf.integrations.nemo_rl import TrajectoryBuffer
 from replaybuf.values.codec.payload import Codec
 from tests.frameworks import Sample
@@ -156,9 +156,9 @@ def test_slime_goes_on_with_what_was_interrupted_and_back_with_its_weights(
     source.save(4)
     assert source.get_samples(2) == [second, *[[Sample(index=2, prompt="2+5=")] * 2]]
 
-    again = slime_source(shared_url)
-    again.load(4)
-    assert again.get_samples(2) == [second, *[[Sample(index=2, prompt="2+5=")] * 2]]
+    restarted = slime_source(shared_url)
+    restarted.load(4)
+    assert restarted.get_samples(2) == [second, *[[Sample(index=2, prompt="2+5=")] * 2]]
     assert first[0].index == 0
 
 
@@ -166,12 +166,12 @@ def test_slime_takes_groups_that_other_processes_have_finished(
     shared_url: str, slime_source: Callable[[str], Any]
 ) -> None:
     source = slime_source(shared_url)
-    done = [[Sample(index=number, status=Sample.Status.TRUNCATED)] for number in range(3)]
+    finished = [[Sample(index=number, status=Sample.Status.TRUNCATED)] for number in range(3)]
     with ReplayBufferConfig(url=shared_url, policy="fifo", rollout_type=Sample).build_sync() as generator:
-        for group in done:
+        for group in finished:
             generator.put(group, "math")
     generate = names_in("frameworks", "buffered.py")["generate_rollout"]
-    assert generate(source.args, 0, source) == done[:2]
+    assert generate(source.args, 0, source) == finished[:2]
 
 
 @pytest.mark.frameworks
@@ -195,21 +195,21 @@ def experience(number: int) -> Experience:
 
 def test_openrlhf_gets_what_it_has_put(shared_url: str, closed: Closed) -> None:
     queue_of = names_in("frameworks", "rollout_queue.py")["RolloutQueue"]
-    generator, trainer, again = (closed(queue_of(shared_url, 4)) for _ in range(3))
+    generator, trainer, restarted = (closed(queue_of(shared_url, 4)) for _ in range(3))
     states = {"episode": 0, "total_consumed_prompts": 8, "data_loader_state_dict": {"place": 2, "seed": None}}
     generator.put(([experience(1), experience(3)], states, 0.75, 1.5), block=True)
     generator.put(("eval", 3, {"pass@1": 0.5}), block=True)
     generator.put("done", block=True)
-    samples, *others = trainer.get(block=True)
-    assert others == [states, 0.75, 1.5]
-    for found, put in zip(samples, [experience(1), experience(3)], strict=True):
-        assert type(found) is Experience
-        assert all(np.array_equal(getattr(found, name), getattr(put, name)) for name in ("sequences", "action_mask"))
-        assert (found.rewards.tolist(), found.info) == (put.rewards.tolist(), put.info)
+    samples, *rest_of_batch = trainer.get(block=True)
+    assert rest_of_batch == [states, 0.75, 1.5]
+    for put, source in zip(samples, [experience(1), experience(3)], strict=True):
+        assert type(put) is Experience
+        assert all(np.array_equal(getattr(put, name), getattr(source, name)) for name in ("sequences", "action_mask"))
+        assert (put.rewards.tolist(), put.info) == (source.rewards.tolist(), source.info)
     trainer.lease.give_back()  # as when it dies in this step
-    assert again.get(block=True)[1:] == (states, 0.75, 1.5)
-    assert again.get(block=True) == ("eval", 3, {"pass@1": 0.5})
-    assert again.get(block=True) == "done"
+    assert restarted.get(block=True)[1:] == (states, 0.75, 1.5)
+    assert restarted.get(block=True) == ("eval", 3, {"pass@1": 0.5})
+    assert restarted.get(block=True) == "done"
 
 
 @pytest.mark.frameworks
@@ -257,11 +257,11 @@ def test_nemo_rl_gets_the_trajectories_of_its_step_and_no_older_ones(shared_url:
     assert buffer.get_debug_info()["trajectory_versions"] == [0, 1, 2, 1]
     assert buffer.sample(3, current_weight_version=2, max_age_steps=1) is None  # one of three was too old
     assert buffer.size() == 3
-    taken = buffer.sample(2, current_weight_version=2, max_age_steps=1)
-    assert taken is not None
-    assert [found["rollout_metrics"]["number"] for found in taken["trajectories"]] == [1, 2]
-    assert all(type(found["batch"]) is BatchedDataDict for found in taken["trajectories"])
-    assert taken["avg_trajectory_age"] == 0.5
+    sample = buffer.sample(2, current_weight_version=2, max_age_steps=1)
+    assert sample is not None
+    assert [group["rollout_metrics"]["number"] for group in sample["trajectories"]] == [1, 2]
+    assert all(type(group["batch"]) is BatchedDataDict for group in sample["trajectories"])
+    assert sample["avg_trajectory_age"] == 0.5
     assert buffer.get_last_target_weight_already_generated() == 2
     assert buffer.get_existing_target_weights() == {3}
     assert (buffer.has_complete_batch(3, 1), buffer.get_trajectories_needed(3, 4, max_age_steps=2)) == (True, 3)
@@ -278,6 +278,17 @@ def test_nemo_rl_gets_no_part_of_a_batch_when_another_was_faster(
     assert buffer.sample(2, current_weight_version=2, max_age_steps=1) is None
     assert buffer.size() == 1
     assert buffer.sample(0, current_weight_version=2, max_age_steps=1) is None
+
+
+def test_no_trajectory_is_taken_where_nemo_rl_is_missing(
+    shared_url: str, closed: Closed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer: TrajectoryBuffer = closed(TrajectoryBuffer(shared_url, max_size=4))
+    buffer.add(trajectory(0), 2, 2)
+    monkeypatch.setitem(sys.modules, "nemo_rl.distributed.batched_data_dict", None)
+    with pytest.raises(MissingDriverError, match="needs NeMo-RL where it is sampled"):
+        buffer.sample(1, current_weight_version=2, max_age_steps=1)
+    assert buffer.size() == 1
 
 
 def test_nemo_rl_reads_no_trajectory_for_its_books(
@@ -298,17 +309,17 @@ def test_nemo_rl_goes_back_to_its_checkpoint(shared_url: str, tmp_path: Path, cl
         buffer.add(trajectory(number) | {"_ng_task_index": number}, version, target)
     assert buffer.save_to_path(str(path)) == 5
     buffer.sample(2, 2, 1)
-    again = closed(TrajectoryBuffer(shared_url, max_size=8, drop_incomplete_targets_on_restore=True))
-    restored = again.load_from_path(str(path), num_prompts_per_step=2, current_training_step=2, max_age_steps=2)
+    restarted = closed(TrajectoryBuffer(shared_url, max_size=8, drop_incomplete_targets_on_restore=True))
+    restored = restarted.load_from_path(str(path), num_prompts_per_step=2, current_training_step=2, max_age_steps=2)
     assert restored == {"num_trajectories": 5, "next_ng_task_index": 5}
-    assert again.get_debug_info()["target_weight_versions"] == [2, 2]  # 1 is past, and one of 3 was too old
-    assert again.get_last_target_weight_already_generated() == 1
+    assert restarted.get_debug_info()["target_weight_versions"] == [2, 2]  # 1 is past, and one of 3 was too old
+    assert restarted.get_last_target_weight_already_generated() == 1
     pickled.write_bytes(pickle.dumps({"trajectories": []}))
     with pytest.raises(InputError, match=r"theirs.pt isn't a file that TrajectoryBuffer.save_to_path wrote"):
-        again.load_from_path(str(pickled))
+        restarted.load_from_path(str(pickled))
     path.write_text('{"checkpoint": 77}')
     with pytest.raises(CheckpointError, match="77"):
-        again.load_from_path(str(path))
+        restarted.load_from_path(str(path))
 
 
 @pytest.mark.parametrize("option", ["capacity", "max_times_sampled", "policy"])
@@ -341,16 +352,16 @@ def test_nemo_rl_could_not_tell_them_apart(seed: int) -> None:
             versions = (max(0, step - chance.randrange(3)), step + chance.randrange(2))
             assert ours.add(trajectory(number), *versions) == theirs.add(trajectory(number), *versions)
         else:
-            wanted, age = chance.randrange(1, 4), chance.randrange(1, 3)
-            assert ours.has_complete_batch(step, wanted, age) == theirs.has_complete_batch(step, wanted, age)
-            found, expected = ours.sample(wanted, step, age), theirs.sample(wanted, step, age)
-            assert (found is None) == (expected is None)
-            if found is not None:
+            size, age = chance.randrange(1, 4), chance.randrange(1, 3)
+            assert ours.has_complete_batch(step, size, age) == theirs.has_complete_batch(step, size, age)
+            sample, expected = ours.sample(size, step, age), theirs.sample(size, step, age)
+            assert (sample is None) == (expected is None)
+            if sample is not None:
                 numbers = [
-                    [one["rollout_metrics"]["number"] for one in taken["trajectories"]] for taken in (found, expected)
+                    [row["rollout_metrics"]["number"] for row in batch["trajectories"]] for batch in (sample, expected)
                 ]
                 assert numbers[0] == numbers[1]
-                assert found["avg_trajectory_age"] == expected["avg_trajectory_age"]
+                assert sample["avg_trajectory_age"] == expected["avg_trajectory_age"]
             step += chance.random() < 0.5
         info, expected_info = ours.get_debug_info(), theirs.get_debug_info()
         assert info == {name: expected_info[name] for name in info}

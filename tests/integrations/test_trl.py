@@ -81,7 +81,7 @@ def test_a_trainer_that_is_killed_goes_on_and_every_prompt_is_trained_once(
         until(lambda: "step 6 trains" in log.read_text(), "the trainer was in step 6", trainer, generator)
         trainer.kill()
         assert trainer.wait() == -signal.SIGKILL
-        killed = log.read_text()
+        killed_log = log.read_text()
         trainer = start(script, folder, MODULES)
         assert trainer.wait(timeout=240) == 0, log.read_text()
         assert generator.poll() is None
@@ -89,8 +89,8 @@ def test_a_trainer_that_is_killed_goes_on_and_every_prompt_is_trained_once(
         for process in (trainer, generator):
             process.kill()
             process.wait()
-    again = log.read_text()[len(killed) :]
-    assert re.findall(r"step (\d+) trains", again)[0] in ("3", "5")  # after the last step that was saved whole
+    later_log = log.read_text()[len(killed_log) :]
+    assert re.findall(r"step (\d+) trains", later_log)[0] in ("3", "5")  # after the last step that was saved whole
     steps = trained(log)
     assert sorted(steps) == list(range(1, last + 1))
     assert sorted(number for prompts in steps.values() for number in prompts) == list(range(4 * last))

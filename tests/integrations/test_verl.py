@@ -46,8 +46,8 @@ async def test_verl_assembles_its_batch_from_what_comes_out(shared_url: str) -> 
     config = ReplayBufferConfig(url=shared_url, policy="fifo")
     pickled = cloudpickle.dumps(BufferQueueClient(config, 2))
     rollouter, trainer = cloudpickle.loads(pickled), cloudpickle.loads(pickled)
-    put = [sample_of(number) for number in range(3)]
-    for sample in [*put, None]:
+    originals = [sample_of(number) for number in range(3)]
+    for sample in [*originals, None]:
         assert await rollouter.put_sample(sample=sample)
     assert await rollouter.get_statistics() == {
         "queue_size": 3,
@@ -55,14 +55,14 @@ async def test_verl_assembles_its_batch_from_what_comes_out(shared_url: str) -> 
         "total_consumed": 0,
         "dropped_samples": 0,
     }
-    found = [await trainer.get_sample() for _ in range(3)]
-    assert [left for _, left in found] == [2, 1, 0]
+    samples = [await trainer.get_sample() for _ in range(3)]
+    assert [remaining for _, remaining in samples] == [2, 1, 0]
     assert await rollouter.get_queue_size() == 0
-    for (sample, _), original in zip(found, put, strict=True):
-        one, other = cloudpickle.loads(sample), cloudpickle.loads(original)
-        check_same(one.full_batch, other.full_batch)
-        assert (one.sample_id, one.epoch, one.rollout_status) == (other.sample_id, other.epoch, other.rollout_status)
-    batch = assemble_batch_from_rollout_samples([cloudpickle.loads(sample) for sample, _ in found[:2]], None, None)
+    for (sample, _), original in zip(samples, originals, strict=True):
+        left, right = cloudpickle.loads(sample), cloudpickle.loads(original)
+        check_same(left.full_batch, right.full_batch)
+        assert (left.sample_id, left.epoch, left.rollout_status) == (right.sample_id, right.epoch, right.rollout_status)
+    batch = assemble_batch_from_rollout_samples([cloudpickle.loads(sample) for sample, _ in samples[:2]], None, None)
     assert len(batch) == 8
     assert await trainer.get_sample() == (None, 0)
     assert await asyncio.to_thread(trainer.get_queue_size_sync) == 0
@@ -112,8 +112,8 @@ async def test_a_trainer_that_is_killed_in_mid_step_gets_that_batch_again(tmp_pa
     assert trainer.wait() == -signal.SIGKILL
     trainer = train()
     assert await asyncio.to_thread(trainer.wait, 120) == 0, log.read_text()
-    trained = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("[")]
-    assert sorted(name for batch in trained for name in batch) == [f"sample_0_{number}" for number in range(6)]
+    batches = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("[")]
+    assert sorted(name for batch in batches for name in batch) == [f"sample_0_{number}" for number in range(6)]
     await client.shutdown()
 
 
@@ -147,7 +147,7 @@ def test_a_run_whose_trainer_is_killed_goes_on_with_its_samples(tmp_path: Path) 
     The driver fails and clears the queue. The resumed run trains what was left, and what its own rollouter makes.
     """
     url = f"sqlite:///{tmp_path}/buffer.db"
-    script, trained = (
+    script, trained_log = (
         "from tests.integrations.verl_loop import run\nrun({!r}, {!r}, {}, {}, stops={})",
         tmp_path / "trained",
     )
@@ -166,11 +166,11 @@ def test_a_run_whose_trainer_is_killed_goes_on_with_its_samples(tmp_path: Path) 
     os.kill(int((tmp_path / "stopped").read_text()), signal.SIGKILL)
     assert first.wait(240) == 1
     assert "Training failed" in (tmp_path / "first.py.log").read_text()
-    assert trained.read_text().splitlines() == ["uid_sample_0_1 uid_sample_0_2"]
+    assert trained_log.read_text().splitlines() == ["uid_sample_0_1 uid_sample_0_2"]
 
     resumed = driver("resumed.py", 6, 8, False)
     assert resumed.wait(480) == 0, (tmp_path / "resumed.py.log").read_text()
-    assert sorted(trained.read_text().split()) == [f"uid_sample_0_{number}" for number in range(1, 9)]
+    assert sorted(trained_log.read_text().split()) == [f"uid_sample_0_{number}" for number in range(1, 9)]
 
 
 def test_the_loop_of_the_page_prints_what_it_says(tmp_path: Path) -> None:
@@ -237,17 +237,17 @@ def batch_of(
     return DataProto.from_dict(tensors=tensors, non_tensors={**objects, **typed}, meta_info=meta)
 
 
-def check_same(found: Any, expected: Any) -> None:
-    assert list(found.batch.keys()) == list(expected.batch.keys())
+def check_same(batch: Any, expected: Any) -> None:
+    assert list(batch.batch.keys()) == list(expected.batch.keys())
     for name, tensor in expected.batch.items():
-        assert found.batch[name].dtype == tensor.dtype, name
-        assert found.batch[name].equal(tensor), name
-    assert list(found.non_tensor_batch) == list(expected.non_tensor_batch)
+        assert batch.batch[name].dtype == tensor.dtype, name
+        assert batch.batch[name].equal(tensor), name
+    assert list(batch.non_tensor_batch) == list(expected.non_tensor_batch)
     for name, array in expected.non_tensor_batch.items():
-        assert found.non_tensor_batch[name].dtype == array.dtype, name
-        assert found.non_tensor_batch[name].tolist() == array.tolist(), name
-    assert found.meta_info == expected.meta_info
-    found.check_consistency()
+        assert batch.non_tensor_batch[name].dtype == array.dtype, name
+        assert batch.non_tensor_batch[name].tolist() == array.tolist(), name
+    assert batch.meta_info == expected.meta_info
+    batch.check_consistency()
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -279,11 +279,11 @@ def test_the_store_has_no_padding_and_names_what_people_look_for() -> None:
 
 
 def test_groups_of_several_batches_make_one() -> None:
-    one, other = batch_of(2), batch_of(1, seed=1)
-    mixed = from_groups([*to_groups(one), *to_groups(other)])
+    first, second = batch_of(2), batch_of(1, seed=1)
+    mixed = from_groups([*to_groups(first), *to_groups(second)])
     assert len(mixed) == 6
-    check_same(mixed[:4], type(one)(one.batch, one.non_tensor_batch, mixed.meta_info))
-    assert mixed.meta_info["metrics"] == one.meta_info["metrics"] + other.meta_info["metrics"]
+    check_same(mixed[:4], type(first)(first.batch, first.non_tensor_batch, mixed.meta_info))
+    assert mixed.meta_info["metrics"] == first.meta_info["metrics"] + second.meta_info["metrics"]
 
 
 def test_log_probabilities_of_a_type_that_numpy_lacks_are_kept() -> None:

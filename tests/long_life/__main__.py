@@ -72,10 +72,10 @@ class Life:
             process = self._processes[name]
             assert process.exitcode in (None, 0), f"{name} ended: {process.exitcode}"
             if process.exitcode is None:
-                about = Path(f"/proc/{process.pid}")
-                pages = int((about / "statm").read_text().split()[1])
+                proc_folder = Path(f"/proc/{process.pid}")
+                pages = int((proc_folder / "statm").read_text().split()[1])
                 row[f"{name}: memory MB"] = pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-                row[f"{name}: files"] = len(list((about / "fd").iterdir()))
+                row[f"{name}: files"] = len(list((proc_folder / "fd").iterdir()))
         self._rows.append(row)
         with (self._folder / "minutes").open("a") as file:
             file.write(json.dumps(row) + "\n")
@@ -110,9 +110,9 @@ class Life:
         self.start("drain")
         end(self._processes["drain"], self._folder / "drain.ledger", 300)
         calls = calls_in(self._folder / f"{name}.calls" for name in (*ROLES, "drain"))
-        found = violations(calls)
+        problems = violations(calls)
         counts = {kind: sum(call.kind == kind and call.known for call in calls) for kind in KINDS}
-        return [*self._table(calls), f"calls: {counts}", f"what no order explains: {found[:20]} ({len(found)})"]
+        return [*self._table(calls), f"calls: {counts}", f"what no order explains: {problems[:20]} ({len(problems)})"]
 
     def _table(self, calls: list[Call]) -> Iterator[str]:
         first = min(call.begin for call in calls)
@@ -122,13 +122,13 @@ class Life:
         yield f"| | the first {ten:.0f} minutes | the last | the most of {minutes:.0f} |"
         yield "|---|---|---|---|"
         for name in [*dict.fromkeys(name for row in self._rows for name in row if name not in ("minute", "idle"))]:
-            of = [[r[name] for r in self._rows if a <= r["minute"] <= b and name in r] for a, b in bounds]
-            most = max(row.get(name, 0) for row in self._rows)
-            yield f"| {name} | {median(of[0] or [0]):.1f} | {median(of[1] or [0]):.1f} | {most:.1f} |"
+            parts = [[r[name] for r in self._rows if a <= r["minute"] <= b and name in r] for a, b in bounds]
+            highest = max(row.get(name, 0) for row in self._rows)
+            yield f"| {name} | {median(parts[0] or [0]):.1f} | {median(parts[1] or [0]):.1f} | {highest:.1f} |"
         for kind in ("put", "take", "lease", "acknowledge"):
-            of = [sorted(_milliseconds(calls, kind, first, *b)) for b in bounds]
+            parts = [sorted(_milliseconds(calls, kind, first, *b)) for b in bounds]
             for name, part in (("p50", 0.5), ("p99", 0.99)):
-                values = [one[int(part * len(one))] if one else 0 for one in of]
+                values = [latencies[int(part * len(latencies))] if latencies else 0 for latencies in parts]
                 yield f"| {kind}: {name} ms | {values[0]:.1f} | {values[1]:.1f} | |"
 
 
@@ -143,8 +143,8 @@ def _milliseconds(calls: list[Call], kind: str, first: int, begin: float, end: f
 
 def _size_of(path: Path) -> float:
     try:
-        files = [one for one in path.rglob("*") if one.is_file()] if path.is_dir() else [path]
-        return sum(one.stat().st_size for one in files) / 1e6
+        files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+        return sum(file.stat().st_size for file in files) / 1e6
     except FileNotFoundError:  # a file of payloads that was just swept, or none at all
         return 0.0 if not path.is_dir() else _size_of(path)
 
@@ -159,18 +159,18 @@ def url_of(kind: str, folder: Path) -> Iterator[str]:
 
 
 async def live(lives: dict[str, Life], seconds: float) -> None:
-    for one in lives.values():
+    for life in lives.values():
         for name in ROLES:
-            one.start(name)
+            life.start(name)
             await asyncio.sleep(0.5)  # the first one creates the tables
     minute = time.monotonic()
     ends = minute + seconds
     while time.monotonic() < ends - 1:
         minute += min(60.0, seconds / 8)
         await asyncio.sleep(max(min(minute, ends) - time.monotonic(), 0))
-        for one in lives.values():
-            await one.measure()
-            await one.idle()
+        for life in lives.values():
+            await life.measure()
+            await life.idle()
 
 
 def main() -> None:
@@ -178,14 +178,14 @@ def main() -> None:
     parser.add_argument("kinds", nargs="*", default=["sqlite", "postgresql"])
     parser.add_argument("--minutes", type=float, default=120.0)
     parser.add_argument("--folder", type=Path)
-    given = parser.parse_args()
-    with ExitStack() as made:
-        folder = given.folder or Path(made.enter_context(tempfile.TemporaryDirectory()))
-        urls = {kind: made.enter_context(url_of(kind, folder)) for kind in given.kinds}
-        lives = {kind: Life(url, folder / kind, given.minutes) for kind, url in urls.items()}
-        asyncio.run(live(lives, 60 * given.minutes))
-        for kind, one in lives.items():
-            print(f"\n{kind}, {given.minutes:g} minutes\n", *one.end(), sep="\n", flush=True)
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        folder = options.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        urls = {kind: stack.enter_context(url_of(kind, folder)) for kind in options.kinds}
+        lives = {kind: Life(url, folder / kind, options.minutes) for kind, url in urls.items()}
+        asyncio.run(live(lives, 60 * options.minutes))
+        for kind, life in lives.items():
+            print(f"\n{kind}, {options.minutes:g} minutes\n", *life.end(), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

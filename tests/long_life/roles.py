@@ -29,15 +29,15 @@ def opened(url: str, place: str) -> ReplayBuffer:
 
 def numbers_of(groups: Sequence[Any]) -> list[int]:
     """Return the numbers of groups, after a look at every byte of the arrays that some have."""
-    return [(numbers_in([one]) if one[0].extra_fields else [number_of(one)])[0] for one in groups]
+    return [(numbers_in([members]) if members[0].extra_fields else [number_of(members)])[0] for members in groups]
 
 
-async def ticks(each: float, ends: float) -> AsyncIterator[None]:
+async def ticks(period: float, ends: float) -> AsyncIterator[None]:
     """Yield at a steady rate until then; what was missed is left out."""
-    following = time.monotonic()
+    next_time = time.monotonic()
     while (now := time.monotonic()) < ends:
-        await asyncio.sleep(max(following - now, 0))
-        following = max(following + each, time.monotonic() - each)
+        await asyncio.sleep(max(next_time - now, 0))
+        next_time = max(next_time + period, time.monotonic() - period)
         yield
 
 
@@ -88,9 +88,9 @@ class Role:
         async for _ in ticks(0.4, self._ends):
             if await buffer.count(LEASED, "completed") > STOCK:
                 fate = self._chance.random()
-                drawn = buffer.lease_batch({LEASED: 2}, seconds=LEASE_SECONDS, heartbeat=fate > 0.05)
+                lent = buffer.lease_batch({LEASED: 2}, seconds=LEASE_SECONDS, heartbeat=fate > 0.05)
                 lease = await self._recorder.call(
-                    "lease", drawn, lambda one: numbers_of(one.batch[LEASED]), seconds=LEASE_SECONDS
+                    "lease", lent, lambda own: numbers_of(own.batch[LEASED]), seconds=LEASE_SECONDS
                 )
                 groups = numbers_of(lease.batch[LEASED])
                 with suppress(LeaseLostError):
@@ -101,8 +101,8 @@ class Role:
 
     async def keep(self, buffer: ReplayBuffer) -> None:
         """Checkpoints, a restore of each tenth, refreshes, and a look at all groups."""
-        step = max([one.step for one in await buffer.checkpoints()], default=0)
-        each = round(RESTORE_SECONDS / CHECKPOINT_SECONDS)
+        step = max([checkpoint.step for checkpoint in await buffer.checkpoints()], default=0)
+        cycle = round(RESTORE_SECONDS / CHECKPOINT_SECONDS)
         async for _ in ticks(CHECKPOINT_SECONDS / 2, self._ends):
             step += 1
             await self._recorder.call("checkpoint", buffer.checkpoint(step), step=step)
@@ -110,15 +110,15 @@ class Role:
             await buffer.refresh_staleness(task_stale_thresholds={TAKEN: 1 << 20}, current_train_step=step)
             async for item in buffer.find({"status": "completed"}):
                 numbers_of([item.item])
-            if step % each == 0:
+            if step % cycle == 0:
                 await self._recorder.call("restore", buffer.restore(step), step=step)
 
     async def drain(self, buffer: ReplayBuffer) -> None:
         """Take all that is left, and end then."""
-        while left := await _left(buffer):
-            await self._recorder.call("take", buffer.get(left, TAKEN), numbers_of, asked=left)
-            drawn = buffer.lease_batch({LEASED: left}, seconds=60)
-            lease = await self._recorder.call("lease", drawn, lambda one: numbers_of(one.batch[LEASED]), seconds=60)
+        while remaining := await _left(buffer):
+            await self._recorder.call("take", buffer.get(remaining, TAKEN), numbers_of, asked=remaining)
+            lent = buffer.lease_batch({LEASED: remaining}, seconds=60)
+            lease = await self._recorder.call("lease", lent, lambda own: numbers_of(own.batch[LEASED]), seconds=60)
             groups = numbers_of(lease.batch[LEASED])
             await self._recorder.call("acknowledge", lease.acknowledge(), groups=groups)
             await asyncio.sleep(0.1)
@@ -127,7 +127,7 @@ class Role:
 
 async def _left(buffer: ReplayBuffer) -> int:
     tasks = (await buffer.metrics(distributions=False))["tasks"]
-    return sum(one["buffered"].get("completed", 0) + one["leased"] for one in tasks.values())
+    return sum(task["buffered"].get("completed", 0) + task["leased"] for task in tasks.values())
 
 
 async def play(_: Ledger, name: str, url: str, place: str, record: Path, ends: float) -> None:

@@ -47,9 +47,9 @@ class Verdict:
 
 def main() -> int:
     options = _options()
-    chosen = [one for one in MUTATIONS if not options.only or any(part in one.name for part in options.only)]
-    chosen = [one for one in chosen if not options.area or one.area in options.area]
-    if problems := [problem for one in chosen if (problem := one.problem())]:
+    mutants = [mutant for mutant in MUTATIONS if not options.only or any(part in mutant.name for part in options.only)]
+    mutants = [mutant for mutant in mutants if not options.area or mutant.area in options.area]
+    if problems := [problem for mutant in mutants if (problem := mutant.problem())]:
         print("These don't fit the code any more:", *problems, sep="\n  ", file=sys.stderr)
         return 2
     verdicts = []
@@ -57,16 +57,16 @@ def main() -> int:
         copies: SimpleQueue[Path] = SimpleQueue()
         for number in range(options.jobs):
             copies.put(Path(shutil.copytree(ROOT, Path(folder) / str(number), ignore=_NOT_COPIED)))
-        if not options.no_baseline and not _fit(copies, chosen, options):
+        if not options.no_baseline and not _fit(copies, mutants, options):
             return 2
-        for verdict in pool.map(lambda one: _try(copies, one, options), chosen):
+        for verdict in pool.map(lambda mutant: _try(copies, mutant, options), mutants):
             verdicts.append(verdict)
             print(verdict, flush=True)
     for result in ("caught", "hung", "survived", "can't tell"):
-        print(f"{result}: {sum(one.result == result for one in verdicts)}")
+        print(f"{result}: {sum(judged.result == result for judged in verdicts)}")
     if options.json:
-        Path(options.json).write_text(json.dumps([asdict(one) for one in verdicts], indent=1))
-    return 0 if all(one.result in ("caught", "hung") for one in verdicts) else 1
+        Path(options.json).write_text(json.dumps([asdict(judged) for judged in verdicts], indent=1))
+    return 0 if all(judged.result in ("caught", "hung") for judged in verdicts) else 1
 
 
 def _options() -> argparse.Namespace:
@@ -88,10 +88,10 @@ def _selections(area: str, options: argparse.Namespace) -> list[Sequence[str]]:
     return [NEAR[area]] if options.near else [NEAR[area], _REST]
 
 
-def _fit(copies: SimpleQueue[Path], chosen: Sequence[Mutation], options: argparse.Namespace) -> bool:
+def _fit(copies: SimpleQueue[Path], mutants: Sequence[Mutation], options: argparse.Namespace) -> bool:
     """Whether the first selections pass on the unchanged code: what fails anyway catches nothing."""
     with _lent(copies) as copy:
-        for arguments in dict.fromkeys(tuple(_selections(one.area, options)[0]) for one in chosen):
+        for arguments in dict.fromkeys(tuple(_selections(mutant.area, options)[0]) for mutant in mutants):
             code, by = _run(copy, arguments, options.timeout)
             if code:
                 print(f"fails on the unchanged code: pytest {shlex.join(arguments)}: {by}", file=sys.stderr)

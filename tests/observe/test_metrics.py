@@ -37,9 +37,9 @@ def test_the_tasks_are_those_of_metrics(empty: str) -> None:
         buffer.take_batch({"math": 1})
         buffer.lease_batch({"math": 1}, seconds=3600, heartbeat=False).begin()
         tasks = buffer.metrics()["tasks"]
-    found = read_figures(empty)["buffers"]["default"]["tasks"]
+    figures = read_figures(empty)["buffers"]["default"]["tasks"]
     for task, theirs in tasks.items():
-        assert {name: found[task][name] for name in theirs} == theirs
+        assert {name: figures[task][name] for name in theirs} == theirs
         for field in DISTRIBUTIONS:  # of those that can be drawn, without leased ones
             assert sum(theirs[field]["counts"].values()) == theirs["buffered"]["completed"]
 
@@ -59,29 +59,29 @@ def test_groups_are_not_scanned_beyond_a_number(filled: str) -> None:
 
 
 def test_overdue_leases_are_counted(busy: str) -> None:
-    found = read_figures(busy)["buffers"]
-    assert {name: (n["tasks"]["math"]["leased"], n["tasks"]["math"]["overdue"]) for name, n in found.items()} == {
+    buffers = read_figures(busy)["buffers"]
+    assert {name: (n["tasks"]["math"]["leased"], n["tasks"]["math"]["overdue"]) for name, n in buffers.items()} == {
         "default": (2, 1),
         "eval": (0, 0),
     }
 
 
 def test_the_command_prints_the_exposition(busy: str) -> None:
-    found = numbers(parse(run("stats", busy, "--format=prometheus").stdout))
-    assert found["replaybuf_groups_put_total", (("buffer", "default"), ("task", "math"))] == 5
+    samples = numbers(parse(run("stats", busy, "--format=prometheus").stdout))
+    assert samples["replaybuf_groups_put_total", (("buffer", "default"), ("task", "math"))] == 5
     assert "none of text, json, csv, prometheus" in run("stats", busy, "--format=nl", code=2).stderr
 
 
 def test_who_works_and_waits_and_what_was_drawn_last(empty: str) -> None:
     asyncio.run(sql_example.fill(empty))
-    found = read_figures(empty)["buffers"]["default"]
-    assert found["workers"] == {"working": 3, "silent": 1, "ended": 0}
-    assert found["last_hour"] == {"groups": 36, "rollouts": 72, "tokens": 28800, "failures": 1, "taken": 17}
-    [(kind, waits)] = found["waiters"].items()
+    figures = read_figures(empty)["buffers"]["default"]
+    assert figures["workers"] == {"working": 3, "silent": 1, "ended": 0}
+    assert figures["last_hour"] == {"groups": 36, "rollouts": 72, "tokens": 28800, "failures": 1, "taken": 17}
+    [(kind, waits)] = figures["waiters"].items()
     assert (kind, waits["count"]) == ("groups", 1)
     assert waits["longest_seconds"] > 0
-    assert found["events_last_hour"]
-    last = found["last_batch"]
+    assert figures["events_last_hour"]
+    last = figures["last_batch"]
     assert (last["step"], last["groups"]) == (414, 2)
     assert last["min_reward"] <= last["reward"] <= last["max_reward"]
     assert 0 <= last["staleness"] <= last["max_staleness"]
@@ -139,10 +139,10 @@ EVERYTHING: dict[str, Any] = {
 
 
 def test_every_metric_is_exported_with_its_labels() -> None:
-    found = numbers(parse(prometheus(EVERYTHING)))
-    assert {name for name, _ in found} == {series for metric in METRICS for series in metric.series}
+    samples = numbers(parse(prometheus(EVERYTHING)))
+    assert {name for name, _ in samples} == {series for metric in METRICS for series in metric.series}
     for metric in METRICS:
-        labels = {name for series, pairs in found for name, _ in pairs if series in metric.series}
+        labels = {name for series, pairs in samples for name, _ in pairs if series in metric.series}
         assert labels - {"buffer", "le"} == set(metric.labels)
 
 
@@ -155,26 +155,26 @@ def test_every_metric_has_its_type_and_a_text() -> None:
 
 
 def test_a_histogram_counts_up_to_each_bound() -> None:
-    found = {pairs["le"]: value for name, pairs, value in (
+    bucket_counts = {pairs["le"]: value for name, pairs, value in (
         (name, dict(pairs), value) for (name, pairs), value in numbers(parse(prometheus(EVERYTHING))).items()
     ) if name == "replaybuf_staleness_bucket"}  # fmt: skip
-    assert [found[bound] for bound in ("0", "4", "6", "64", "+Inf")] == [1, 1, 3, 3, 3]
+    assert [bucket_counts[bound] for bound in ("0", "4", "6", "64", "+Inf")] == [1, 1, 3, 3, 3]
 
 
 @pytest.mark.parametrize("name", ['a"b\\c\nd', "\x1b[31m", "\ud800", "{}=,", "\u202e\x00", "# EOF\n"])
 def test_names_are_any_text(name: str) -> None:
     figures = {"tasks": {name: {"put": 3}, "math": {"put": 4}}}
-    found = numbers(parse(prometheus(figures, buffer=name)))
-    assert len([series for series, _ in found if series == "replaybuf_groups_put_total"]) == 2
+    samples = numbers(parse(prometheus(figures, buffer=name)))
+    assert len([series for series, _ in samples if series == "replaybuf_groups_put_total"]) == 2
     if name.isprintable() or "\\" in name:
-        assert ("replaybuf_groups_put_total", (("buffer", name), ("task", name))) in found
+        assert ("replaybuf_groups_put_total", (("buffer", name), ("task", name))) in samples
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300, -0.0, True])
 def test_numbers_are_any_number(value: float) -> None:
     text = prometheus({"tasks": {"math": {"reward": {"mean": value}}}})
-    found = numbers(parse(text))["replaybuf_reward_mean", (("buffer", "default"), ("task", "math"))]
-    assert found == float(value) or (math.isnan(found) and math.isnan(value))
+    mean = numbers(parse(text))["replaybuf_reward_mean", (("buffer", "default"), ("task", "math"))]
+    assert mean == float(value) or (math.isnan(mean) and math.isnan(value))
 
 
 def test_what_is_not_known_is_left_out() -> None:
@@ -188,9 +188,9 @@ async def test_metrics_of_an_open_buffer() -> None:
         for _ in range(2):
             await buffer.take_batch({"math": 1})
         text = prometheus(await buffer.metrics(), buffer="train")
-    found = {name: value for (name, pairs), value in numbers(parse(text)).items() if dict(pairs).get("task") == "math"}
+    values = {name: value for (name, pairs), value in numbers(parse(text)).items() if dict(pairs).get("task") == "math"}
     totals = {
-        name: found[f"replaybuf_groups_{name}_total"] for name in ("put", "sampled_new", "sampled_again", "taken")
+        name: values[f"replaybuf_groups_{name}_total"] for name in ("put", "sampled_new", "sampled_again", "taken")
     }
     assert totals == {"put": 3, "sampled_new": 1, "sampled_again": 1, "taken": 1}
     assert "per_second" not in text
@@ -209,8 +209,8 @@ def test_the_examples_print_what_the_page_says(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_metrics_without_the_label_of_a_buffer_are_named() -> None:
-    said = NAMES_PAGE.partition("but for")[2].partition(".")[0]
-    assert re.findall(r"`(\w+)`", said) == [metric.name for metric in OF_DATABASE]
+    sentence = NAMES_PAGE.partition("but for")[2].partition(".")[0]
+    assert re.findall(r"`(\w+)`", sentence) == [metric.name for metric in OF_DATABASE]
 
 
 async def test_every_name_of_a_logger_is_in_the_reference() -> None:
@@ -227,17 +227,17 @@ async def test_every_name_of_a_logger_is_in_the_reference() -> None:
 
 def _loggers_names() -> set[str]:
     """Return the names for a logger in the reference; `min` after a name is that name with another end."""
-    found = set()
+    names = set()
     for cell in re.findall(r"(?m)^\| (`.*?`) \|", NAMES_PAGE):
-        first, *others = re.findall(r"`(\S+?)`", cell)
+        first, *others_of_row = re.findall(r"`(\S+?)`", cell)
         stem = first.removesuffix("/STATUS").rpartition("/")[0]
-        found |= {first, *(f"{stem}/{name}" for name in others)}
-    return found
+        names |= {first, *(f"{stem}/{name}" for name in others_of_row)}
+    return names
 
 
 def test_every_name_of_a_batch_is_on_the_page() -> None:
-    told = set(re.findall(r"\bbatch/\w+/[\w/]+", PAGE.text))
-    assert told == {f"batch/new/{name}" for name in NAMES}
+    names = set(re.findall(r"\bbatch/\w+/[\w/]+", PAGE.text))
+    assert names == {f"batch/new/{name}" for name in NAMES}
     assert [kind for kind in KINDS if f"batch/{kind}/" not in PAGE.text] == []
 
 
@@ -246,9 +246,9 @@ DASHBOARD: dict[str, Any] = json.loads((FOLDER / "replaybuf.json").read_text("ut
 ALERTS: dict[str, Any] = yaml.safe_load((FOLDER / "alerts.yml").read_text("utf-8"))
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 OF_PANELS = [target["expr"] for panel in PANELS for target in panel["targets"]]
-OF_VARIABLES = [one["query"]["query"] for one in DASHBOARD["templating"]["list"] if one["type"] == "query"]
+OF_VARIABLES = [query["query"]["query"] for query in DASHBOARD["templating"]["list"] if query["type"] == "query"]
 OF_ALERTS = [rule["expr"] for group in ALERTS["groups"] for rule in group["rules"]]
-EVERY = [*OF_PANELS, *OF_VARIABLES, *OF_ALERTS, *(one["expr"] for one in DASHBOARD["annotations"]["list"])]
+EVERY = [*OF_PANELS, *OF_VARIABLES, *OF_ALERTS, *(note["expr"] for note in DASHBOARD["annotations"]["list"])]
 
 SERIES = {series: metric for metric in METRICS for series in metric.series}
 _SERIES = re.compile(r"replaybuf_\w+")
@@ -263,19 +263,19 @@ def test_every_series_is_exported_with_the_labels_that_are_asked_for() -> None:
         labels = {label for metric in metrics for label in metric.labels} | _ALWAYS
         labels |= {"le"} if any(metric.bounds for metric in metrics) else set()
         grouped = " ".join(re.findall(r"(?:by|on) \(([^)]*)\)", expression))
-        asked = [*re.findall(r"(\w+)=~?\"", expression), *re.findall(r"\w+", grouped)]
-        assert set(asked) <= labels, expression
+        labels_asked = [*re.findall(r"(\w+)=~?\"", expression), *re.findall(r"\w+", grouped)]
+        assert set(labels_asked) <= labels, expression
 
 
 def test_every_metric_has_a_panel() -> None:
-    shown = {SERIES[name].name for expression in OF_PANELS for name in _SERIES.findall(expression)}
-    assert shown == {metric.name for metric in METRICS}
+    shown_metrics = {SERIES[name].name for expression in OF_PANELS for name in _SERIES.findall(expression)}
+    assert shown_metrics == {metric.name for metric in METRICS}
 
 
 def test_every_query_asks_the_data_source_that_is_chosen() -> None:
-    chosen = {"type": "prometheus", "uid": "${datasource}"}
-    assert all(one["datasource"] == chosen for panel in PANELS for one in (panel, *panel["targets"]))
-    assert [one["name"] for one in DASHBOARD["templating"]["list"]] == ["datasource", "job", "buffer", "task"]
+    data_source = {"type": "prometheus", "uid": "${datasource}"}
+    assert all(target["datasource"] == data_source for panel in PANELS for target in (panel, *panel["targets"]))
+    assert [variable["name"] for variable in DASHBOARD["templating"]["list"]] == ["datasource", "job", "buffer", "task"]
 
 
 def test_panels_have_their_own_places_and_numbers() -> None:
@@ -283,16 +283,16 @@ def test_panels_have_their_own_places_and_numbers() -> None:
     assert len(set(numbers)) == len(numbers)
     places = [panel["gridPos"] for panel in DASHBOARD["panels"]]
     assert all(at["x"] >= 0 and at["x"] + at["w"] <= 24 for at in places)
-    for one, other in combinations(places, 2):
-        beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
-        assert beside or one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+    for place, other in combinations(places, 2):
+        beside = place["x"] + place["w"] <= other["x"] or other["x"] + other["w"] <= place["x"]
+        assert beside or place["y"] + place["h"] <= other["y"] or other["y"] + other["h"] <= place["y"]
 
 
 def test_a_rate_over_a_restore_is_left_out() -> None:
     """A restore takes the counters back, which Prometheus would take for a restart from 0."""
-    rates = [one for one in OF_PANELS if "rate(replaybuf_groups_" in one]
+    rates = [expression for expression in OF_PANELS if "rate(replaybuf_groups_" in expression]
     assert rates
-    assert all("unless on (buffer, instance) changes(replaybuf_restores" in one for one in rates)
+    assert all("unless on (buffer, instance) changes(replaybuf_restores" in expression for expression in rates)
 
 
 def drawn(uid: int, rewards: list[float | None], *, task: str = "math", draws: int = 1) -> StorageItem:
@@ -305,8 +305,8 @@ BATCH = {"math": [drawn(1, [0.5, 0.0]), drawn(2, [1.0, None])], "code": [drawn(3
 
 
 def test_what_was_generated_now_and_what_is_replayed_are_apart() -> None:
-    found = batch_metrics(BATCH, now=1010.0)
-    assert found == {
+    metrics = batch_metrics(BATCH, now=1010.0)
+    assert metrics == {
         "batch/new/groups": 2,
         "batch/new/rollouts": 4,
         "batch/new/reward/mean": 0.625,

@@ -41,9 +41,9 @@ async def buffer(tmp_path: Path, exporter: InMemorySpanExporter) -> AsyncIterato
 def numbers(families: Iterable[Any]) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Return the numbers by series and labels, of which no two are the same."""
     samples = [sample for family in families for sample in family.samples]
-    found = {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in samples}
-    assert len(found) == len(samples)
-    return found
+    values = {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in samples}
+    assert len(values) == len(samples)
+    return values
 
 
 def group(size: int = 2) -> list[RolloutState]:
@@ -84,27 +84,27 @@ async def test_every_call_is_a_span_with_what_it_did(buffer: ReplayBuffer[Any], 
     with pytest.raises(NotReadyError):
         await buffer.take_batch({"code": 1}, timeout=0.5)
 
-    found = list(spans(exporter))
-    assert [name for name, _, _ in found] == [
+    recorded = list(spans(exporter))
+    assert [name for name, _, _ in recorded] == [
         *("put", "put", "put", "put", "take", "lease", "save", "finish", "acknowledge", "lease"),
         *("give_back", "refresh_staleness", "checkpoint", "restore", "wait", "take"),
     ]
-    assert all(attributes["buffer"] == "train" for name, attributes, _ in found if name != "wait")
+    assert all(attributes["buffer"] == "train" for name, attributes, _ in recorded if name != "wait")
     names = {span.name for span in exporter.get_finished_spans()}
     names |= {name for span in exporter.get_finished_spans() for name in span.attributes or {}}
     table = PAGE.text[PAGE.text.index("| span |") :].partition("\n## ")[0]
     assert set(re.findall(r"`(replaybuf\.[a-z_]+)`", table)) == names | {"replaybuf.cancelled"}
-    of = {name: attributes for name, attributes, _ in found}
-    assert of["put"].items() >= {"task": "math", "rollouts": 2, "model_step": 3, "train_step": 4, "uid": 4}.items()
-    took = next(attributes for name, attributes, _ in found if name == "take")
-    assert took.items() >= {"tasks": ("math", "code"), "sizes": (1, 2), "groups": 1, "replayed": 0}.items()
-    assert of["lease"].items() >= {"groups": 1, "lease": lease.token}.items()
-    assert of["finish"].items() >= {"task": "math", "rollouts": 2}.items()
-    assert of["acknowledge"]["groups"] == 1
-    assert of["give_back"].items() >= {"groups": 1, "failed": True}.items()
-    assert of["refresh_staleness"].items() >= {"train_step": 9, "expired": 1, "tasks": ("math",)}.items()
-    assert of["checkpoint"].items() >= {"train_step": 9, "groups": 2}.items()
-    assert of["restore"].items() >= {"train_step": 9, "keep_new": False}.items()
+    values = {name: attributes for name, attributes, _ in recorded}
+    assert values["put"].items() >= {"task": "math", "rollouts": 2, "model_step": 3, "train_step": 4, "uid": 4}.items()
+    of_take = next(attributes for name, attributes, _ in recorded if name == "take")
+    assert of_take.items() >= {"tasks": ("math", "code"), "sizes": (1, 2), "groups": 1, "replayed": 0}.items()
+    assert values["lease"].items() >= {"groups": 1, "lease": lease.token}.items()
+    assert values["finish"].items() >= {"task": "math", "rollouts": 2}.items()
+    assert values["acknowledge"]["groups"] == 1
+    assert values["give_back"].items() >= {"groups": 1, "failed": True}.items()
+    assert values["refresh_staleness"].items() >= {"train_step": 9, "expired": 1, "tasks": ("math",)}.items()
+    assert values["checkpoint"].items() >= {"train_step": 9, "groups": 2}.items()
+    assert values["restore"].items() >= {"train_step": 9, "keep_new": False}.items()
 
 
 async def test_a_wait_is_a_span_below_its_call(buffer: ReplayBuffer[Any], exporter: InMemorySpanExporter) -> None:
@@ -114,14 +114,14 @@ async def test_a_wait_is_a_span_below_its_call(buffer: ReplayBuffer[Any], export
         await buffer.put(group(), "math")
     with pytest.raises(FullError):
         await buffer.put(group(), "math", timeout=0.05)
-    found = [
+    recorded = [
         (name, attributes, span)
         for name, attributes, span in spans(exporter)
         if span.status.status_code.name == "ERROR"
     ]
-    assert [(name, attributes.get("kind")) for name, attributes, _ in found] == [
+    assert [(name, attributes.get("kind")) for name, attributes, _ in recorded] == [
         ("wait", "groups"), ("take", None), ("wait", "room"), ("put", None)]  # fmt: skip
-    for (_, _, wait), (_, _, call) in (found[:2], found[2:]):
+    for (_, _, wait), (_, _, call) in (recorded[:2], recorded[2:]):
         assert wait.parent is not None
         assert wait.parent.span_id == call.context.span_id
         assert wait.end_time - wait.start_time > 0.01e9  # type: ignore[operator]
@@ -132,18 +132,18 @@ async def test_a_call_is_below_the_span_of_its_caller(
 ) -> None:
     with trace.get_tracer("trainer").start_as_current_span("step"):
         await buffer.put(group(), "math")
-    [put, step] = exporter.get_finished_spans()
-    assert put.parent is not None
-    assert put.parent.span_id == step.context.span_id
+    [put_span, step_span] = exporter.get_finished_spans()
+    assert put_span.parent is not None
+    assert put_span.parent.span_id == step_span.context.span_id
 
 
 def test_a_synchronous_call_is_below_the_span_of_its_caller(exporter: InMemorySpanExporter) -> None:
     with ReplayBufferConfig(url="memory://").build_sync() as buffer:
         with trace.get_tracer("trainer").start_as_current_span("step"):
             buffer.put(group(), "math")
-        [put, step] = exporter.get_finished_spans()
-    assert put.parent is not None
-    assert put.parent.span_id == step.context.span_id
+        [put_span, step_span] = exporter.get_finished_spans()
+    assert put_span.parent is not None
+    assert put_span.parent.span_id == step_span.context.span_id
 
 
 async def test_errors_are_told_without_what_rollouts_hold(
@@ -160,14 +160,14 @@ async def test_errors_are_told_without_what_rollouts_hold(
     await lease.give_back()
     with pytest.raises(LeaseLostError):
         await lease.acknowledge()
-    told = [span for _, _, span in spans(exporter) if span.events]
-    assert [(span.name, span.events[0].attributes["exception.type"]) for span in told] == [
+    failed_spans = [span for _, _, span in spans(exporter) if span.events]
+    assert [(span.name, span.events[0].attributes["exception.type"]) for span in failed_spans] == [
         ("replaybuf.put", "RolloutError"),
         ("replaybuf.put", "InputError"),
         ("replaybuf.put", "RolloutError"),
         ("replaybuf.acknowledge", "LeaseLostError"),
     ]
-    assert "were given back" in told[-1].status.description
+    assert "were given back" in failed_spans[-1].status.description
     assert not [span for span in exporter.get_finished_spans() if SECRET in span.to_json()]
 
 
@@ -177,10 +177,10 @@ async def test_a_cancelled_call_is_no_error(buffer: ReplayBuffer[Any], exporter:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    found = [
+    recorded = [
         (name, attributes["cancelled"], span.status.status_code.name) for name, attributes, span in spans(exporter)
     ]
-    assert found == [("wait", True, "UNSET"), ("take", True, "UNSET")]
+    assert recorded == [("wait", True, "UNSET"), ("take", True, "UNSET")]
 
 
 @pytest.mark.parametrize("when", ["on_start", "on_end"])

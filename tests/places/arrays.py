@@ -62,18 +62,18 @@ async def put(buffer: ReplayBuffer, *numbers: int, **options: Any) -> list[int]:
 
 async def take_all(buffer: ReplayBuffer, task_name: str = TASK) -> list[int]:
     """The numbers of all completed groups, each of whose bytes is looked at."""
-    taken: list[int] = []
+    numbers: list[int] = []
     while groups := await buffer.get(100, task_name):
-        taken += numbers_in(groups)
-    return taken
+        numbers += numbers_in(groups)
+    return numbers
 
 
 async def ask(url: str, statement: str) -> list[Any]:
     """Return what a statement returns."""
 
     def run(connection: Connection) -> list[Any]:
-        found = connection.execute(text(statement))
-        return [tuple(row) for row in found] if found.returns_rows else []
+        result = connection.execute(text(statement))
+        return [tuple(row) for row in result] if result.returns_rows else []
 
     return list(await transact(url, run))
 
@@ -92,9 +92,9 @@ async def payload_rows(url: str) -> int:
 def files(place: Path) -> dict[str, int]:
     """The files in a folder, and their sizes."""
     sizes: dict[str, int] = {}
-    for one in (place / FILES).iterdir() if place.exists() else ():
+    for file in (place / FILES).iterdir() if place.exists() else ():
         with contextlib.suppress(FileNotFoundError):  # a store has deleted it meanwhile
-            sizes[one.name] = one.stat().st_size
+            sizes[file.name] = file.stat().st_size
     return sizes
 
 
@@ -107,7 +107,7 @@ async def listed(place: str) -> list[str]:
     """The files that are in a place."""
     store = open_place(place, 30.0)
     try:
-        return [one.name for one in await asyncio.to_thread(lambda: list(store.files()))]
+        return [file.name for file in await asyncio.to_thread(lambda: list(store.files()))]
     finally:
         store.close()
 
@@ -197,10 +197,10 @@ async def lent(buffer: ReplayBuffer[Any], count: int = 1, deferred: Any = ("rout
     return lease, [item.item[0] for item in lease.items[TASK]]
 
 
-def same(found: Any, expected: np.ndarray[Any, Any]) -> bool:
+def same(array: Any, expected: np.ndarray[Any, Any]) -> bool:
     return (
-        type(found) is np.ndarray
-        and (found.dtype, found.shape) == (expected.dtype, expected.shape)
-        and found.flags.fnc == expected.flags.fnc
-        and bytes(found.tobytes()) == expected.tobytes()
+        type(array) is np.ndarray
+        and (array.dtype, array.shape) == (expected.dtype, expected.shape)
+        and array.flags.fnc == expected.flags.fnc
+        and bytes(array.tobytes()) == expected.tobytes()
     )

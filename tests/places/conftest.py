@@ -177,5 +177,5 @@ def written(store: PlaceStore, number: int, *payloads: Any, sync: bool = True) -
 
 
 def read(store: PlaceStore, *extents: Extent) -> list[Any]:
-    found = store.read(extents, PATIENCE)
-    return [one if isinstance(one, Exception) else bytes(one) for one in found]
+    parts = store.read(extents, PATIENCE)
+    return [part if isinstance(part, Exception) else bytes(part) for part in parts]

@@ -74,16 +74,16 @@ class Relay:
             while data := client.recv(1 << 16):
                 pending += data
                 while pending:
-                    head, found, rest = pending.partition(b"\r\n\r\n")
-                    if not found:
+                    head, separator, body = pending.partition(b"\r\n\r\n")
+                    if not separator:
                         break
                     size = _length(head)
-                    while len(rest) < size:
-                        more = client.recv(1 << 20)
-                        if not more:
+                    while len(body) < size:
+                        received = client.recv(1 << 20)
+                        if not received:
                             return
-                        rest += more
-                    request, pending = head + found + rest[:size], rest[size:]
+                        body += received
+                    request, pending = head + separator + body[:size], body[size:]
                     if not self._passes(head, client):
                         continue
                     server.sendall(request)
@@ -106,15 +106,15 @@ class Relay:
         return False
 
     def _answer(self, server: socket.socket, client: socket.socket) -> None:
-        sent = 0
+        sent_bytes = 0
         with contextlib.suppress(OSError):
             while data := server.recv(1 << 16):
-                if self.cuts > 0 and sent + len(data) > self.cut_after:
-                    client.sendall(data[: max(0, self.cut_after - sent)])
+                if self.cuts > 0 and sent_bytes + len(data) > self.cut_after:
+                    client.sendall(data[: max(0, self.cut_after - sent_bytes)])
                     self.cuts -= 1
                     break
                 client.sendall(data)
-                sent += len(data)
+                sent_bytes += len(data)
         _cut(client)
 
 

@@ -149,17 +149,17 @@ def train(ledger: Ledger, url: str, place: str, kill_at: int | None) -> None:
 
 
 async def _train(ledger: Ledger, buffer: ReplayBuffer, points: FailPoints) -> None:
-    made = await buffer.checkpoints()
+    checkpoints = await buffer.checkpoints()
     with points.armed():
-        await (buffer.restore(made[-1].step) if made else buffer.checkpoint(0))
-    for step in range(made[-1].step + 1 if made else 1, STEPS + 1):
+        await (buffer.restore(checkpoints[-1].step) if checkpoints else buffer.checkpoint(0))
+    for step in range(checkpoints[-1].step + 1 if checkpoints else 1, STEPS + 1):
         await put(buffer, *range(10 * step, 10 * step + 4), current_train_step=step)
         ledger.write("batch", step, *numbers_in(await buffer.get(3, TASK, current_train_step=step)))
         await _tend(buffer)  # what no checkpoint needs is gone
         with points.armed():
             await buffer.checkpoint(step)
-    for one in await buffer.checkpoints():
-        await buffer.drop_checkpoint(one.step)
+    for checkpoint in await buffer.checkpoints():
+        await buffer.drop_checkpoint(checkpoint.step)
     while groups := await buffer.get(50, TASK):
         ledger.write("left", *numbers_in(groups))
 
@@ -239,25 +239,25 @@ def other_host(ledger: Ledger, url: str, place: str, own: str, sent: str) -> Non
         async with apart(url, own) as buffer:
             ledger.write("found", *sorted(numbers_in([item.item async for item in buffer.find({})])))
             loaded = await asyncio.to_thread(load_all, handles)
-            ledger.write("loaded", *(int(one[0]) >> 32 for one in loaded))
+            ledger.write("loaded", *(int(array[0]) >> 32 for array in loaded))
             await put(buffer, 10)
             ledger.write("put", 10)
 
     asyncio.run(run())
 
 
-def fill_up(ledger: Ledger, url: str, place: str, what: str) -> None:
+def fill_up(ledger: Ledger, url: str, place: str, problem: str) -> None:
     """Put until the disk is full or can't be written to; read; go on with more room."""
     cut_retries()
     place_store.FILE_BYTES = 2_000_000
-    asyncio.run(_fill_up(ledger, url, place, what, small_disk(ledger, place, 5_000_000)))
+    asyncio.run(_fill_up(ledger, url, place, problem, small_disk(ledger, place, 5_000_000)))
 
 
-async def _fill_up(ledger: Ledger, url: str, place: str, what: str, remount: Callable[[str], None]) -> None:
+async def _fill_up(ledger: Ledger, url: str, place: str, problem: str, remount: Callable[[str], None]) -> None:
     async with apart(url, place, **PATIENT) as buffer:
         recorder = Recorder(ledger)
         for number in range(200):
-            if what == "read-only" and number == 10:
+            if problem == "read-only" and number == 10:
                 remount("ro")
             try:
                 await recorder.call("put", buffer.put(heavy(number), TASK), groups=[number])
@@ -270,6 +270,6 @@ async def _fill_up(ledger: Ledger, url: str, place: str, what: str, remount: Cal
         remount("size=100m")
         for number in range(1000, 1010):
             await recorder.call("put", buffer.put(heavy(number), TASK), groups=[number])
-        await recorder.call("take", take_all(buffer), lambda taken: taken)
+        await recorder.call("take", take_all(buffer), lambda numbers: numbers)
         ledger.write("failed", await buffer.count(TASK, "failed"))
     ledger.write("files", len(await asyncio.to_thread(os.listdir, Path(place) / FILES)))

@@ -42,9 +42,9 @@ async def test_every_byte_comes_back(where: tuple[str, str]) -> None:
             await buffer.put(heavy(number, size), TASK)
         await buffer.put(group(99), TASK)
         assert await payload_rows(url) == 3
-        got = await buffer.get(9, TASK)
-    assert numbers_in(got[:-1]) == [0, 1, 2, 3, 4]
-    got[3][0].extra_fields["experts"][:] = 0  # it is the reader's own
+        groups = await buffer.get(9, TASK)
+    assert numbers_in(groups[:-1]) == [0, 1, 2, 3, 4]
+    groups[3][0].extra_fields["experts"][:] = 0  # it is the reader's own
 
 
 async def test_a_restore_brings_taken_groups_back_with_their_arrays(where: tuple[str, str]) -> None:
@@ -78,18 +78,18 @@ async def test_puts_that_the_database_refuses_are_tried_one_by_one(
 ) -> None:
     """With the arrays of each in a file of its own: that of all of them is deleted."""
     url, place = where
-    put = group_commit.put_behind_fence
+    original_put = group_commit.put_behind_fence
 
     def refusing(tx: Transaction, groups: Sequence[EncodedGroup], **options: Any) -> list[Any]:
-        if any(one.group.priority == 2 for one in groups):
+        if any(new_group.group.priority == 2 for new_group in groups):
             raise sqlite3.IntegrityError("a constraint of somebody else's")
-        return put(tx, groups, **options)
+        return original_put(tx, groups, **options)
 
     monkeypatch.setattr(group_commit, "put_behind_fence", refusing)
     async with apart(url, place) as buffer:
         with pytest.raises(PartlyStoredError) as partly:
-            await buffer.put_many([heavy(one) for one in range(4)], TASK, each=[{"priority": one} for one in range(4)])
-        assert [isinstance(one, StorageError) for one in partly.value.results] == [False, False, True, False]
+            await buffer.put_many([heavy(n) for n in range(4)], TASK, each=[{"priority": n} for n in range(4)])
+        assert [isinstance(result, StorageError) for result in partly.value.results] == [False, False, True, False]
         assert list((await named(url)).values()) == [1, 1, 1]
         await until(lambda: _only_named_files(url, place))
         assert sorted(await take_all(buffer)) == [0, 1, 3]
@@ -138,8 +138,8 @@ async def test_an_array_that_cannot_be_written_is_not_committed(
         assert isinstance(outcomes[1], int)
         monkeypatch.setattr(os, "writev", real)
         await put(buffer, 4)
-        got = await buffer.get(9, TASK)
-        assert sorted(int(one[0].rollout_id) for one in got) == [1, 3, 4]
+        groups = await buffer.get(9, TASK)
+        assert sorted(int(rollouts[0].rollout_id) for rollouts in groups) == [1, 3, 4]
 
 
 # Cancellation
@@ -150,9 +150,9 @@ async def test_cancelled_puts_and_takes_leave_all_exact(where: tuple[str, str], 
     """Each group is stored wholly or not at all, and delivered once."""
     url, place = where
     async with apart(url, place) as buffer:
-        stored: set[int] = set()
+        stored_numbers: set[int] = set()
         tried: set[int] = set()
-        got: list[int] = []
+        received: list[int] = []
         for first in range(0, 24, 4):
             numbers = range(first, first + 4)
             tried |= set(numbers)
@@ -161,14 +161,14 @@ async def test_cancelled_puts_and_takes_leave_all_exact(where: tuple[str, str], 
             for task in puts[::2]:
                 task.cancel()
             outcomes = await asyncio.gather(*puts, return_exceptions=True)
-            stored |= {n for n, one in zip(numbers, outcomes, strict=True) if isinstance(one, int)}
+            stored_numbers |= {n for n, uid in zip(numbers, outcomes, strict=True) if isinstance(uid, int)}
             taking = asyncio.create_task(buffer.get(3, TASK))
             await asyncio.sleep(seconds)
             taking.cancel()
-            [taken] = await asyncio.gather(taking, return_exceptions=True)
-            if isinstance(taken, list):
-                got += numbers_in(taken)
-        got += await take_all(buffer)
-        assert len(got) == len(set(got))
-        assert stored <= set(got) <= tried
+            [groups] = await asyncio.gather(taking, return_exceptions=True)
+            if isinstance(groups, list):
+                received += numbers_in(groups)
+        received += await take_all(buffer)
+        assert len(received) == len(set(received))
+        assert stored_numbers <= set(received) <= tried
         assert await buffer.count(TASK, "failed") == 0

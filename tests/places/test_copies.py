@@ -49,8 +49,8 @@ async def test_a_snapshot_has_all_payloads_in_it(shared_url: str, tmp_path: Path
     shutil.rmtree(tmp_path / "payloads")
     assert rows(file, "SELECT count(*), count(file), count(size) FROM rb_payload") == [(COUNT, 0, 0)]
     assert rows(file, "SELECT count(*) FROM rb_place") == [(0,)]
-    wrong = "SELECT p.uid FROM rb_payload p JOIN rb_group g ON g.uid = p.uid WHERE length(p.data) != g.bytes"
-    assert rows(file, wrong) == []
+    query = "SELECT p.uid FROM rb_payload p JOIN rb_group g ON g.uid = p.uid WHERE length(p.data) != g.bytes"
+    assert rows(file, query) == []
     async with build(f"sqlite:///{tmp_path}/other.db") as other:
         await other.resume(tmp_path / "snapshot")
         assert await everything(other) == before
@@ -68,8 +68,8 @@ async def test_what_is_resumed_is_in_the_database_and_new_payloads_are_apart(sha
         assert await everything(other) == before
         await other.put(heavy(100), TASK)
         assert await payload_rows(shared_url) == 1
-        taken = await other.get(COUNT + 1, TASK)
-        assert plain(taken[-1]) == plain(heavy(100))
+        groups = await other.get(COUNT + 1, TASK)
+        assert plain(groups[-1]) == plain(heavy(100))
 
 
 async def test_damage_where_a_payload_is_kept_is_as_damage_in_the_database(shared_url: str, tmp_path: Path) -> None:

@@ -36,9 +36,9 @@ ARRAYS = {
 async def test_load_returns_the_array_that_was_put(in_folder: Kept) -> None:
     async with in_folder.opened() as buffer:
         await buffer.put([rollout(**ARRAYS)], TASK)
-        _, [found] = await lent(buffer, deferred=["extra_fields"])
+        _, [lent_rollout] = await lent(buffer, deferred=["extra_fields"])
         for name, array in ARRAYS.items():
-            handle = found.extra_fields[name]
+            handle = lent_rollout.extra_fields[name]
             assert type(handle) is ArrayHandle
             assert (handle.dtype, handle.shape, handle.nbytes) == (str(array.dtype), array.shape, array.nbytes)
             loaded = handle.load()
@@ -51,14 +51,14 @@ async def test_large_and_small_arrays_wherever_the_payloads_are(kept: Kept) -> N
     nested = {"deep": [{"pixels": experts(5)}, experts(6)], "small": np.arange(3), "lists": [1, [2.5, "three"]]}
     async with kept.opened() as buffer:
         await buffer.put([rollout(**nested), rollout(1)], TASK)
-        lease, [found] = await lent(buffer, deferred=["routed_experts", "extra_fields"])
-        extra = found.extra_fields
-        assert same(found.routed_experts.load(), experts())
-        assert same(extra["deep"][0]["pixels"].load(), experts(5))
-        assert same(extra["deep"][1].load(), experts(6))
-        assert same(extra["small"].load(), np.arange(3))
-        assert extra["lists"] == [1, [2.5, "three"]]
-        assert found.logprobs == [-0.5, -0.25]
+        lease, [lent_rollout] = await lent(buffer, deferred=["routed_experts", "extra_fields"])
+        extra_fields = lent_rollout.extra_fields
+        assert same(lent_rollout.routed_experts.load(), experts())
+        assert same(extra_fields["deep"][0]["pixels"].load(), experts(5))
+        assert same(extra_fields["deep"][1].load(), experts(6))
+        assert same(extra_fields["small"].load(), np.arange(3))
+        assert extra_fields["lists"] == [1, [2.5, "three"]]
+        assert lent_rollout.logprobs == [-0.5, -0.25]
         await lease.acknowledge()
 
 
@@ -77,9 +77,9 @@ async def test_compressed_payloads(in_folder: Kept) -> None:
     """They can't be read in part, so their handles have the bytes with them."""
     async with in_folder.opened(compression="zstd") as buffer:
         await buffer.put([rollout(pixels=np.zeros(90_000))], TASK)
-        _, [found] = await lent(buffer, deferred=["routed_experts", "extra_fields"])
-        assert same(found.routed_experts.load(), experts())
-        assert same(pickle.loads(pickle.dumps(found.extra_fields["pixels"])).load(), np.zeros(90_000))
+        _, [lent_rollout] = await lent(buffer, deferred=["routed_experts", "extra_fields"])
+        assert same(lent_rollout.routed_experts.load(), experts())
+        assert same(pickle.loads(pickle.dumps(lent_rollout.extra_fields["pixels"])).load(), np.zeros(90_000))
 
 
 async def test_payloads_that_compression_does_not_make_smaller_are_apart(in_folder: Kept) -> None:
@@ -87,8 +87,8 @@ async def test_payloads_that_compression_does_not_make_smaller_are_apart(in_fold
     async with in_folder.opened(compression="zstd", rollout_type=dict) as buffer:
         await buffer.put([{"pixels": noise}], TASK)
         assert len(in_folder.files()) == 1
-        [[found]] = await buffer.get(1, TASK)
-        assert same(found["pixels"], noise)
+        [[restored]] = await buffer.get(1, TASK)
+        assert same(restored["pixels"], noise)
 
 
 class Image:
@@ -107,9 +107,9 @@ async def test_converters_get_arrays(in_folder: Kept) -> None:
     async with in_folder.opened(converters=CONVERTED) as buffer:
         await buffer.put([rollout(images=[Image(experts(2)), Image(experts(3))], after=experts(4))], TASK)
         async with buffer.lease_batch({TASK: 1}, deferred=["extra_fields"], timeout=0) as lease:
-            extra = lease.items[TASK][0].item[0].extra_fields
-            assert [one.mean for one in extra["images"]] == [experts(2).mean(), experts(3).mean()]
-            assert same(extra["after"].load(), experts(4))
+            extra_fields = lease.items[TASK][0].item[0].extra_fields
+            assert [image.mean for image in extra_fields["images"]] == [experts(2).mean(), experts(3).mean()]
+            assert same(extra_fields["after"].load(), experts(4))
 
 
 @pytest.mark.torch
@@ -123,9 +123,9 @@ async def test_tensors(in_folder: Kept) -> None:
     }
     async with in_folder.opened() as buffer:
         await buffer.put([rollout(**tensors)], TASK)
-        _, [found] = await lent(buffer, deferred=["extra_fields"])
+        _, [lent_rollout] = await lent(buffer, deferred=["extra_fields"])
         for name, expected in tensors.items():
-            handle = pickle.loads(pickle.dumps(found.extra_fields[name]))
+            handle = pickle.loads(pickle.dumps(lent_rollout.extra_fields[name]))
             assert (handle.dtype, handle.shape) == (str(expected.dtype).removeprefix("torch."), (*expected.shape,))
             loaded = handle.load()
             assert loaded.dtype == expected.dtype
@@ -173,53 +173,53 @@ async def test_expired_and_masked_groups(in_folder: Kept) -> None:
         assert same(second.routed_experts, experts(1))
         lease = await buffer.lease_batch({"other": 1}, group_status="expired", deferred=["routed_experts"], timeout=0)
         [item] = lease.items["other"]
-        assert [(one.status, one.routed_experts) for one in item.item] == [(Status.EXPIRED, None)] * 2
+        assert [(member.status, member.routed_experts) for member in item.item] == [(Status.EXPIRED, None)] * 2
 
 
 async def test_rollouts_with_handles_are_refused_by_a_put(in_folder: Kept) -> None:
     async with in_folder.opened() as buffer:
         await buffer.put([rollout()], TASK)
-        _, [found] = await lent(buffer)
+        _, [lent_rollout] = await lent(buffer)
         with pytest.raises(RolloutError, match=r"rollouts\[0\]\.routed_experts.*handle.*load_into"):
-            await buffer.put([found], TASK)
-        load_into(found)
-        await buffer.put([found], TASK)
+            await buffer.put([lent_rollout], TASK)
+        load_into(lent_rollout)
+        await buffer.put([lent_rollout], TASK)
 
 
 async def test_only_the_wanted_bytes_are_read(in_folder: Kept, reads: list[list[Any]]) -> None:
     def sizes() -> list[int]:
-        return [sum(one.size for one in extents) for extents in reads]
+        return [sum(extent.size for extent in extents) for extents in reads]
 
     async with in_folder.opened() as buffer:
         for number in range(4):
             await buffer.put([rollout(number, pixels=experts(7, 8 * LARGE))], TASK)
-        lease, found = await lent(buffer, 4, ["routed_experts", "extra_fields"])
+        lease, lent_rollouts = await lent(buffer, 4, ["routed_experts", "extra_fields"])
         assert sizes() == []
         await lease.give_back()
-        _, found = await lent(buffer, 4, ["extra_fields"])
+        _, lent_rollouts = await lent(buffer, 4, ["extra_fields"])
         assert sum(sizes()) == 4 * experts().nbytes
         reads.clear()
-        load_all(one.extra_fields["pixels"] for one in found[1:3])
+        load_all(lent_rollout.extra_fields["pixels"] for lent_rollout in lent_rollouts[1:3])
         assert sizes() == [2 * experts(0, 8 * LARGE).nbytes]  # in one call
 
 
 async def test_only_the_wanted_bytes_are_read_from_the_database(in_file: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[int] = []
+    read_sizes: list[int] = []
 
     def counting(tx: Any, ranges: Any) -> list[bytes | None]:
-        found = original(tx, ranges)
-        read.extend(len(part or b"") for part in found)
-        return found
+        parts = original(tx, ranges)
+        read_sizes.extend(len(part or b"") for part in parts)
+        return parts
 
     original = SqliteTransaction.read_ranges
     async with in_file.opened() as buffer:
         await buffer.put([rollout(pixels=experts(7, 8 * LARGE))], TASK)
         monkeypatch.setattr(SqliteTransaction, "read_ranges", counting)
-        _, [found] = await lent(buffer, deferred=["routed_experts", "extra_fields"])
-        assert sum(read) <= 64 << 10
-        read.clear()
-        found.routed_experts.load()
-        assert read == [experts().nbytes]
+        _, [lent_rollout] = await lent(buffer, deferred=["routed_experts", "extra_fields"])
+        assert sum(read_sizes) <= 64 << 10
+        read_sizes.clear()
+        lent_rollout.routed_experts.load()
+        assert read_sizes == [experts().nbytes]
 
 
 # The synchronous face, and cancellation
@@ -227,11 +227,11 @@ async def test_only_the_wanted_bytes_are_read_from_the_database(in_file: Kept, m
 
 async def test_a_cancelled_lease_gives_its_groups_back(kept_apart: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cancelled while the arrays of other fields are being read."""
-    begun, go_on = threading.Event(), threading.Event()
+    started, go_on = threading.Event(), threading.Event()
     original = FolderStore.read
 
     def slow(store: FolderStore, ranges: Any, timeout: float) -> list[Any]:
-        begun.set()
+        started.set()
         go_on.wait(30)
         return original(store, ranges, timeout)
 
@@ -239,11 +239,11 @@ async def test_a_cancelled_lease_gives_its_groups_back(kept_apart: Kept, monkeyp
         await buffer.put([rollout(pixels=experts(1))], TASK)
         monkeypatch.setattr(FolderStore, "read", slow)
         leasing = asyncio.ensure_future(lent(buffer, deferred=["extra_fields"]))
-        await asyncio.to_thread(begun.wait, 30)
+        await asyncio.to_thread(started.wait, 30)
         leasing.cancel()
         go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await leasing
         monkeypatch.undo()
-        _, [found] = await lent(buffer)
-        assert same(found.routed_experts.load(), experts())
+        _, [lent_rollout] = await lent(buffer)
+        assert same(lent_rollout.routed_experts.load(), experts())

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -174,8 +175,8 @@ async def test_a_put_that_is_refused_leaves_no_file(where: tuple[str, str]) -> N
     async with apart(url, place, capacity=2, on_full="block") as buffer:
         await put(buffer, 1)
         before = await listed(place)
-        new = NewGroup(TASK, Status.COMPLETED, 0, heavy(9), 1.0)
-        assert not await buffer.storage.put_with_cursor([new], Cursor("data", version=9))
+        new_group = NewGroup(TASK, Status.COMPLETED, 0, heavy(9), 1.0)
+        assert not await buffer.storage.put_with_cursor([new_group], Cursor("data", version=9))
         await until_listed(place, before)
         await put(buffer, 2)
         before = await listed(place)
@@ -185,6 +186,28 @@ async def test_a_put_that_is_refused_leaves_no_file(where: tuple[str, str]) -> N
         assert sorted(await take_all(buffer)) == [1, 2]
 
 
+async def test_a_put_that_is_cancelled_leaves_no_file(where: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the write of its arrays and the commit."""
+    url, place = where
+    async with apart(url, place) as buffer:
+        await put(buffer, 1)
+        before, write, ended = await listed(place), tasks.PayloadFiles.write, threading.Event()
+
+        async def cancelled_meanwhile(own: tasks.PayloadFiles, batch: Any) -> None:
+            await write(own, batch)
+            putting.get_loop().call_soon_threadsafe(putting.cancel)
+            await asyncio.to_thread(ended.wait, 10)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(tasks.PayloadFiles, "write", cancelled_meanwhile)
+            putting = asyncio.create_task(buffer.put(heavy(2), TASK))
+            putting.add_done_callback(lambda _: ended.set())
+            await asyncio.wait([putting])
+        assert putting.cancelled()
+        await until_listed(place, before)
+        assert await take_all(buffer) == [1]
+
+
 async def test_files_that_no_commit_named_are_deleted_a_day_later(
     where: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,17 +215,17 @@ async def test_files_that_no_commit_named_are_deleted_a_day_later(
     url, place = where
     async with apart(url, place) as buffer, apart(url, place) as other:
         await put(buffer, 1)
-        mine = await listed(place)
+        own_files = await listed(place)
         store = buffer.storage.files.reader.stores[next(iter(buffer.storage.files.reader.stores))]
         await asyncio.to_thread(store.write, [(name, [b"left"]) for name in (file_name(7), "notes.txt")], sync=False)
         await list_place(buffer)
-        assert sorted(await listed(place)) == sorted([*mine, file_name(7), "notes.txt"])
+        assert sorted(await listed(place)) == sorted([*own_files, file_name(7), "notes.txt"])
         monkeypatch.setattr(tasks, "YOUNG_SECONDS", -DAYS)
         await list_place(other)  # it was listed a moment ago
         assert file_name(7) in await listed(place)
         await ask(url, "UPDATE rb_place SET listed_at = 0")
         await list_place(other)
-        assert sorted(await listed(place)) == sorted([*mine, "notes.txt"])
+        assert sorted(await listed(place)) == sorted([*own_files, "notes.txt"])
         assert await ask(url, "SELECT groups FROM rb_file WHERE id = 7") == [(-1,)]
         assert await take_all(other) == [1]
 
@@ -223,14 +246,14 @@ async def test_a_writer_that_was_stopped_and_wakes_after_its_file_was_deleted_is
         await asyncio.to_thread(wait_for_lines, ledger, 1)
         assert process.pid is not None
         await until(lambda: _is_stopped(process.pid))
-        [left] = set(await listed(place)) - set(before)
+        [orphan] = set(await listed(place)) - set(before)
         monkeypatch.setattr(tasks, "YOUNG_SECONDS", -DAYS)
         await list_place(buffer)
         assert await listed(place) == before
         os.kill(process.pid, signal.SIGCONT)
         assert await asyncio.to_thread(end, process, ledger) == 0
         assert numbers(ledger, "put") == [2, 3]
-        assert left not in await listed(place)
+        assert orphan not in await listed(place)
         assert sorted(await take_all(buffer)) == [1, 2, 3]
         assert await buffer.count(TASK, "failed") == 0
         await until_listed(place, [])

@@ -41,7 +41,7 @@ def elsewhere(pickled: bytes) -> list[bytes]:
 
 def load_forked(pickled: bytes, answers: Any) -> None:
     try:
-        answers.put([np.asarray(one).tobytes() for one in load_all(pickle.loads(pickled))])
+        answers.put([np.asarray(array).tobytes() for array in load_all(pickle.loads(pickled))])
     except Exception as error:
         answers.put(repr(error))
 
@@ -66,10 +66,10 @@ async def test_handles_load_in_another_process_without_the_config(
         shared.url = "sqlite:///buffer.db"
     async with shared.opened() as buffer:
         await buffer.put([rollout(4, small=np.arange(2))], TASK)
-        _, [found] = await lent(buffer, deferred=["routed_experts", "extra_fields"])
-        sent = pickle.dumps([found.routed_experts, found.extra_fields["small"]])
+        _, [lent_rollout] = await lent(buffer, deferred=["routed_experts", "extra_fields"])
+        pickled = pickle.dumps([lent_rollout.routed_experts, lent_rollout.extra_fields["small"]])
         monkeypatch.chdir("/")
-        assert await asyncio.to_thread(elsewhere, sent) == [experts(4).tobytes(), np.arange(2).tobytes()]
+        assert await asyncio.to_thread(elsewhere, pickled) == [experts(4).tobytes(), np.arange(2).tobytes()]
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -77,17 +77,17 @@ async def test_handles_load_in_another_process_without_the_config(
 async def test_a_forked_process_loads_for_itself(shared: Kept) -> None:
     async with shared.opened() as buffer:
         await buffer.put([rollout()], TASK)
-        _, [found] = await lent(buffer)
-        found.routed_experts.load()
-        sent = pickle.dumps([found.routed_experts])
-        assert await asyncio.to_thread(forked, sent) == [experts().tobytes()]
+        _, [lent_rollout] = await lent(buffer)
+        lent_rollout.routed_experts.load()
+        pickled = pickle.dumps([lent_rollout.routed_experts])
+        assert await asyncio.to_thread(forked, pickled) == [experts().tobytes()]
 
 
 async def test_a_handle_outlives_the_buffer_that_it_came_from(shared: Kept) -> None:
     async with shared.opened() as buffer:
         await buffer.put([rollout()], TASK)
-        found = [item async for item in buffer.find({}, deferred=["routed_experts"])]
-    handle = found[0].item[0].routed_experts
+        items = [item async for item in buffer.find({}, deferred=["routed_experts"])]
+    handle = items[0].item[0].routed_experts
     assert same(handle.load(), experts())
     assert same(await handle.load_async(), experts())
 
@@ -95,10 +95,10 @@ async def test_a_handle_outlives_the_buffer_that_it_came_from(shared: Kept) -> N
 async def test_a_handle_of_a_buffer_in_memory_is_for_its_own_process() -> None:
     async with Kept("memory://").opened() as buffer:
         await buffer.put([rollout()], TASK)
-        _, [found] = await lent(buffer)
-        assert same(found.routed_experts.load(), experts())
+        _, [lent_rollout] = await lent(buffer)
+        assert same(lent_rollout.routed_experts.load(), experts())
     with pytest.raises(InputError, match="only its own process can read, as long as it is open"):
-        found.routed_experts.load()
+        lent_rollout.routed_experts.load()
 
 
 async def test_no_password_is_in_a_handle(lent_database: str) -> None:
@@ -107,34 +107,34 @@ async def test_no_password_is_in_a_handle(lent_database: str) -> None:
     url = place._replace(netloc=f"{place.username}:s3cr3t@{place.netloc.rpartition('@')[2]}").geturl()
     async with Kept(url).opened() as buffer:
         await buffer.put([rollout()], TASK)
-        _, [found] = await lent(buffer)
-        sent = pickle.dumps([found.routed_experts])
-        assert b"s3cr3t" not in sent
-        assert "s3cr3t" not in repr(found)
-        assert b"***" not in sent
-        assert same(found.routed_experts.load(), experts())
-        assert await asyncio.to_thread(elsewhere, sent) == [experts().tobytes()]
+        _, [lent_rollout] = await lent(buffer)
+        pickled = pickle.dumps([lent_rollout.routed_experts])
+        assert b"s3cr3t" not in pickled
+        assert "s3cr3t" not in repr(lent_rollout)
+        assert b"***" not in pickled
+        assert same(lent_rollout.routed_experts.load(), experts())
+        assert await asyncio.to_thread(elsewhere, pickled) == [experts().tobytes()]
 
 
 async def test_a_place_that_another_host_does_not_reach(in_folder: Kept, tmp_path: Path) -> None:
     async with in_folder.opened() as buffer:
         await buffer.put([rollout()], TASK)
-        _, [found] = await lent(buffer)
-        there, away = Path(in_folder.payloads), tmp_path / "unmounted"
-        there.rename(away)  # noqa: ASYNC240
-        with pytest.raises(PayloadStoreError, match=f"{there}.*mount it"):
-            found.routed_experts.load()
-        away.rename(there)
-        assert same(found.routed_experts.load(), experts())
+        _, [lent_rollout] = await lent(buffer)
+        mounted, unmounted = Path(in_folder.payloads), tmp_path / "unmounted"
+        mounted.rename(unmounted)  # noqa: ASYNC240
+        with pytest.raises(PayloadStoreError, match=f"{mounted}.*mount it"):
+            lent_rollout.routed_experts.load()
+        unmounted.rename(mounted)
+        assert same(lent_rollout.routed_experts.load(), experts())
 
 
 async def test_a_database_that_another_host_does_not_have(in_file: Kept, tmp_path: Path) -> None:
     async with in_file.opened() as buffer:
         await buffer.put([rollout()], TASK)
-        _, [found] = await lent(buffer)
+        _, [lent_rollout] = await lent(buffer)
     (tmp_path / "buffer.db").unlink()
     with pytest.raises(StorageError, match=r"buffer\.db"):
-        found.routed_experts.load()
+        lent_rollout.routed_experts.load()
     assert not (tmp_path / "buffer.db").exists()
 
 
@@ -146,9 +146,9 @@ async def test_a_handle_after_its_lease_never_gives_wrong_data(kept: Kept, monke
     monkeypatch.setattr("replaybuf.storage.places.store.FILE_BYTES", 300_000)
     async with kept.opened() as buffer:
         await buffer.put([rollout(3)], TASK)
-        lease, [found] = await lent(buffer)
+        lease, [lent_rollout] = await lent(buffer)
         await lease.acknowledge()
-        handle = found.routed_experts
+        handle = lent_rollout.routed_experts
         for number in range(20):
             try:
                 assert same(handle.load(), experts(3))
@@ -211,7 +211,7 @@ async def test_damage_elsewhere_sets_the_group_aside(on_disk: Kept) -> None:
 
 async def turn_bits(buffer: ReplayBuffer[Any], kept: Kept, around: bytes) -> None:
     """Damage the bytes that are like these, in a file or in the payload's row."""
-    turned = bytes(one ^ 1 for one in around)
+    turned = bytes(byte ^ 1 for byte in around)
     for path in kept.files():
         content = path.read_bytes()
         if (at := content.find(around)) >= 0:
@@ -233,19 +233,19 @@ async def turn_bits(buffer: ReplayBuffer[Any], kept: Kept, around: bytes) -> Non
 async def test_load_all_keeps_the_order_over_groups_places_and_databases(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    found: list[ArrayHandle] = []
+    handles: list[ArrayHandle] = []
     async with AsyncExitStack() as stack:
         for place in PLACES[:-1]:
             (tmp_path / place).mkdir()
             buffer = await stack.enter_async_context(kept_at(place, request, tmp_path / place).opened())
-            number = len(found)
+            number = len(handles)
             await buffer.put([rollout(number), rollout(number + 1)], TASK)
             await buffer.put([rollout(number + 2)], TASK)
             lease, _ = await lent(buffer, 2)
-            found += [one.routed_experts for item in lease.items[TASK] for one in item.item]
-        order = [*range(0, len(found), 2), *range(1, len(found), 2), 0]
-        loaded = load_all(found[place] for place in order)
-    assert all(same(one, experts(place)) for place, one in zip(order, loaded, strict=True))
+            handles += [member.routed_experts for item in lease.items[TASK] for member in item.item]
+        order = [*range(0, len(handles), 2), *range(1, len(handles), 2), 0]
+        loaded = load_all(handles[place] for place in order)
+    assert all(same(array, experts(place)) for place, array in zip(order, loaded, strict=True))
     assert loaded[0] is not loaded[-1]
 
 
@@ -261,28 +261,28 @@ async def test_load_into_loads_each_handle_once_and_in_one_request(in_folder: Ke
     async with in_folder.opened() as buffer:
         for number in range(5):
             await buffer.put([rollout(number)], TASK)
-        lease, found = await lent(buffer, 5)
-        found[0].extra_fields["again"] = found[0].routed_experts
-        load_into([*lease.items[TASK], found])
+        lease, members = await lent(buffer, 5)
+        members[0].extra_fields["again"] = members[0].routed_experts
+        load_into([*lease.items[TASK], members])
         assert [len(extents) for extents in reads] == [5]
-        assert found[0].extra_fields["again"] is found[0].routed_experts
-        assert all(same(one.routed_experts, experts(number)) for number, one in enumerate(found))
+        assert members[0].extra_fields["again"] is members[0].routed_experts
+        assert all(same(member.routed_experts, experts(number)) for number, member in enumerate(members))
 
 
 async def test_small_arrays_of_one_field_are_read_together_and_come_apart(
     in_folder: Kept, reads: list[list[Any]]
 ) -> None:
     group = [rollout(number) for number in range(3)]
-    for number, one in enumerate(group):
-        one.extra_fields = {"small": np.arange(200 + number)}
+    for number, member in enumerate(group):
+        member.extra_fields = {"small": np.arange(200 + number)}
     async with in_folder.opened() as buffer:
         await buffer.put(group, TASK)
         lease, _ = await lent(buffer, 1, deferred=("extra_fields", "routed_experts"))
         [item] = lease.items[TASK]
-        loaded = load_all([*(one.extra_fields["small"] for one in item.item)] * 2)
+        loaded = load_all([*(member.extra_fields["small"] for member in item.item)] * 2)
     assert [len(extents) for extents in reads] == [1]
-    assert all(same(one, np.arange(200 + place % 3)) for place, one in enumerate(loaded))
-    assert not any(np.shares_memory(one, other) for one, other in combinations(loaded, 2))
+    assert all(same(array, np.arange(200 + place % 3)) for place, array in enumerate(loaded))
+    assert not any(np.shares_memory(array, other) for array, other in combinations(loaded, 2))
 
 
 # The classes of rollouts
@@ -342,9 +342,9 @@ async def test_load_into_finds_handles_in_rollouts_of_every_class(in_folder: Kep
         await buffer.put([make(experts(1), experts(2)), make(experts(3), np.arange(2))], TASK)
         async with buffer.lease_batch({TASK: 1}, deferred=fields, timeout=0) as lease:
             rollouts = lease.items[TASK][0].item
-            assert all(type(one) is ArrayHandle for rollout in rollouts for one in arrays(rollout))
+            assert all(type(handle) is ArrayHandle for rollout in rollouts for handle in arrays(rollout))
             assert load_into(lease.items) is lease.items
-            found = [one for rollout in rollouts for one in arrays(rollout)]
+            handles = [handle for rollout in rollouts for handle in arrays(rollout)]
             expected = [experts(1), experts(2), experts(3), np.arange(2)]
-            wanted = expected if len(found) == 4 else expected[::2]
-            assert all(map(same, found, wanted))
+            expected_handles = expected if len(handles) == 4 else expected[::2]
+            assert all(map(same, handles, expected_handles))

@@ -69,7 +69,7 @@ def _listed(place: str) -> list[str]:
     store = open_place(place, 10.0)
     try:
         claimed = store.read_marker() is not None
-        return sorted(one.name for one in store.files()) if claimed else []
+        return sorted(file.name for file in store.files()) if claimed else []
     finally:
         store.close()
 
@@ -86,7 +86,7 @@ async def _left_over(url: str, place: str, rest: Path) -> tuple[int, list[str]]:
         recorder, failed = Recorder(Ledger(rest)), 0
         for task in (TASK, TAKEN, LEASED):
             kind = "acknowledge" if task == LEASED else "take"
-            await recorder.call(kind, take_all(buffer, task), lambda taken: taken)
+            await recorder.call(kind, take_all(buffer, task), lambda groups: groups)
             failed += await buffer.count(task, "failed")
         await until(lambda: _nothing_is_named(url), 60)
         if buffer.storage.files.writes:
@@ -114,12 +114,12 @@ def test_a_process_that_is_killed_at_any_point_loses_nothing(
     assert end(process, folder / "ledger") == 0
     points = entries(folder / "ledger", "point")
     kinds = ("write", "delete", "commit") if places.variables else ("write", "sync", "delete", "commit")
-    wanted = [f"{side} {what}" for side in ("before", "after") for what in kinds]
-    assert set(wanted) <= set(points)
+    wanted_points = [f"{side} {call}" for side in ("before", "after") for call in kinds]
+    assert set(wanted_points) <= set(points)
     if count is not None and places.variables:
         count = 1  # a server of S3's that is written in Python takes its time
-    chosen = range(len(points)) if count is None else random.Random().sample(range(len(points)), count)
-    for point in chosen:
+    chosen_points = range(len(points)) if count is None else random.Random().sample(range(len(points)), count)
+    for point in chosen_points:
         kill_at(point, places, figures)
 
 
@@ -129,13 +129,13 @@ def kill_at(point: int, places: Places, figures: Figures) -> None:
     ledger = folder / "ledger"
     if end(start(roles.live, ledger, url, place, point, places.variables), ledger) == 0:
         return  # one run has a few more than another
-    what, rest = entries(ledger, "killed")[0], folder / "rest"
+    call, rest = entries(ledger, "killed")[0], folder / "rest"
     if not entries(ledger, "call") or not asyncio.run(_is_there(url)):
         return
     left_over = asyncio.run(_left_over(url, place, rest))
     figures.judge(1, calls_in([ledger, rest]))
-    assert left_over == (0, []), (point, what)
-    assert asyncio.run(_nothing_is_named(url)), (point, what)
+    assert left_over == (0, []), (point, call)
+    assert asyncio.run(_nothing_is_named(url)), (point, call)
 
 
 async def _is_there(url: str) -> bool:
@@ -197,9 +197,9 @@ def test_a_run_that_is_killed_in_its_checkpoints_and_restores_is_the_run_that_wa
 ) -> None:
     """Batch by batch, byte for byte; and no byte is left over."""
     url, place, folder = places()
-    whole = folder / "whole"
-    assert end(start(roles.train, whole, url, place, None), whole) == 0
-    points, expected = len(entries(whole, "point")), entries(whole, "batch")
+    whole_ledger = folder / "whole"
+    assert end(start(roles.train, whole_ledger, url, place, None), whole_ledger) == 0
+    points, expected = len(entries(whole_ledger, "point")), entries(whole_ledger, "batch")
     assert len(expected) == roles.STEPS
     url, place, folder = places()
     chance = random.Random()
@@ -207,13 +207,13 @@ def test_a_run_that_is_killed_in_its_checkpoints_and_restores_is_the_run_that_wa
         ledger = folder / f"{number}.ledger"
         kill_at = None if number == kills else chance.randrange(points // 3)
         died = end(start(roles.train, ledger, url, place, kill_at), ledger)
-        found = entries(ledger, "batch")
-        wrong = [batch for batch in found if batch not in expected]
-        figures.add(faults=int(died != 0), groups=3 * len(found), lost=len(wrong))
-        assert wrong == [], (entries(ledger, "killed"), expected)
+        lines = entries(ledger, "batch")
+        differing = [batch for batch in lines if batch not in expected]
+        figures.add(faults=int(died != 0), groups=3 * len(lines), lost=len(differing))
+        assert differing == [], (entries(ledger, "killed"), expected)
         if died == 0:
             break
-    assert sorted(numbers(ledger, "left")) == sorted(numbers(whole, "left"))
+    assert sorted(numbers(ledger, "left")) == sorted(numbers(whole_ledger, "left"))
     assert asyncio.run(_left_over(url, place, folder / "rest")) == (0, [])
     assert numbers_of_calls(calls_in([folder / "rest"]), "take") == []
 
@@ -229,9 +229,9 @@ def test_a_disk_that_takes_no_more_loses_nothing(places: Places, what: str, figu
         pytest.skip("this user may not mount")
     calls = calls_in([ledger])
     figures.judge(1, calls)
-    put, seen = numbers_of_calls(calls, "put"), numbers(ledger, "seen")
-    [refused] = entries(ledger, "refused")
-    assert refused.startswith("StorageError" if what == "full" else "PayloadStoreError"), refused
-    assert sorted(seen) == [number for number in sorted(put) if number < 1000]
+    put_numbers, received = numbers_of_calls(calls, "put"), numbers(ledger, "seen")
+    [refusal] = entries(ledger, "refused")
+    assert refusal.startswith("StorageError" if what == "full" else "PayloadStoreError"), refusal
+    assert sorted(received) == [number for number in sorted(put_numbers) if number < 1000]
     assert entries(ledger, "failed") == ["0"]
-    assert len(put) > 15
+    assert len(put_numbers) > 15

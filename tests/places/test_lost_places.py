@@ -32,11 +32,11 @@ from tests.stores import TASK, build, group, until
 pytestmark = pytest.mark.usefixtures("soon_swept")
 
 
-async def _damage(place: str, how: str) -> None:
+async def _damage(place: str, damage: str) -> None:
     """Of the first payload in a file, or all of it."""
-    [path] = [one for one in (Path(place) / FILES).iterdir() if one.stat().st_size > 2 * NBYTES]
+    [path] = [file for file in (Path(place) / FILES).iterdir() if file.stat().st_size > 2 * NBYTES]
     raw = bytearray(path.read_bytes())
-    match how:
+    match damage:
         case "cut short":
             raw = raw[:5000]
         case "swapped":
@@ -61,8 +61,8 @@ async def test_damaged_groups_are_set_aside_with_the_reason(url: str, folder: Pa
         await _damage(str(folder), how)
         async with buffer.lease_batch({TASK: 1}) as lease:
             first = int(lease.batch[TASK][0][0].rollout_id)
-        rest = [int(one[0].rollout_id) for one in await buffer.get(9, TASK)]
-        assert [first, *rest] == [0, 1, 2, 77, 3][spoilt:]
+        numbers = [int(rollouts[0].rollout_id) for rollouts in await buffer.get(9, TASK)]
+        assert [first, *numbers] == [0, 1, 2, 77, 3][spoilt:]
         failed = [item async for item in buffer.find({"status": "failed"})]
         assert len(failed) == spoilt
         assert all(item.error for item in failed)
@@ -71,12 +71,13 @@ async def test_damaged_groups_are_set_aside_with_the_reason(url: str, folder: Pa
 # Places that can't be reached
 
 
-async def test_a_take_without_the_folder_gives_all_groups_back(url: str, folder: Path) -> None:
+@pytest.mark.parametrize("part", [".", FILES])
+async def test_a_take_without_the_folder_gives_all_groups_back(url: str, folder: Path, part: str) -> None:
     """None is set aside, small ones can be taken meanwhile, and all are there when it is back."""
     async with apart(url, folder) as buffer:
         await put(buffer, *range(5))
         await buffer.put(group(50), "other")
-        rename(folder, folder.with_name("away"))
+        rename(folder / part, folder.with_name("away"))
         for _ in range(2):
             with pytest.raises(PayloadStoreError, match=r"mount it, or put it back .*nothing is lost"):
                 await buffer.get(5, TASK)
@@ -88,10 +89,22 @@ async def test_a_take_without_the_folder_gives_all_groups_back(url: str, folder:
         await buffer.put(group(51), "other")
         assert len(await buffer.get(9, "other")) == 2
         assert await buffer.count(TASK, "completed") == 5
-        rename(folder.with_name("away"), folder)
+        rename(folder.with_name("away"), folder / part)
         await put(buffer, 6)
         assert sorted(await take_all(buffer)) == [0, 1, 2, 3, 4, 6]
         assert await buffer.count(TASK, "failed") == 0
+
+
+async def test_opening_makes_no_folder_of_files_where_there_was_one(url: str, folder: Path) -> None:
+    async with apart(url, folder) as buffer:
+        await put(buffer, 1)
+    rename(folder / FILES, folder.with_name("away"))
+    with pytest.raises(PayloadStoreError, match=f"{FILES} isn't there"):
+        async with apart(url, folder) as buffer:
+            await buffer.get(1, TASK)
+    rename(folder.with_name("away"), folder / FILES)
+    async with apart(url, folder) as buffer:
+        assert await take_all(buffer) == [1]
 
 
 async def test_a_folder_that_was_replaced_by_another_runs_is_not_damage(url: str, folder: Path, tmp_path: Path) -> None:
@@ -220,12 +233,12 @@ async def test_a_place_that_has_lost_its_marker_is_not_taken_for_a_new_one(where
     marker = Path(place) / MARKER
     async with apart(url, place) as buffer:
         await put(buffer, 1)
-    kept = marker.read_bytes()
+    content = marker.read_bytes()
     marker.unlink()
     with pytest.raises(PayloadStoreError, match="has lost its replaybuf"):
         async with apart(url, place) as buffer:
             await put(buffer, 2)
-    marker.write_bytes(kept)
+    marker.write_bytes(content)
     async with apart(url, place) as buffer:
         assert await take_all(buffer) == [1]
         await until_rows(url, 0)

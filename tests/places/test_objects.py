@@ -58,10 +58,10 @@ def test_a_folder_that_is_away_is_not_damage(local: FolderStore) -> None:
 def test_a_mount_whose_server_has_ended_is_not_damage(local: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
     [extent] = written(local, 1, b"one")
 
-    def ended(*_: Any) -> int:
+    def not_connected(*_: Any) -> int:
         raise OSError(errno.ENOTCONN, "ended")
 
-    monkeypatch.setattr(os, "preadv", ended)
+    monkeypatch.setattr(os, "preadv", not_connected)
     with pytest.raises(PayloadStoreError, match=r"can't be read .*see that it is mounted"):
         read(local, extent)
 
@@ -255,11 +255,11 @@ def test_stats_metrics_and_the_page_say_the_same(shared_url: str, folder: Path) 
     assert run_json("stats", shared_url)["database"]["places"] == {row.pop("url"): row}
     [line] = [line for line in run("stats", shared_url).stdout.splitlines() if line.startswith("payloads in")]
     assert line == f"payloads in {folder}: 200 kB of 2 groups, 2 files"
-    found = numbers(parse(run("stats", shared_url, "--format=prometheus").stdout))
+    values = numbers(parse(run("stats", shared_url, "--format=prometheus").stdout))
     labels = (("place", str(folder)),)
-    assert found["replaybuf_payload_files", labels] == row["files"]
-    assert found["replaybuf_payload_file_bytes", labels] == row["bytes"]
-    assert found["replaybuf_payload_file_groups", labels] == row["groups"]
+    assert values["replaybuf_payload_files", labels] == row["files"]
+    assert values["replaybuf_payload_file_bytes", labels] == row["bytes"]
+    assert values["replaybuf_payload_file_groups", labels] == row["groups"]
     client = client_of(shared_url)
     page = client.get("/").text
     assert f'<dt title="{folder}">payloads apart</dt><dd>200 kB' in page

@@ -55,11 +55,11 @@ async def emptied(url: str, folder: Path | None = None, **options: Any) -> list[
         return await payload_rows(url) == 0 and (folder is None or not files(folder))
 
     async with build(url, **options) as buffer:
-        taken = await take_all(buffer)
+        numbers = await take_all(buffer)
         await until(swept)
         if folder is None:
             await asyncio.sleep(0.3)  # some sweeps, which could delete too much
-    return sorted(taken)
+    return sorted(numbers)
 
 
 def test_a_copy_that_is_emptied_takes_nothing_from_the_original(copies: tuple[str, str], folder: Path) -> None:
@@ -87,9 +87,9 @@ def test_the_doctor_says_whose_a_place_is_and_repairs_nothing_in_it(copies: tupl
     original, copy = copies
     ask(fill(original, folder))
     before = files(folder)
-    found = examine(copy)
-    assert wrong(found) == {"places": "warning"}
-    assert "this database is a copy of that" in found["places"][0]["text"]
+    findings = examine(copy)
+    assert wrong(findings) == {"places": "warning"}
+    assert "this database is a copy of that" in findings["places"][0]["text"]
     run("doctor", copy, "--repair")
     assert files(folder) == before
     assert wrong(examine(original)) == {}

@@ -61,13 +61,13 @@ def out_of_reach(filled: str, place: Path) -> Iterator[str]:
 
 def cut(place: Path) -> None:
     """Cut the end of the last payload."""
-    last = max((place / FILES).iterdir(), key=lambda one: one.stat().st_mtime_ns)
+    last = max((place / FILES).iterdir(), key=lambda path: path.stat().st_mtime_ns)
     last.write_bytes(last.read_bytes()[:-1000])
 
 
 def test_a_group_is_shown_with_its_arrays(filled: str) -> None:
-    shown = run_json("show", filled, 2, "--full")
-    assert shown["rollouts"][0]["extra_fields"]["experts"][:2] == [2, 3]
+    described = run_json("show", filled, 2, "--full")
+    assert described["rollouts"][0]["extra_fields"]["experts"][:2] == [2, 3]
     result = run("show", filled, 2, "--full")
     assert f"2 {TEXT}".strip() in result.stdout
     assert "without" not in result.stderr
@@ -75,9 +75,9 @@ def test_a_group_is_shown_with_its_arrays(filled: str) -> None:
 
 def test_without_the_folder_all_that_the_database_has_is_shown(out_of_reach: str, place: Path) -> None:
     result = run("show", out_of_reach, 2, "--full", "--format=json")
-    shown = json.loads(result.stdout)
-    assert shown["rollouts"][1]["extra_fields"] == {"experts": None, "note": "note 2"}
-    assert shown["rollouts"][1]["response"] == f"2 {TEXT}"
+    described = json.loads(result.stdout)
+    assert described["rollouts"][1]["extra_fields"] == {"experts": None, "note": "note 2"}
+    assert described["rollouts"][1]["response"] == f"2 {TEXT}"
     assert result.stderr.count("\n") == 1
     assert f"group 2 is shown without its arrays: {place} isn't there" in result.stderr
     assert run("show", out_of_reach, 4, "--full").stderr == ""
@@ -96,9 +96,9 @@ def test_texts_are_found_by_sql(out_of_reach: str) -> None:
     """They are in the database."""
     ask = "SELECT full_response FROM rollouts WHERE uid = 2"
     assert run_json("sql", out_of_reach, ask) == 2 * [{"full_response": f"2 {TEXT}"}]
-    [found] = run_json("sql", out_of_reach, "SELECT full_prompt, messages FROM groups WHERE uid = 2")
-    assert found["full_prompt"] == f"Why? {TEXT}"
-    assert "Be brief." in str(found["messages"])
+    [row] = run_json("sql", out_of_reach, "SELECT full_prompt, messages FROM groups WHERE uid = 2")
+    assert row["full_prompt"] == f"Why? {TEXT}"
+    assert "Be brief." in str(row["messages"])
     assert len(run_json("ls", out_of_reach)) == 4
 
 
@@ -130,17 +130,17 @@ def test_an_export_has_all_or_says_why_not(filled: str, place: Path, tmp_path: P
 
 
 def checksums(url: str, *options: str) -> dict[str, Any]:
-    found = json.loads(run("doctor", url, "--format=json", *options, code=None).stdout)
-    return next(one for one in found if one["check"] == "payloads")
+    checks = json.loads(run("doctor", url, "--format=json", *options, code=None).stdout)
+    return next(check for check in checks if check["check"] == "payloads")
 
 
 def test_another_folder_in_the_stead_of_ours_is_no_damage(filled: str, place: Path, tmp_path: Path) -> None:
     place.rename(place.with_name("elsewhere"))
     asyncio.run(fill(f"sqlite:///{tmp_path}/other.db", place))
     assert "has other payloads than those" in run("show", filled, 2, "--full").stderr
-    found = checksums(filled)
-    assert (found["level"], found["repairable"]) == ("ok", False)
-    assert "without what is out of reach" in found["text"]
+    check = checksums(filled)
+    assert (check["level"], check["repairable"]) == ("ok", False)
+    assert "without what is out of reach" in check["text"]
     assert "mount or put back" in run("checkpoint", "save", filled, tmp_path / "snapshot", code=1).stderr
 
 
@@ -148,5 +148,5 @@ def test_another_folder_in_the_stead_of_ours_is_no_damage(filled: str, place: Pa
 def test_what_is_not_there_is_none(value: Any) -> None:
     codec = Codec(RolloutType(dict))
     split = codec.encode_split([{"text": "here", "value": value, "more": np.arange(5000)}])
-    [found] = codec.decode_head(split.head)
-    assert (found["text"], found["more"]) == ("here", None)
+    [row] = codec.decode_head(split.head)
+    assert (row["text"], row["more"]) == ("here", None)

@@ -12,7 +12,7 @@ import pytest
 
 from replaybuf.errors import ConfigError, PayloadStoreError
 from replaybuf.storage.places.owners import parse_place
-from replaybuf.storage.places.store import MARKER
+from replaybuf.storage.places.store import FILES, MARKER
 from tests.cli.doctored import examine, wrong
 from tests.faults.processes import end, entries, start
 from tests.places import roles
@@ -52,7 +52,7 @@ async def test_two_databases_on_one_place_are_refused(tmp_path: Path, place: str
 async def test_a_mistake_in_the_setting_is_said(tmp_path: Path, folder: Path) -> None:
     """With what to do, and without secrets."""
     (folder / "file").touch()
-    (folder / "spoilt").mkdir()
+    (folder / "spoilt" / FILES).mkdir(parents=True)
     (folder / "spoilt" / MARKER).write_text("nonsense")
     for payloads, says in (
         (f"{folder}/missing", "isn't there: make it .mkdir -p., mount it, or name another one"),
@@ -80,7 +80,7 @@ async def test_a_database_in_memory_has_no_place(folder: Path) -> None:
 
 async def noted(url: str) -> list[str]:
     """Where the database says that its places are."""
-    return [one for (one,) in await ask(url, "SELECT url FROM rb_place ORDER BY id")]
+    return [place_url for (place_url,) in await ask(url, "SELECT url FROM rb_place ORDER BY id")]
 
 
 async def test_the_name_that_was_used_last_is_noted(url: str, folder: Path, tmp_path: Path) -> None:
@@ -102,13 +102,13 @@ async def test_a_host_that_mounts_the_place_elsewhere_reads_and_writes_there(
     url: str, folder: Path, tmp_path: Path
 ) -> None:
     """In a mount namespace, where the folder is at another path, and an empty one at its own; handles load there."""
-    own, sent, ledger = tmp_path / "own", tmp_path / "sent", tmp_path / "ledger"
-    own.mkdir()
+    own_path, handles_path, ledger = tmp_path / "own", tmp_path / "sent", tmp_path / "ledger"
+    own_path.mkdir()
     async with apart(url, folder) as buffer:
         await put(buffer, 1, 2)
         items = [item async for item in buffer.find({}, deferred=["extra_fields"])]
-        sent.write_bytes(pickle.dumps([item.item[0].extra_fields["experts"] for item in items]))
-        process = start(roles.other_host, ledger, url, str(folder), str(own), str(sent))
+        handles_path.write_bytes(pickle.dumps([item.item[0].extra_fields["experts"] for item in items]))
+        process = start(roles.other_host, ledger, url, str(folder), str(own_path), str(handles_path))
         assert await asyncio.to_thread(end, process, ledger) == 0
         if entries(ledger, "not-permitted"):
             pytest.skip("this user may not mount")

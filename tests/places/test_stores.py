@@ -65,44 +65,44 @@ def test_what_was_written_is_read(store: PlaceStore) -> None:
 def test_a_part_is_read_by_itself(store: PlaceStore) -> None:
     raw = os.urandom(10_000)
     [extent] = written(store, 1, raw)
-    [found] = store.read([extent.part(5000, 64)], PATIENCE)
-    assert bytes(found) == raw[5000:5064]
+    [part] = store.read([extent.part(5000, 64)], PATIENCE)
+    assert bytes(part) == raw[5000:5064]
 
 
 def test_buffers_of_any_kind_are_written(store: PlaceStore) -> None:
     """More of them than the kernel takes in one call."""
     parts: Sequence[Any] = [memoryview(b"ab"), bytearray(b"cd"), b""] * 1000
     store.write([(file_name(1), parts), (file_name(2), [b"x"])], sync=False)
-    whole = b"".join(parts)
-    assert read(store, Extent(1, 1, 0, len(whole)), Extent(1, 2, 0, 1)) == [whole, b"x"]
+    joined = b"".join(parts)
+    assert read(store, Extent(1, 1, 0, len(joined)), Extent(1, 2, 0, 1)) == [joined, b"x"]
 
 
 def test_files_are_listed_and_deleted(store: PlaceStore) -> None:
     written(store, 1, b"one")
     written(store, 2, b"two")
-    listed = {one.name: one for one in store.files()}
-    assert set(listed) == {file_name(1), file_name(2)}
-    assert listed[file_name(1)].nbytes == ALIGNMENT
+    files = {file.name: file for file in store.files()}
+    assert set(files) == {file_name(1), file_name(2)}
+    assert files[file_name(1)].nbytes == ALIGNMENT
     for _ in range(2):
         store.delete([file_name(1)])
-    assert [one.name for one in store.files()] == [file_name(2)]
+    assert [file.name for file in store.files()] == [file_name(2)]
 
 
 def test_a_deleted_file_is_gone(store: PlaceStore) -> None:
     """The others of the same call are read."""
-    [one] = written(store, 1, b"one")
-    [two] = written(store, 2, b"two")
+    [first] = written(store, 1, b"one")
+    [second] = written(store, 2, b"two")
     store.delete([file_name(1)])
-    found = read(store, one, two, one)
-    assert [isinstance(found[0], GoneError), found[1], isinstance(found[2], GoneError)] == [True, b"two", True]
+    parts = read(store, first, second, first)
+    assert [isinstance(parts[0], GoneError), parts[1], isinstance(parts[2], GoneError)] == [True, b"two", True]
 
 
 def test_a_file_that_was_cut_short_is_damaged(store: PlaceStore) -> None:
     """Also where nothing of the payload is there any more."""
     first, second = Extent(1, 1, 0, 100), Extent(1, 1, 128, 1000)
     written(store, 1, b"a" * 200)
-    found = store.read([first], PATIENCE)
-    assert bytes(found[0]) == b"a" * 100
+    parts = store.read([first], PATIENCE)
+    assert bytes(parts[0]) == b"a" * 100
     [cut] = store.read([second], PATIENCE)
     assert isinstance(cut, DecodeError) or len(cut) < second.size
 

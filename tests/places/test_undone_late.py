@@ -51,7 +51,7 @@ async def test_a_draw_that_could_not_be_read_is_undone_late(
     url: str, folder: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """Groups whose arrays are there are drawn again, byte for byte; the others are set aside, and say why."""
-    taken, back = WAYS[way]
+    taken_count, back_count = WAYS[way]
     may_undo, undo = threading.Event(), Drawing._give_back
 
     async def undo_late(drawing: Drawing, *arguments: Any) -> None:
@@ -62,23 +62,23 @@ async def test_a_draw_that_could_not_be_read_is_undone_late(
     async with apart(url, folder) as buffer, build(url) as other:
         await buffer.put_many([heavy(1), heavy(2)], TASK)
         away = rename(folder, folder.with_name("away"))
-        taking = asyncio.create_task(buffer.get(taken, TASK))
-        await until(lambda: _has(url, 2 - taken))
+        taking = asyncio.create_task(buffer.get(taken_count, TASK))
+        await until(lambda: _has(url, 2 - taken_count))
         rename(away, folder)
-        if back == 0:
+        if back_count == 0:
             await until_no_files(url)
             assert files(folder) == {}
         may_undo.set()
         with pytest.raises(PayloadStoreError):
             await taking
-        assert await buffer.count(TASK, "completed") == back
+        assert await buffer.count(TASK, "completed") == back_count
         failed = await ask(url, "SELECT error FROM rb_group WHERE error IS NOT NULL")
-        assert len(failed) == await buffer.count(TASK, "failed") == 2 - back
+        assert len(failed) == await buffer.count(TASK, "failed") == 2 - back_count
         assert all("its arrays were deleted" in error for (error,) in failed)
-        assert await payload_rows(url) == back
-        assert [*(await named(url)).values()] == [back] * (back > 0)
+        assert await payload_rows(url) == back_count
+        assert [*(await named(url)).values()] == [back_count] * (back_count > 0)
         monkeypatch.setattr(delivery, "READING_SECONDS", 60.0)  # or the sweep may be faster than the read
-        assert sorted(await take_all(other)) == [1, 2][:back]
+        assert sorted(await take_all(other)) == [1, 2][:back_count]
     assert set(wrong(await asyncio.to_thread(examine, url))) <= {"payloads"}
     async with build(url) as other:
         await other.delete({})

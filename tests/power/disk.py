@@ -43,10 +43,10 @@ def recorded(log: Path) -> list[Event]:
     """Return the events of a log in their order."""
     text, at, events = log.read_bytes(), 0, []
     while at < len(text):
-        op, inode, where, path, data = _HEAD.unpack_from(text, at)
+        op, inode, offset, path, data = _HEAD.unpack_from(text, at)
         at += _HEAD.size
         name, content = text[at : at + path].decode(), text[at + path : at + path + data]
-        events.append(Event(op.decode(), inode, where, name, content))
+        events.append(Event(op.decode(), inode, offset, name, content))
         at += path + data
     return events
 
@@ -66,19 +66,19 @@ class _File:
 
     def content(self, chance: random.Random, kind: str) -> bytes:
         """Return what is left of it: with "none", "all", the "first" or "some" of the writes since."""
-        left = bytearray(self.synced)
-        until = chance.randint(0, len(self.since)) if kind == "first" else len(self.since)
-        for at, data in self.since[: 0 if kind == "none" else until]:
+        content = bytearray(self.synced)
+        kept_count = chance.randint(0, len(self.since)) if kind == "first" else len(self.since)
+        for at, data in self.since[: 0 if kind == "none" else kept_count]:
             if kind != "some" or data is None:
                 if kind != "some" or chance.random() < 0.5:
-                    _write(left, at, data)
+                    _write(content, at, data)
             elif (fate := chance.random()) < 0.4:
-                _write(left, at, data)
+                _write(content, at, data)
             elif fate < 0.7:
                 for start, part in _sectors(at, data):
                     if chance.random() < 0.5:
-                        _write(left, start, part)
-        return bytes(left)
+                        _write(content, start, part)
+        return bytes(content)
 
 
 def _write(content: bytearray, at: int, data: bytes | None) -> None:
@@ -115,13 +115,13 @@ class _Names:
         for folder, names in self._since:
             if self._journal or folder in own:
                 _change(self._certain, names)
-        self._since = [] if self._journal else [one for one in self._since if one[0] not in own]
+        self._since = [] if self._journal else [change for change in self._since if change[0] not in own]
 
     def left(self, chance: random.Random) -> dict[str, _File]:
-        left = dict(self._certain)
+        names_left = dict(self._certain)
         for _, names in self._since[: chance.choice((0, len(self._since), chance.randint(0, len(self._since))))]:
-            _change(left, names)
-        return left
+            _change(names_left, names)
+        return names_left
 
 
 def _change(names: dict[str, _File], changes: dict[str, _File | None]) -> None:
@@ -162,7 +162,7 @@ class Disk:
     def _of_file(self, event: Event) -> None:
         file = self._files.get(event.inode)
         if event.op == "s":
-            paths = [path for path, one in self._paths.items() if one is file]
+            paths = [path for path, other_file in self._paths.items() if other_file is file]
             if file is None:
                 paths = [self._folders[event.inode]]
             if self._forgets is not None and any(self._forgets in path for path in paths):
@@ -180,8 +180,8 @@ class Disk:
     def cut(self, chance: random.Random) -> None:
         """Write into the empty folders what a power cut at this moment may leave."""
         kind = chance.choice(("none", "all", "first", "some", "some"))
-        left = chance.choice(self._names).left(chance)
-        for path, file in sorted(left.items(), key=lambda one: one[0]):
+        files = chance.choice(self._names).left(chance)
+        for path, file in sorted(files.items(), key=lambda entry: entry[0]):
             target = Path(path)
             if not target.parent.is_dir():
                 continue

@@ -63,18 +63,18 @@ class Run:
 
     def allowed(self, event: int) -> list[Any]:
         """Return what may be there after a power cut before this event."""
-        ended = sum(call.ended <= event for call in self.calls)
-        begun = sum(call.begun <= event for call in self.calls)
+        ended_count = sum(call.ended <= event for call in self.calls)
+        begun_count = sum(call.begun <= event for call in self.calls)
         states = [[[], []], *(call.state for call in self.calls)]
-        return states[ended if self.durability == "full" else 0 : begun + 1]
+        return states[ended_count if self.durability == "full" else 0 : begun_count + 1]
 
     def lost_files(self, event: int) -> list[str]:
         """Return the snapshots that were made before this event, and aren't there as they were."""
-        made = [f"{SAVED}{call.step}/" for call in self.calls if call.name == "save" and call.ended <= event]
+        saved_folders = [f"{SAVED}{call.step}/" for call in self.calls if call.name == "save" and call.ended <= event]
         return [
             path
             for path, content in self.saved.items()
-            if path.startswith(tuple(made)) and (self.folder / path).read_bytes() != content
+            if path.startswith(tuple(saved_folders)) and (self.folder / path).read_bytes() != content
         ]
 
 
@@ -97,17 +97,17 @@ def record(shim: Path, seed: int, calls: int, durability: str, **variables: int)
     command = [sys.executable, "-m", "tests.power.workload", str(folder), str(seed), str(calls), durability]
     subprocess.run(command, check=True, env={**os.environ, **recording}, timeout=250)
     events = recorded(log)
-    [marks] = [one.inode for one in events if one.op == "c" and one.path == str(folder / MARKS)]
-    ours, calls, begun = list[Event](), list[Call](), ("", 0, 0)
+    [marks] = [marking.inode for marking in events if marking.op == "c" and marking.path == str(folder / MARKS)]
+    ours, calls, last_mark = list[Event](), list[Call](), ("", 0, 0)
     for event in events:
         if event.inode != marks:
             ours.append(event)
         elif event.op == "w":
             kind, *mark = json.loads(event.data)
             if kind == "begin":
-                begun = (*mark, len(ours))
+                last_mark = (*mark, len(ours))
             elif kind == "end":
-                calls.append(Call(*begun, len(ours), *mark))
+                calls.append(Call(*last_mark, len(ours), *mark))
     files = [path for path in folder.glob(f"{SAVED}*/*") if path.is_file()]
     saved = {str(path.relative_to(folder)): path.read_bytes() for path in files}
     return Run(folder, folders, durability, ours, calls, saved)
@@ -118,11 +118,11 @@ def cuts(run: Run, chance: random.Random, states: int, forgets: str | None = Non
 
     With syncs that are planted to do nothing, they are after the last call.
     """
-    disk, done = Disk(run.folders, forgets=forgets), 0
+    disk, applied = Disk(run.folders, forgets=forgets), 0
     for event in sorted(chance.randint(len(run.events) if forgets else 0, len(run.events)) for _ in range(states)):
-        while done < event:
-            disk.apply(run.events[done])
-            done += 1
+        while applied < event:
+            disk.apply(run.events[applied])
+            applied += 1
         shutil.rmtree(run.folder)
         (run.folder / PLACE).mkdir(parents=True)
         disk.cut(chance)
@@ -133,24 +133,24 @@ async def wrong_in(run: Run, event: int, chance: random.Random) -> list[str]:
     """Return what is wrong in the folder as it is after a power cut before this event."""
     allowed, full = run.allowed(event), run.durability == "full"
     async with buffer_in(run.folder, "normal") as buffer:
-        found = await state_of(buffer, run.folder, may_lose_arrays=not full)
-        wrong = [] if found in allowed else [f"{found} is none of {allowed}"]
-        if full and found[1]:
-            step = chance.choice(found[1])
-            [made] = [one for one in run.calls if (one.name, one.step) == ("checkpoint", step)]
+        state = await state_of(buffer, run.folder, may_lose_arrays=not full)
+        problems = [] if state in allowed else [f"{state} is none of {allowed}"]
+        if full and state[1]:
+            step = chance.choice(state[1])
+            [checkpoint_call] = [call for call in run.calls if (call.name, call.step) == ("checkpoint", step)]
             await buffer.restore(step)
-            restored = [one[:2] for one in (await state_of(buffer, run.folder))[0]]
-            if restored != (expected := [one[:2] for one in made.state[0]]):
-                wrong.append(f"restored to {step}: {restored}, not {expected}")
+            restored = [row[:2] for row in (await state_of(buffer, run.folder))[0]]
+            if restored != (expected := [row[:2] for row in checkpoint_call.state[0]]):
+                problems.append(f"restored to {step}: {restored}, not {expected}")
     if full:
-        wrong += [f"{path} is gone or cut" for path in run.lost_files(event)]
-    return wrong
+        problems += [f"{path} is gone or cut" for path in run.lost_files(event)]
+    return problems
 
 
 def problems_in(run: Run) -> list[str]:
     """Return what `replaybuf doctor` finds in the folder, and which files of payloads aren't whole."""
     reader = open_reader(f"sqlite:///{run.folder / DATABASE}")
-    problems = [f"doctor: {one}" for one in examine(Examination(reader)) if one.level == Severity.PROBLEM]
+    problems = [f"doctor: {finding}" for finding in examine(Examination(reader)) if finding.level == Severity.PROBLEM]
     for number, size in reader.read(lambda tx: tx.tuples("SELECT id, bytes FROM rb_file WHERE groups > 0")):
         file = run.folder / PLACE / FILES / file_name(number)
         if not file.exists() or file.stat().st_size < size:
@@ -173,11 +173,11 @@ def losses(run: Run, chance: random.Random, states: int, forgets: str | None = N
 @pytest.mark.parametrize("durability", ["full", "normal"])
 @pytest.mark.parametrize(("runs", "states"), [(1, 10), pytest.param(50, 100, marks=pytest.mark.long)])
 def test_a_power_cut_leaves_a_moment_of_the_run(shim: Path, durability: str, runs: int, states: int) -> None:
-    wrong = []
+    problems = []
     for seed in range(runs):
         run = record(shim, seed, 25, durability)
-        wrong += [f"seed {seed}, {one}" for one in losses(run, random.Random(seed), states)]
-    assert not wrong, "\n".join(wrong[:20])
+        problems += [f"seed {seed}, {problem}" for problem in losses(run, random.Random(seed), states)]
+    assert not problems, "\n".join(problems[:20])
 
 
 def test_a_sync_that_is_left_out_is_caught(shim: Path) -> None:
@@ -188,11 +188,11 @@ def test_a_sync_that_is_left_out_is_caught(shim: Path) -> None:
 
 @pytest.mark.parametrize(("runs", "states"), [(1, 8), pytest.param(50, 100, marks=pytest.mark.long)])
 def test_a_disk_that_fails_now_and_then_loses_nothing(shim: Path, runs: int, states: int) -> None:
-    wrong = []
+    problems = []
     for seed in range(runs):
         run = record(shim, seed, 40, "full", POWER_FAULTS=_FAULTS)
-        wrong += [f"seed {seed}, {one}" for one in losses(run, random.Random(seed), states)]
-    assert not wrong, "\n".join(wrong[:20])
+        problems += [f"seed {seed}, {problem}" for problem in losses(run, random.Random(seed), states)]
+    assert not problems, "\n".join(problems[:20])
 
 
 @pytest.mark.long

@@ -43,7 +43,7 @@ async def state_of(buffer: ReplayBuffer, folder: Path, *, may_lose_arrays: bool 
         groups = database.execute(
             "SELECT tags ->> '$.number', status, leased_until > 0, deliveries FROM groups ORDER BY 1"
         )
-        return [[list(row) for row in groups], [one.step for one in await buffer.checkpoints()]]
+        return [[list(row) for row in groups], [checkpoint.step for checkpoint in await buffer.checkpoints()]]
 
 
 #: What is done once more after each error, with the same effect.
@@ -93,10 +93,10 @@ class Workload:
         async with asyncio.timeout(60):
             while True:
                 after = await state_of(buffer, self._folder)
-                left = {number for number, *_ in before[0]} - {number for number, *_ in after[0]}
-                leased = sum(bool(one[2]) for one in after[0]) - sum(bool(one[2]) for one in before[0])
-                gone = name in ("delete", "restore", "acknowledge") or left == self._taken
-                if gone and leased <= (name in ("lease", "restore")):
+                removed = {number for number, *_ in before[0]} - {number for number, *_ in after[0]}
+                leased = sum(bool(row[2]) for row in after[0]) - sum(bool(row[2]) for row in before[0])
+                has_removed = name in ("delete", "restore", "acknowledge") or removed == self._taken
+                if has_removed and leased <= (name in ("lease", "restore")):
                     return after
                 await asyncio.sleep(0.05)
 
@@ -138,8 +138,8 @@ class Workload:
         return acknowledge
 
     async def update(self, buffer: ReplayBuffer) -> Call:
-        some = {"uid": {"$gt": self._number // 2}, "status": "completed"}
-        return partial(buffer.update, some, status="aborted")
+        query = {"uid": {"$gt": self._number // 2}, "status": "completed"}
+        return partial(buffer.update, query, status="aborted")
 
     async def delete(self, buffer: ReplayBuffer) -> Call:
         return partial(buffer.delete, {"status": "aborted"})
@@ -149,8 +149,8 @@ class Workload:
         return partial(buffer.checkpoint, self._step)
 
     async def restore(self, buffer: ReplayBuffer) -> Call:
-        kept = await buffer.checkpoints()
-        step = self._chance.choice(kept).step if kept else None
+        checkpoints = await buffer.checkpoints()
+        step = self._chance.choice(checkpoints).step if checkpoints else None
 
         async def restore() -> None:
             if step is not None:

@@ -72,7 +72,7 @@ async def waits_of(url: str) -> list[Any]:
 
 
 async def workers_of(url: str) -> dict[str, Any]:
-    return {one.worker: one for one in await seen(url, list_workers)}
+    return {worker.worker: worker for worker in await seen(url, list_workers)}
 
 
 async def count(buffer: ReplayBuffer, table: Any) -> int:

@@ -22,8 +22,8 @@ from tests.stores import TASK, build, fill, group, until
 
 async def gave_up(url: str) -> list[tuple[str | None, str | None, int, str | None]]:
     """The waits that gave up, the last one first."""
-    found = await seen(url, list_events, kind="gave_up")
-    return [(one.worker, one.task_name, one.groups, one.detail) for one in found]
+    events = await seen(url, list_events, kind="gave_up")
+    return [(event.worker, event.task_name, event.groups, event.detail) for event in events]
 
 
 async def test_a_wait_that_gives_up_is_noted(shared_url: str, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,11 +87,11 @@ async def test_a_process_that_dies_of_its_wait_has_said_so_and_by_which_limits(s
     """Nothing is left to a beat or to the closing of the buffer: the error has killed it."""
     await asyncio.to_thread(run_script, _DIES_OF_ITS_WAIT, shared_url, expect=3)
     assert await waits_of(shared_url) == []
-    [found] = await seen(shared_url, read_waits, "default", DrawQuestion("math"))
-    assert found.last_timeout is not None
-    assert (found.last_timeout["worker"], found.last_timeout["task_name"]) == ("trainer-1", "math")
-    assert "(0 of 2): 3 completed groups are there, but min_size is 8. Wait for" in found.last_timeout["detail"]
-    [draw] = found.waits
+    [answer] = await seen(shared_url, read_waits, "default", DrawQuestion("math"))
+    assert answer.last_timeout is not None
+    assert (answer.last_timeout["worker"], answer.last_timeout["task_name"]) == ("trainer-1", "math")
+    assert "(0 of 2): 3 completed groups are there, but min_size is 8. Wait for" in answer.last_timeout["detail"]
+    [draw] = answer.waits
     assert (draw["limits"], draw["reason"]) == ({"min_size": 8}, Reason.HELD_BACK)
 
 

@@ -51,15 +51,15 @@ async def test_everything_is_bounded(shared_url: str, monkeypatch: pytest.Monkey
         def fill_tables(tx: Any) -> None:
             for place, since in enumerate((now, now - KEEP_WORKERS - 100)):
                 sign = {"started_at": since, "seen_at": since, "ended_at": None, "activity": {}, "waits": []}
-                named = {"id": 100 + place, "buffer": "default", "name": f"{place}", "host": "host", "pid": place}
-                tx.change(tables.worker.insert().values(named | sign))
+                values = {"id": 100 + place, "buffer": "default", "name": f"{place}", "host": "host", "pid": place}
+                tx.change(tables.worker.insert().values(values | sign))
             for since in (now - KEEP_HISTORY - 100, now - KEEP_HISTORY - 200):
                 tx.change(tables.history.insert().values(buffer="default", since=int(since), data={}))
 
         await buffer.storage._write(fill_tables)
         await buffer.storage._write(record_minute)
         assert [await count(buffer, table) for table in watched] == [2, 1]
-        assert [one.step for one in await seen(shared_url, list_events)] == [7, 6, 5, 4, 3]
+        assert [event.step for event in await seen(shared_url, list_events)] == [7, 6, 5, 4, 3]
 
 
 async def test_a_minute_is_noted_once(shared_url: str, quick: None) -> None:
@@ -74,11 +74,11 @@ async def test_a_minute_is_noted_once(shared_url: str, quick: None) -> None:
         await until(noted)
         await asyncio.sleep(0.2)
         minutes = await seen(shared_url, read_history)
-    assert len(minutes) == len({one.since for one in minutes})
+    assert len(minutes) == len({minute.since for minute in minutes})
     figures = minutes[0].tasks[TASK]
-    put = figures["put_of"]["completed"]  # by then: the minute may be noted after the first of them
-    assert 0 < put <= 3
-    assert figures["buffered"]["completed"] + figures.get("taken", 0) == put
+    put_count = figures["put_of"]["completed"]  # by then: the minute may be noted after the first of them
+    assert 0 < put_count <= 3
+    assert figures["buffered"]["completed"] + figures.get("taken", 0) == put_count
 
 
 async def test_nobody_waits_for_who_notes_a_minute(lent_database: str) -> None:
@@ -117,14 +117,14 @@ async def test_what_happens_seldom_is_noted(shared_url: str) -> None:
         lease = await buffer.lease_batch({TASK: 1}, heartbeat=False, seconds=0.01)
 
         async def is_back() -> bool:
-            return any(one.kind == "lease_lapsed" for one in await seen(shared_url, list_events))
+            return any(event.kind == "lease_lapsed" for event in await seen(shared_url, list_events))
 
         await until(is_back)
-        found = [
-            (one.kind, one.worker, one.task_name, one.step, one.groups, one.uids, one.detail)
-            for one in reversed(await seen(shared_url, list_events))
+        noted = [
+            (event.kind, event.worker, event.task_name, event.step, event.groups, event.uids, event.detail)
+            for event in reversed(await seen(shared_url, list_events))
         ]
-    assert found[:-2] == [
+    assert noted[:-2] == [
         ("given_back", "me", TASK, None, 2, [1, 2], "out of memory"),
         ("set_aside", "me", TASK, None, 2, [1, 2], "out of memory"),
         ("checkpoint", "me", None, 1, 6, [], None),
@@ -134,7 +134,7 @@ async def test_what_happens_seldom_is_noted(shared_url: str) -> None:
         ("expired", "me", TASK, 6, 1, [4], None),
         ("restored", "me", None, 2, 6, [], None),
     ]
-    assert [one[:3] for one in found[-2:]] == [("lease_lapsed", "me", TASK), ("set_aside", "me", TASK)]
+    assert [row[:3] for row in noted[-2:]] == [("lease_lapsed", "me", TASK), ("set_aside", "me", TASK)]
 
 
 async def test_an_event_names_the_lowest_uids_in_order(shared_url: str) -> None:
@@ -180,8 +180,8 @@ async def test_a_locked_database_costs_one_warning_and_no_count(
         async with locked(str(parse_url(url).database)):
             await asyncio.sleep(0.5)
     assert (await workers_of(url))["me"].groups == 5
-    warnings = [one for one in caplog.records if one.name == "replaybuf.presence"]
-    assert len([one for one in warnings if one.levelno == logging.WARNING]) <= 1
+    warnings = [record for record in caplog.records if record.name == "replaybuf.presence"]
+    assert len([record for record in warnings if record.levelno == logging.WARNING]) <= 1
 
 
 async def test_closing_a_locked_database_is_soon_over(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -189,25 +189,25 @@ async def test_closing_a_locked_database_is_soon_over(tmp_path: Any, caplog: pyt
     buffer = build(url)
     await fill(buffer, 5)
     async with locked(str(parse_url(url).database)):
-        begun = time.monotonic()
+        start = time.monotonic()
         await buffer.close()
-        assert time.monotonic() - begun < 10  # lock_timeout is 30
+        assert time.monotonic() - start < 10  # lock_timeout is 30
 
 
 async def test_who_was_fenced_off_is_still_seen(shared_url: str, quick: None) -> None:
-    async with build(shared_url, worker="old") as old, build(shared_url, worker="new") as new:
-        await fill(old, 1)
-        await new.checkpoint(1)
-        await new.restore(1)
-        begun = time.time()
-        storage: Any = old.storage
+    async with build(shared_url, worker="old") as old_buffer, build(shared_url, worker="new") as new_buffer:
+        await fill(old_buffer, 1)
+        await new_buffer.checkpoint(1)
+        await new_buffer.restore(1)
+        start = time.time()
+        storage: Any = old_buffer.storage
         storage.presence.of("old")  # something to tell
 
-        async def again() -> bool:
+        async def has_beaten() -> bool:
             workers = await workers_of(shared_url)
-            return "old" in workers and workers["old"].last_seen.timestamp() > begun
+            return "old" in workers and workers["old"].last_seen.timestamp() > start
 
-        await until(again)
+        await until(has_beaten)
 
 
 async def test_waits_are_shown_while_they_last(shared_url: str, quick: None) -> None:
@@ -215,7 +215,7 @@ async def test_waits_are_shown_while_they_last(shared_url: str, quick: None) -> 
     options: dict[str, Any] = {"capacity": 2, "on_full": "block", "min_size": 2, "worker": "me"}
     async with build(shared_url, **options) as buffer:
         await fill(buffer, 2)
-        begun = time.time()
+        start = time.time()
         tasks = [
             asyncio.create_task(buffer.take_batch({TASK: 2}, where={"reward": {"$lt": 0.5}}, timeout=60)),
             asyncio.create_task(buffer.put(group(3), TASK)),
@@ -227,18 +227,18 @@ async def test_waits_are_shown_while_they_last(shared_url: str, quick: None) -> 
             return len(await waits_of(shared_url)) == 3
 
         await until(all_shown)
-        waits = {one.kind: one for one in await waits_of(shared_url)}
+        waits = {wait.kind: wait for wait in await waits_of(shared_url)}
         groups, room, trainer = waits["groups"], waits["room"], waits["trainer"]
         assert groups.wants == {TASK: 2}
         assert groups.query == '{"reward": {"$lt": 0.5}}'
         assert groups.deadline is not None
         assert 59 < groups.deadline.timestamp() - groups.since.timestamp() < 61
-        assert abs(groups.since.timestamp() - begun) < 5
+        assert abs(groups.since.timestamp() - start) < 5
         assert "none matches" in groups.reason
         assert room.wants == {TASK: 2}
         assert "the capacity is 2" in room.reason
         assert trainer.deadline is None
-        assert {one.worker for one in waits.values()} == {"me"}
+        assert {wait.worker for wait in waits.values()} == {"me"}
         assert groups.limits == {"capacity": 2, "on_full": "block", "min_size": 2}
         for task in tasks:
             task.cancel()
@@ -293,11 +293,11 @@ async def test_what_workers_did_is_counted_to_the_last_group(shared_url: str) ->
         with suppress(asyncio.CancelledError):
             await cancelled
     workers = await workers_of(shared_url)
-    made, took = workers["rollout-1"], workers["trainer"]
-    assert (made.groups, made.rollouts, made.tokens, made.failures, made.taken) == (21, 61, 122, 1, 0)
-    assert (took.groups, took.failures, took.taken) == (0, 2, 6)
-    assert {one.state for one in workers.values()} == {"ended"}
-    assert made.pid == took.pid == os.getpid()
+    maker, taker = workers["rollout-1"], workers["trainer"]
+    assert (maker.groups, maker.rollouts, maker.tokens, maker.failures, maker.taken) == (21, 61, 122, 1, 0)
+    assert (taker.groups, taker.failures, taker.taken) == (0, 2, 6)
+    assert {worker.state for worker in workers.values()} == {"ended"}
+    assert maker.pid == taker.pid == os.getpid()
 
 
 async def test_who_only_looks_is_no_worker(shared_url: str, quick: None) -> None:
@@ -322,7 +322,7 @@ async def test_two_buffers_of_a_process_are_told_apart(shared_url: str) -> None:
         await first.put(group(1), TASK)
 
         async def states() -> dict[int, str]:
-            return {one.groups: one.state for one in await seen(shared_url, list_workers)}
+            return {worker.groups: worker.state for worker in await seen(shared_url, list_workers)}
 
         async with build(shared_url, worker="both") as second:
             await second.put(group(2), TASK)
@@ -368,7 +368,7 @@ async def test_the_killed_are_silent_and_wait_no_longer(shared_url: str, monkeyp
     await asyncio.sleep(0.6)
     assert await waits_of(shared_url) == []
     assert len(await seen(shared_url, list_waiters, live=False)) == 1
-    states = {(one.worker, one.pid): one.state for one in await seen(shared_url, list_workers)}
+    states = {(worker.worker, worker.pid): worker.state for worker in await seen(shared_url, list_workers)}
     assert states.pop(("waits", processes["waits"].pid)) == "silent"
     assert states.pop(("same name", processes["dies"].pid)) == "silent"
     assert list(states.values()) == ["ended"]

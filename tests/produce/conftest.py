@@ -107,9 +107,9 @@ class ScriptedLoop:
                 await self._wait(script)
                 rollout.response_ids.append(len(rollout.response_ids))
             rollout.response = "".join(map(str, rollout.response_ids))
-            done = len(rollout.response_ids) >= script.tokens
-            rollout.status = script.status if done else Status.ABORTED
-            rollout.reward = script.reward(place) if done else None
+            is_done = len(rollout.response_ids) >= script.tokens
+            rollout.status = script.status if is_done else Status.ABORTED
+            rollout.reward = script.reward(place) if is_done else None
 
     async def _wait(self, script: Script) -> None:
         try:
@@ -137,7 +137,7 @@ class Told:
 
     @property
     def statuses(self) -> Counter[str]:
-        return Counter(str(one.status) for one in self.groups)
+        return Counter(str(generated.status) for generated in self.groups)
 
 
 def prompts(size: int) -> list[dict[str, Any]]:
@@ -166,7 +166,7 @@ def complete(group: list[RolloutState], text: str = "done") -> list[RolloutState
 
 
 def numbers(prompts: list[Any]) -> list[int]:
-    return [int(one.group[0].rollout_id) for one in prompts]
+    return [int(drawn_prompt.group[0].rollout_id) for drawn_prompt in prompts]
 
 
 class Shuffled:
@@ -223,7 +223,7 @@ async def items_of(buffer: ReplayBuffer, status: Status | None = None, task: str
 
 def ids(groups: Any) -> list[int]:
     """The group ids of items, prompts or groups."""
-    rollouts = [getattr(one, "item", None) or getattr(one, "group", None) or one for one in groups]
+    rollouts = [getattr(entry, "item", None) or getattr(entry, "group", None) or entry for entry in groups]
     return [int(group[0].group_id) for group in rollouts]
 
 
@@ -243,22 +243,22 @@ async def take(buffer: ReplayBuffer, size: int) -> list[list[Any]]:
 async def assert_accounted(sampler: Sampler) -> None:
     """Nothing is in flight, and every prompt that was drawn is in the buffer, once (nothing was taken)."""
     buffer, task = sampler.buffer, sampler.task_name
-    found = ids(await items_of(buffer, task=task))
+    ids_found = ids(await items_of(buffer, task=task))
     assert await leased(buffer, task) == 0
-    assert sorted(found) == list(range((await sampler.counts()).drawn))
+    assert sorted(ids_found) == list(range((await sampler.counts()).drawn))
 
 
 def questions(groups: Any) -> list[str]:
     """What the prompts of `scripted.prompts` ask."""
-    return [one.group[0].message[0]["content"].removeprefix("question ") for one in groups]
+    return [drawn_prompt.group[0].message[0]["content"].removeprefix("question ") for drawn_prompt in groups]
 
 
 async def drawn(sampler: Sampler, count: int) -> list[Prompt]:
     """So many prompts, or all that are left."""
-    found: list[Prompt] = []
-    while len(found) < count and (more := await sampler.draw(count - len(found))):
-        found += more
-    return found
+    result: list[Prompt] = []
+    while len(result) < count and (further := await sampler.draw(count - len(result))):
+        result += further
+    return result
 
 
 _REAL_SECONDS = 0.0005
@@ -308,7 +308,7 @@ class Clock:
 
     def _awake(self) -> int:
         self._tasks = [task for task in self._tasks if not task.done()]
-        self._sleepers = [one for one in self._sleepers if not one[2].done()]
+        self._sleepers = [sleeper for sleeper in self._sleepers if not sleeper[2].done()]
         heapq.heapify(self._sleepers)
         return len(self._tasks) - len(self._sleepers)
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from replaybuf import LeaseLostError, ReplayBuffer, RolloutState, Sampler, Status
-from replaybuf.errors import ConflictError, InputError
+from replaybuf import LeaseLostError, Prompt, ReplayBuffer, RolloutState, Sampler, Status
+from replaybuf.errors import ConflictError, InputError, StorageError
 from replaybuf.produce import ProduceStrategy, SyncProduceStrategy
 from replaybuf.storage.sql.statements.parts import OF_PROMPTS, remove_orphans
-from tests.produce.conftest import indexed, ledger_of, produce, prompts
+from tests.produce.conftest import indexed, ledger_of, produce, prompts, sampler_of
 from tests.stores import TASK, build, until
 
 
@@ -22,10 +22,10 @@ def finish(rollout: RolloutState, text: str, status: Status = Status.COMPLETED) 
 
 
 async def contents(buffer: ReplayBuffer) -> dict[str, list[list[str | None]]]:
-    found: dict[str, list[list[str | None]]] = {}
+    by_status: dict[str, list[list[str | None]]] = {}
     async for item in buffer.find({}):
-        found.setdefault(item.status.value, []).append([rollout.response for rollout in item.item])
-    return found
+        by_status.setdefault(item.status.value, []).append([rollout.response for rollout in item.item])
+    return by_status
 
 
 def prompts_of(buffer: ReplayBuffer, **options: Any) -> Sampler:
@@ -110,8 +110,8 @@ async def test_a_snapshot_has_the_added_rollouts(url: str, tmp_path: Path) -> No
         await other.put([RolloutState(message=[])], "other")
         await other.delete({})
         await other.resume(tmp_path)
-        [again] = await prompts_of(other).draw(1)
-        assert [rollout.response for rollout in again.group] == [None, "one", None]
+        [redrawn] = await prompts_of(other).draw(1)
+        assert [rollout.response for rollout in redrawn.group] == [None, "one", None]
 
 
 class Loop:
@@ -147,6 +147,27 @@ async def test_a_retry_generates_only_what_failed(buffer: ReplayBuffer, error: b
     assert await contents(buffer) == {"completed": [["0", "1", "2", "3"]]}
 
 
+@pytest.mark.parametrize("error", [LeaseLostError("late"), StorageError("the disk is full")])
+async def test_a_rollout_that_could_not_be_added_is_no_failure_of_its_prompt(
+    buffer: ReplayBuffer, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """As with a group that could not be stored: it counts as lost, or the error ends the batch."""
+
+    async def refuse(*_: Any, **__: Any) -> None:
+        monkeypatch.undo()
+        raise error
+
+    monkeypatch.setattr(Prompt, "add", refuse)
+    sampler, strategy = sampler_of(buffer, 2, prompt_repeat_k=2), SyncProduceStrategy(by_rollout=True)
+    if isinstance(error, LeaseLostError):
+        summary = await produce(strategy, Loop({}), sampler, 1)
+        assert (summary.lost, summary.retried, summary.produced) == (1, 0, 1)
+    else:
+        with pytest.raises(StorageError, match="disk is full"):
+            await produce(strategy, Loop({}), sampler, 1)
+        assert [prompt.attempt for prompt in await sampler.draw()] == [1]
+
+
 @pytest.mark.parametrize(
     ("least", "found"),
     [
@@ -180,18 +201,18 @@ async def produce_one(strategy: ProduceStrategy, loop: Loop, buffer: ReplayBuffe
 async def test_rollouts_of_prompts_that_are_gone_are_removed(buffer: ReplayBuffer) -> None:
     """Of those that were deleted, and of those finished by who didn't know that they were added."""
     ledger = prompts_of(buffer)
-    kept, gone = await ledger.draw(2)
-    for prompt in (kept, gone):
+    kept_prompt, finished_prompt = await ledger.draw(2)
+    for prompt in (kept_prompt, finished_prompt):
         finish(prompt.group[0], "a")
         await prompt.add(0)
-    lease = buffer.adopt(gone._lease.handle)
-    for rollout in gone.group:
+    lease = buffer.adopt(finished_prompt._lease.handle)
+    for rollout in finished_prompt.group:
         finish(rollout, "b")
-    await lease.finish(gone.group, TASK, replaces=[gone.uid])
+    await lease.finish(finished_prompt.group, TASK, replaces=[finished_prompt.uid])
     await buffer.storage.thread.run(lambda: buffer.storage.transactions.write(remove_orphans))
     assert await contents(buffer) == {"completed": [["b", "b", "b"]], "filling": [["a"]]}
     lease.stop()
-    await kept.give_back()
+    await kept_prompt.give_back()
 
 
 async def test_rollouts_of_prompts_are_found_among_all_that_fill_by_their_keys(tmp_path: Path) -> None:
@@ -214,10 +235,10 @@ async def test_a_damaged_rollout_of_a_prompt_is_generated_again(buffer: ReplayBu
             lambda tx: tx.change("UPDATE rb_payload SET data = :data WHERE uid = :uid", data=b"damaged", uid=uid)
         )
     )
-    [again] = await ledger.draw(1)
-    assert [rollout.response for rollout in again.group] == [None, "1", None]
+    [redrawn] = await ledger.draw(1)
+    assert [rollout.response for rollout in redrawn.group] == [None, "1", None]
     for index in (0, 2):
-        finish(again.group[index], "new")
-        await again.add(index)
-    await again.finish()
+        finish(redrawn.group[index], "new")
+        await redrawn.add(index)
+    await redrawn.finish()
     assert await contents(buffer) == {"completed": [["new", "1", "new"]]}

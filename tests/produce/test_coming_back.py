@@ -22,8 +22,8 @@ async def test_a_finished_prompt_is_replaced_by_its_result(buffer: ReplayBuffer)
     await second.finish(complete(second.group))
     with pytest.raises(InputError):
         await first.finish(complete(first.group))
-    found = [item async for item in buffer.find({})]
-    assert [(item.status, item.tags) for item in found] == [("completed", {"worker": 1}), ("completed", None)]
+    items = [item async for item in buffer.find({})]
+    assert [(item.status, item.tags) for item in items] == [("completed", {"worker": 1}), ("completed", None)]
     assert (await ledger.counts()).finished == 2
     assert await ledger.draw(timeout=LONG) == []
 
@@ -32,8 +32,8 @@ async def test_prompts_of_a_dead_worker_come_back_first(buffer: ReplayBuffer) ->
     """When their time is over, before new ones, to whoever draws."""
     ledger = ledger_of(buffer, indexed(4), TASK, seconds=0.2)
     dead = await ledger.draw(2)
-    for one in dead:
-        one._lease.stop()  # as when the process is gone
+    for leased in dead:
+        leased._lease.stop()  # as when the process is gone
 
     async def are_back() -> bool:
         return (await ledger.counts()).waiting == 2
@@ -41,14 +41,14 @@ async def test_prompts_of_a_dead_worker_come_back_first(buffer: ReplayBuffer) ->
     await until(are_back)
     prompts = await ledger.draw(9)
     assert numbers(prompts) == [0, 1]
-    assert [one.attempt for one in prompts] == [2, 2]
+    assert [leased.attempt for leased in prompts] == [2, 2]
     with pytest.raises(LeaseLostError):
         await dead[0].finish(complete(dead[0].group))
     with pytest.raises(LeaseLostError):
         await dead[0].save(dead[0].group)
     assert numbers(await ledger.draw(9)) == [2, 3]
-    for one in prompts:
-        await one.finish(complete(one.group))
+    for leased in prompts:
+        await leased.finish(complete(leased.group))
     assert await buffer.count(TASK, "completed") == 2
 
 
@@ -57,17 +57,17 @@ async def test_what_was_generated_comes_back_with_partial_rollouts(buffer: Repla
     """And without them, interrupted rollouts begin anew; those that were done stay."""
     dataset = [[prompt(1), prompt(2)]]
     ledger = ledger_of(buffer, dataset, TASK, partial_rollouts=partial, seconds=0.2)
-    [one] = await ledger.draw()
-    one.group[0].response, one.group[0].status = "half", Status.ABORTED
-    complete(one.group[1:], "whole")
-    await one.save(one.group)
-    one._lease.stop()
-    [again] = await ledger.draw(timeout=LONG)
-    statuses = [rollout.status for rollout in again.group]
-    assert [rollout.response for rollout in again.group] == ["half" if partial else "", "whole"]
+    [leased] = await ledger.draw()
+    leased.group[0].response, leased.group[0].status = "half", Status.ABORTED
+    complete(leased.group[1:], "whole")
+    await leased.save(leased.group)
+    leased._lease.stop()
+    [redrawn] = await ledger.draw(timeout=LONG)
+    statuses = [rollout.status for rollout in redrawn.group]
+    assert [rollout.response for rollout in redrawn.group] == ["half" if partial else "", "whole"]
     assert statuses == [Status.ABORTED if partial else Status.INIT, Status.COMPLETED]
-    assert again.attempt == 2
-    await again.give_back(again.group)
+    assert redrawn.attempt == 2
+    await redrawn.give_back(redrawn.group)
     [third] = await ledger.draw()
     await third.finish(complete(third.group[:1]) + third.group[1:])
     [result] = await buffer.get(1, TASK)
@@ -79,17 +79,17 @@ async def test_tokens_keep_the_step_of_the_weights_that_wrote_them(buffer: Repla
     """Finishing dates only what is new."""
     ledger = ledger_of(buffer, indexed(3), TASK, partial_rollouts=True)
     for number, step in enumerate([3, None, None]):
-        [one] = await ledger.draw()
-        one.group[0].response_ids, one.group[0].status = [1, 2], Status.ABORTED
-        await getattr(one, call)(one.group, model_step=step)
+        [leased] = await ledger.draw()
+        leased.group[0].response_ids, leased.group[0].status = [1, 2], Status.ABORTED
+        await getattr(leased, call)(leased.group, model_step=step)
         if call == "save":
-            await one.give_back()
-        [again] = await ledger.draw()
+            await leased.give_back()
+        [redrawn] = await ledger.draw()
         if number < 2:
-            again.group[0].response_ids.append(3)
-            await again.finish(complete(again.group), model_step=9)
+            redrawn.group[0].response_ids.append(3)
+            await redrawn.finish(complete(redrawn.group), model_step=9)
         else:
-            await again.give_back()
+            await redrawn.give_back()
     steps = [list(item.item[0].response_model_steps) async for item in buffer.find({"status": "completed"})]
     assert steps == [[3, 3, 9], [9, 9, 9]]
 
@@ -97,12 +97,12 @@ async def test_tokens_keep_the_step_of_the_weights_that_wrote_them(buffer: Repla
 async def test_a_wait_for_prompts_ends(buffer: ReplayBuffer) -> None:
     """NotReadyError that says what is in flight, and with what comes back."""
     ledger = ledger_of(buffer, indexed(1), TASK)
-    [one] = await ledger.draw()
+    [leased] = await ledger.draw()
     with pytest.raises(NotReadyError, match="1 are in flight"):
         await ledger.draw(timeout=0.05)
     waiting = asyncio.create_task(ledger.draw(timeout=LONG))
     await asyncio.sleep(0.05)
-    await one.give_back()
+    await leased.give_back()
     assert numbers(await asyncio.wait_for(waiting, 30)) == [0]
 
 
@@ -150,14 +150,14 @@ async def test_a_draw_that_fails_half_way_keeps_no_prompt(
 async def test_a_save_that_is_cancelled_leaves_the_prompt_to_its_worker(buffer: ReplayBuffer, waits: int) -> None:
     """Whether it was stored or not: the prompt can be saved, and finished."""
     ledger = ledger_of(buffer, indexed(1), TASK)
-    [one] = await ledger.draw()
-    saving = asyncio.create_task(one.save())
+    [leased] = await ledger.draw()
+    saving = asyncio.create_task(leased.save())
     for _ in range(waits):
         await asyncio.sleep(0.0005)
     saving.cancel()
     await asyncio.wait([saving])
-    await one.save()
-    await one.finish(complete(one.group))
+    await leased.save()
+    await leased.finish(complete(leased.group))
     assert (await ledger.counts()).finished == 1
 
 
@@ -165,14 +165,14 @@ async def test_a_save_that_is_cancelled_leaves_the_prompt_to_its_worker(buffer: 
 async def test_a_prompt_that_is_given_back_by_a_cancelled_worker_comes_back(buffer: ReplayBuffer, times: int) -> None:
     """With what was generated, however often the worker is cancelled meanwhile."""
     ledger = ledger_of(buffer, indexed(1), TASK, partial_rollouts=True)
-    [one] = await ledger.draw()
-    one.group[0].response_ids, one.group[0].status = [1, 2], Status.ABORTED
-    giving = asyncio.create_task(one.give_back(one.group, model_step=3))
+    [leased] = await ledger.draw()
+    leased.group[0].response_ids, leased.group[0].status = [1, 2], Status.ABORTED
+    giving = asyncio.create_task(leased.give_back(leased.group, model_step=3))
     await asyncio.sleep(0)
     for _ in range(times):
         giving.cancel()
         await asyncio.sleep(0)
     with pytest.raises(asyncio.CancelledError):
         await giving
-    [again] = await ledger.draw()
-    assert list(again.group[0].response_model_steps) == [3, 3]
+    [redrawn] = await ledger.draw()
+    assert list(redrawn.group[0].response_model_steps) == [3, 3]

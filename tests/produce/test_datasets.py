@@ -41,38 +41,38 @@ async def test_several_workers_draw_every_prompt_once_an_epoch(url: str) -> None
         workers = 1 if url == "memory://" else 3
         buffers = [await stack.enter_async_context(build(url)) for _ in range(workers)]
         ledgers = [ledger_of(buffers[place % workers], Shuffled(size), TASK, epochs=epochs) for place in range(4)]
-        drawn: Counter[int] = Counter()
+        draws: Counter[int] = Counter()
 
         async def work(ledger: Sampler, count: int) -> None:
             while prompts := await ledger.draw(count):
-                drawn.update(numbers(prompts))
-                for one in prompts:
-                    await one.finish(complete(one.group))
+                draws.update(numbers(prompts))
+                for leased in prompts:
+                    await leased.finish(complete(leased.group))
 
         await asyncio.gather(*(work(ledger, place % 3 + 1) for place, ledger in enumerate(ledgers)))
-        assert drawn == dict.fromkeys(range(size), epochs)
+        assert draws == dict.fromkeys(range(size), epochs)
         assert await buffers[0].count(TASK, "completed") == size * epochs
 
 
 async def test_a_restore_takes_the_cursor_back(buffer: ReplayBuffer) -> None:
     """What was in flight at the checkpoint is handed out again, then what was drawn since; nothing is skipped."""
     ledger = ledger_of(buffer, Shuffled(8), TASK)
-    done, flying = await ledger.draw(2)
-    await done.finish(complete(done.group))
+    finished, flying = await ledger.draw(2)
+    await finished.finish(complete(finished.group))
     await buffer.checkpoint(1)
     await flying.finish(complete(flying.group))
     later = await ledger.draw(3)
-    for one in later[:2]:
-        await one.finish(complete(one.group))
+    for leased in later[:2]:
+        await leased.finish(complete(leased.group))
     await buffer.get(9, TASK)
     await buffer.restore(1)
     with pytest.raises(FencedError):
         await later[2].finish(complete(later[2].group))
     resumed = ledger_of(buffer, Shuffled(8), TASK)
-    again = [*await resumed.draw(1), *await resumed.draw(3), *await ledger.draw(9)]
-    assert numbers(again[:4]) == numbers([flying, *later])
-    for one in again:
-        await one.finish(complete(one.group))
+    redrawn = [*await resumed.draw(1), *await resumed.draw(3), *await ledger.draw(9)]
+    assert numbers(redrawn[:4]) == numbers([flying, *later])
+    for leased in redrawn:
+        await leased.finish(complete(leased.group))
     results = Counter(int(group[0].rollout_id) for group in await buffer.get(99, TASK))
     assert results == dict.fromkeys(range(8), 1)
 
@@ -94,10 +94,10 @@ async def test_the_dataset_is_left_as_it_is() -> None:
 
 async def test_a_result_without_a_status_is_refused(buffer: ReplayBuffer) -> None:
     """Whoever forgets the status would get the same prompt again, for ever. The prompt stays in flight."""
-    [drawn] = await ledger_of(buffer, indexed(1), TASK).draw()
+    [leased] = await ledger_of(buffer, indexed(1), TASK).draw()
     with pytest.raises(InputError, match=r"status.*COMPLETED, or call give_back"):
-        await drawn.finish()
-    await drawn.finish(complete(drawn.group))
+        await leased.finish()
+    await leased.finish(complete(leased.group))
     assert await buffer.count(TASK, Status.COMPLETED) == 1
 
 
@@ -129,9 +129,9 @@ DATA = [RolloutState(message=[{"role": "user", "content": str(number)}]) for num
 def test_a_ledger_takes_a_synchronous_buffer() -> None:
     with ReplayBufferConfig(url="memory://").build_sync() as buffer:
         ledger = Sampler(buffer, DATA, "math", epochs=1)
-        while drawn := run(ledger.draw(1)):
-            for rollout in drawn[0].group:
+        while leased := run(ledger.draw(1)):
+            for rollout in leased[0].group:
                 rollout.response, rollout.status = "5", Status.COMPLETED
-            run(drawn[0].finish())
+            run(leased[0].finish())
         assert run(ledger.counts()).finished == buffer.count("math", Status.COMPLETED) == 3
         assert ledger.buffer is buffer.asynchronous

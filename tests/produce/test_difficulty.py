@@ -31,17 +31,17 @@ def use(buffer: ReplayBuffer, order: Any = "varied", count: int = 8, **options: 
     return Sampler(buffer, prompts(count), TASK, order=order, **options)
 
 
-def places(drawn: list[Prompt]) -> list[int]:
-    return [prompt.tags["prompt"] for prompt in drawn]  # type: ignore[misc]
+def places(leased: list[Prompt]) -> list[int]:
+    return [prompt.tags["prompt"] for prompt in leased]  # type: ignore[misc]
 
 
-async def finish(drawn: list[Prompt], rewards: Any = lambda place: (0.0, 1.0), **options: Any) -> list[int]:
+async def finish(leased: list[Prompt], rewards: Any = lambda place: (0.0, 1.0), **options: Any) -> list[int]:
     """Finish prompts with the rewards of their place; return the places."""
-    for prompt in drawn:
+    for prompt in leased:
         for rollout, reward in zip(prompt.group, rewards(prompt.tags["prompt"]), strict=True):
             rollout.response, rollout.reward, rollout.status = "?", reward, Status.COMPLETED
         await prompt.finish(**options)
-    return places(drawn)
+    return places(leased)
 
 
 async def known(sampler: Sampler) -> dict[int, tuple[float, ...]]:
@@ -52,11 +52,11 @@ async def known(sampler: Sampler) -> dict[int, tuple[float, ...]]:
 async def test_what_varies_comes_next(buffer: ReplayBuffer) -> None:
     """Every prompt once in an epoch, first those that were never generated."""
     sampler = use(buffer)
-    spread = {place: (0.0, place / 10) for place in range(8)}
-    first = await finish(await sampler.draw(3), spread.__getitem__)
-    rest = await finish(await sampler.draw(99), spread.__getitem__)
-    assert sorted(first + rest) == list(range(8))
-    assert first + rest != sorted(first + rest)
+    rewards = {place: (0.0, place / 10) for place in range(8)}
+    first = await finish(await sampler.draw(3), rewards.__getitem__)
+    later = await finish(await sampler.draw(99), rewards.__getitem__)
+    assert sorted(first + later) == list(range(8))
+    assert first + later != sorted(first + later)
     assert places(await sampler.draw(5)) == [7, 6, 5, 4, 3]
     assert places(await sampler.draw(5)) == [2, 1, 0]
     assert len(await sampler.draw(5)) == 5
@@ -66,37 +66,37 @@ async def test_what_is_solved_or_hopeless_is_skipped(buffer: ReplayBuffer) -> No
     """After so many tries; when nothing is left, no prompt is."""
     rewards = {0: (1.0, 1.0), 1: (0.0, 0.0), 2: (0.0, 1.0), 3: (0.9, 1.0)}
     sampler = use(buffer, Unsolved(high=0.9, tries=2), count=4)
-    drawn = Counter([one for _ in range(6) for one in await finish(await sampler.draw(4), rewards.__getitem__)])
-    assert drawn == {0: 2, 1: 2, 2: 6, 3: 2}
+    draws = Counter([place for _ in range(6) for place in await finish(await sampler.draw(4), rewards.__getitem__)])
+    assert draws == {0: 2, 1: 2, 2: 6, 3: 2}
     for _ in range(2):
         await finish(await sampler.draw(4), lambda place: (1.0, 1.0))
     assert await sampler.draw(4) == []
-    assert (await sampler.counts()).finished == drawn.total() + 1
+    assert (await sampler.counts()).finished == draws.total() + 1
 
 
 async def test_what_is_known_of_a_prompt(buffer: ReplayBuffer) -> None:
     """Of finished groups that were judged: also filtered ones, kept or not; None counts for nothing."""
     sampler = use(buffer, lambda rows: -rows["item"], count=7)
-    drawn = await sampler.draw(7)
-    assert places(drawn) == list(range(7))
-    await finish(drawn[:1], lambda _: (1.0, 0.0))
-    await finish(drawn[1:2], lambda _: (1.0, 1.0), status="filtered")
-    await finish(drawn[2:3], lambda _: (3.0, None), status="filtered", keep_unfit=False)
-    await finish(drawn[3:4], lambda _: (None, None))
-    for rollout in drawn[4].group:
+    leased = await sampler.draw(7)
+    assert places(leased) == list(range(7))
+    await finish(leased[:1], lambda _: (1.0, 0.0))
+    await finish(leased[1:2], lambda _: (1.0, 1.0), status="filtered")
+    await finish(leased[2:3], lambda _: (3.0, None), status="filtered", keep_unfit=False)
+    await finish(leased[3:4], lambda _: (None, None))
+    for rollout in leased[4].group:
         rollout.response, rollout.reward, rollout.status = "half", 1.0, Status.ABORTED
-    await drawn[4].finish()
-    await drawn[5].give_back(failed="no luck")
+    await leased[4].finish()
+    await leased[5].give_back(failed="no luck")
     assert await known(sampler) == {0: (1, 0.5, 0.5, 0.5), 1: (1, 1.0, 0.0, 1.0), 2: (1, 3.0, 0.0, 3.0)}
-    again = await sampler.draw(2)
-    assert places(again) == [4, 5]  # what comes again has the place that it had
-    await again[0].save(model_step=1)
-    await again[0].give_back()
+    redrawn = await sampler.draw(2)
+    assert places(redrawn) == [4, 5]  # what comes again has the place that it had
+    await redrawn[0].save(model_step=1)
+    await redrawn[0].give_back()
     assert await finish(await sampler.draw(1), lambda _: (4.0, 2.0)) == [4]
     assert (await known(sampler))[4] == (1, 3.0, 1.0, 3.0)
-    stored = [item async for item in buffer.find({"tags.prompt": 4})]
-    assert [item.reward for item in stored] == [3.0]
-    await finish(again[1:])
+    results = [item async for item in buffer.find({"tags.prompt": 4})]
+    assert [item.reward for item in results] == [3.0]
+    await finish(redrawn[1:])
     await finish(await sampler.draw(1), lambda _: (5.0, 1.0))
     assert (await known(sampler))[0] == (2, 1.75, pytest.approx(np.std([1, 0, 5, 1])), 3.0)
 
@@ -113,25 +113,25 @@ async def test_a_strategy_counts_what_it_filters(buffer: ReplayBuffer) -> None:
 async def test_the_same_seed_gives_the_same_order() -> None:
     """In another ledger; another seed gives another one, and so does another epoch."""
     async with build("memory://") as buffer:
-        found = []
+        order_pairs = []
         for name, seed in (("a", 1), ("b", 1), ("c", 2)):
             sampler = use(buffer, lambda rows: np.zeros(len(rows)), count=20, name=name, shuffle=seed, again=())
-            found.append([await finish(await sampler.draw(20)) for _ in range(2)])
-        assert found[0] == found[1]
-        assert len({tuple(order) for orders in found for order in orders}) == 4
+            order_pairs.append([await finish(await sampler.draw(20)) for _ in range(2)])
+        assert order_pairs[0] == order_pairs[1]
+        assert len({tuple(order) for orders in order_pairs for order in orders}) == 4
 
 
 async def test_several_samplers_hand_out_each_prompt_of_an_epoch_once(shared_url: str) -> None:
     """Of other processes, or of this one at once; each has what the others have found out."""
-    async with build(shared_url) as one, build(shared_url) as other:
-        samplers = [use(one, count=30), use(one, count=30), use(other, count=30)]
-        drawn = await asyncio.gather(*(sampler.draw(count) for count in (1, 3, 5) for sampler in samplers))
-        while found := await samplers[2].draw(9, again=()):
-            if found[0].group[0].group_id >= 30:
+    async with build(shared_url) as buffer, build(shared_url) as other_buffer:
+        samplers = [use(buffer, count=30), use(buffer, count=30), use(other_buffer, count=30)]
+        batches = await asyncio.gather(*(sampler.draw(count) for count in (1, 3, 5) for sampler in samplers))
+        while batch := await samplers[2].draw(9, again=()):
+            if batch[0].group[0].group_id >= 30:
                 break
-            drawn.append(found)
-        assert sorted(place for some in drawn for place in places(some)) == list(range(30))
-        await asyncio.gather(*map(finish, drawn))
+            batches.append(batch)
+        assert sorted(place for batch in batches for place in places(batch)) == list(range(30))
+        await asyncio.gather(*map(finish, batches))
         first, second = await known(samplers[0]), await known(samplers[2])
         assert first == second
         assert len(first) == 30
@@ -142,50 +142,50 @@ async def test_a_restore_takes_back_what_is_known_and_what_was_drawn(shared_url:
     buffer, number = build(shared_url, keep_checkpoints=4), 0
     async with buffer:
         sampler = use(buffer, count=12)
-        kept: dict[int, tuple[Any, ...]] = {}
+        states: dict[int, tuple[Any, ...]] = {}
 
         async def step(count: int) -> list[int]:
             nonlocal number
             number += 1
             return await finish(await sampler.draw(count), lambda place: (0.0, place * number % 7))
 
-        async def look(which: int) -> tuple[Any, ...]:
+        async def look(checkpoint: int) -> tuple[Any, ...]:
             """What is known then, and what would be drawn; the buffer is at the checkpoint again after it."""
             nonlocal number
             known_then, number = await known(sampler), 100
-            following = [await step(5) for _ in range(2)]
-            await buffer.restore(which)
+            next_draws = [await step(5) for _ in range(2)]
+            await buffer.restore(checkpoint)
             assert await known(sampler) == known_then
-            return known_then, following
+            return known_then, next_draws
 
-        async def keep(which: int) -> None:
-            await buffer.checkpoint(which)
-            kept[which] = await look(which)
+        async def keep(checkpoint: int) -> None:
+            await buffer.checkpoint(checkpoint)
+            states[checkpoint] = await look(checkpoint)
 
-        for which in (1, 2, 3):
+        for checkpoint in (1, 2, 3):
             await step(4)
             await step(3)
-            await keep(which)
+            await keep(checkpoint)
         await buffer.restore(1)
-        assert await look(1) == kept[1]
+        assert await look(1) == states[1]
         await step(5)
         await keep(4)
-        for which in (3, 1, 4):
-            await buffer.restore(which)
-            assert await look(which) == kept[which]
+        for checkpoint in (3, 1, 4):
+            await buffer.restore(checkpoint)
+            assert await look(checkpoint) == states[checkpoint]
         await buffer.drop_checkpoint(4)
         await buffer.drop_checkpoint(3)
         await step(5)
         await buffer.restore(2)
         async with build(shared_url) as another:
-            assert await known(use(another, count=12)) == kept[2][0]
-        assert await look(2) == kept[2]
-        for which in (1, 2):
-            await buffer.drop_checkpoint(which)
+            assert await known(use(another, count=12)) == states[2][0]
+        assert await look(2) == states[2]
+        for checkpoint in (1, 2):
+            await buffer.drop_checkpoint(checkpoint)
         before = await known(sampler)
         place, *_ = await step(1)
-        times = {at: found[0] for at, found in (await known(sampler)).items()}
-        assert times == {at: found[0] for at, found in before.items()} | {place: before.get(place, (0,))[0] + 1}
+        times = {at: knowledge[0] for at, knowledge in (await known(sampler)).items()}
+        assert times == {at: knowledge[0] for at, knowledge in before.items()} | {place: before.get(place, (0,))[0] + 1}
 
 
 async def test_no_more_is_kept_than_checkpoints_have(buffer: ReplayBuffer) -> None:
@@ -236,26 +236,26 @@ def test_the_first_ones_are_those_of_a_sort(kind: str) -> None:
         "skipped": np.where(np.arange(size) % 1000, NEVER, numbers.normal(size=size)),
     }[kind]
     dataset = OrderedPrompts(range(size), 1, 0, lambda rows: priorities[rows["item"]])
-    now, found = Cursor("?"), list[int]()
+    now, places_chosen = Cursor("?"), list[int]()
     for version in range(1, 5):
         items, epochs, after = dataset.choose(now, [], 64)
         assert items == list(epochs)
-        found += items
+        places_chosen += items
         now = Cursor("?", version, value=after)
         dataset.update_statistics(now, [(place, 0, 0, 0, 0.0, 0.0, None) for place in items])
     eligible = np.count_nonzero(priorities > NEVER)
-    assert len(set(found)) == len(found) == min(4 * 64, eligible)
-    in_order = priorities[found].astype(np.float32)
+    assert len(set(places_chosen)) == len(places_chosen) == min(4 * 64, eligible)
+    in_order = priorities[places_chosen].astype(np.float32)
     assert (np.diff(in_order) <= 0).all()
-    assert in_order[-1] >= np.sort(priorities[np.setdiff1d(np.arange(size), found)].astype(np.float32))[-1]
+    assert in_order[-1] >= np.sort(priorities[np.setdiff1d(np.arange(size), places_chosen)].astype(np.float32))[-1]
 
 
 def test_what_was_read_earlier_is_not_taken_in_later() -> None:
     """By another thread; after a restore all begins anew."""
     dataset = OrderedPrompts(range(2), None, 0, "varied")
-    for version, times, known in ((3, 2, 3), (1, 1, 3), (4, 3, 4)):
+    for version, times, known_count in ((3, 2, 3), (1, 1, 3), (4, 3, 4)):
         dataset.update_statistics(Cursor("?", version), [(0, 0, times, times, 1.0, 1.0, 1.0)])
-        assert dataset.known(Cursor("?", version)) == known
+        assert dataset.known(Cursor("?", version)) == known_count
         assert dataset.statistics["times"].tolist() == [max(2, times), 0]
     restored = Cursor("?", 1, epoch=1)
     assert dataset.known(restored) == -1
@@ -301,10 +301,10 @@ async def test_what_an_order_skips_is_said(buffer: ReplayBuffer) -> None:
     await buffer.take_batch({TASK: 2})
     with pytest.raises(ProduceError, match=r"and all 2 prompts are skipped by order= \(solved or hopeless\)$"):
         await produce(SyncProduceStrategy(), ScriptedLoop(), sampler, 1)
-    ended = use(buffer, Unsolved(tries=1), count=2, epochs=1, name="ended")
-    await ended.draw(2)
-    assert await ended.draw(1) == []
-    assert ended.why_none == "no prompt is left in the dataset"
+    exhausted = use(buffer, Unsolved(tries=1), count=2, epochs=1, name="ended")
+    await exhausted.draw(2)
+    assert await exhausted.draw(1) == []
+    assert exhausted.why_none == "no prompt is left in the dataset"
 
 
 async def test_other_datasets_and_settings_are_refused() -> None:

@@ -66,27 +66,27 @@ async def test_should_continue_may_stop_early(sampler: Sampler) -> None:
 
 
 async def test_should_continue_may_ask_for_more(sampler: Sampler) -> None:
-    seen: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
 
-    def more(completed: int, size: int) -> bool:
-        seen.append((completed, size))
+    def until_twice_the_size(completed: int, size: int) -> bool:
+        calls.append((completed, size))
         return completed < 2 * size
 
-    summary = await produce(SyncProduceStrategy(should_continue=more), ScriptedLoop(), sampler, 3)
+    summary = await produce(SyncProduceStrategy(should_continue=until_twice_the_size), ScriptedLoop(), sampler, 3)
     assert summary.produced == 6
-    assert (seen[0], seen[-1]) == ((0, 3), (6, 3))
+    assert (calls[0], calls[-1]) == ((0, 3), (6, 3))
 
 
 async def test_on_group_is_told_of_every_group(sampler: Sampler) -> None:
-    told = Told()
+    hook = Told()
     loop = ScriptedLoop(scripts={0: Script(failures=1), 1: Script(status=Status.FILTERED)})
-    await produce(SyncProduceStrategy(on_group=told), loop, sampler, 3, train_step=4, model_step=3)
-    assert told.statuses == {"init": 1, "filtered": 1, "completed": 3}
-    (failed,) = [one for one in told.groups if one.status == Status.INIT]
+    await produce(SyncProduceStrategy(on_group=hook), loop, sampler, 3, train_step=4, model_step=3)
+    assert hook.statuses == {"init": 1, "filtered": 1, "completed": 3}
+    (failed,) = [generated for generated in hook.groups if generated.status == Status.INIT]
     assert (failed.error, failed.attempt, failed.tokens) == ("ValueError: no luck", 1, 0)
-    good = [one for one in told.groups if one.status == Status.COMPLETED]
-    assert {(one.task_name, one.tokens, one.model_step, one.error) for one in good} == {(TASK, 6, 3, None)}
-    assert all(one.seconds >= 0.006 for one in good)
+    completed = [generated for generated in hook.groups if generated.status == Status.COMPLETED]
+    assert {(g.task_name, g.tokens, g.model_step, g.error) for g in completed} == {(TASK, 6, 3, None)}
+    assert all(generated.seconds >= 0.006 for generated in completed)
 
 
 async def test_groups_are_stored_with_tags(sampler: Sampler) -> None:
@@ -121,13 +121,13 @@ async def test_bad_tags_end_the_batch_and_lose_nothing(sampler: Sampler, tags: A
 
 
 async def test_a_hook_that_raises_while_the_rest_is_interrupted_ends_the_batch(sampler: Sampler) -> None:
-    def told(generated: Generated) -> None:
+    def fail(generated: Generated) -> None:
         if generated.status == Status.ABORTED:
             raise HookError("not this one")
 
     loop = ScriptedLoop(scripts={0: Script(tokens=10**6, seconds=0.01)})
     with pytest.raises(HookError):
-        await produce(AsyncProduceStrategy(on_group=told, over_sample=1), loop, sampler, 2, train_step=4, model_step=3)
+        await produce(AsyncProduceStrategy(on_group=fail, over_sample=1), loop, sampler, 2, train_step=4, model_step=3)
     await assert_accounted(sampler)
     assert await sampler.buffer.count(TASK, Status.COMPLETED) >= 2
 
@@ -142,12 +142,12 @@ def test_hooks_are_plain_functions() -> None:
         async def __call__(self, *_: Any) -> bool:
             return False
 
-    for wrong in (hook, Hook()):
+    for value in (hook, Hook()):
         with pytest.raises(ConfigError, match="tags: it must be a plain function, not a coroutine"):
-            SyncProduceStrategy(tags=wrong)  # type: ignore[arg-type]
-    for wrong in ("json:__name__", 5):
+            SyncProduceStrategy(tags=value)  # type: ignore[arg-type]
+    for value in ("json:__name__", 5):
         with pytest.raises(ConfigError, match="is_valid: "):
-            SyncProduceStrategy(is_valid=wrong)  # type: ignore[arg-type]
+            SyncProduceStrategy(is_valid=value)  # type: ignore[arg-type]
 
 
 STEPS, SIZE = 6, 4
@@ -171,10 +171,10 @@ def scripts(seed: int) -> dict[int, Script]:
 
 async def run(url: str, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], seed: int) -> list[Any]:
     """All that a run does, step by step."""
-    clock, told = Clock(), Told()
+    clock, hook = Clock(), Told()
     clock.governs(monkeypatch)
-    strategy = AsyncProduceStrategy(over_sample=0.5, is_valid=reward_varies, on_group=told, **options)
-    seen: list[Any] = []
+    strategy = AsyncProduceStrategy(over_sample=0.5, is_valid=reward_varies, on_group=hook, **options)
+    states: list[Any] = []
     async with build(url, policy="uniform", seed=3, max_deliveries=3, unfit=1000) as buffer:
         sampler = Sampler(buffer, prompts(50), TASK, prompt_repeat_k=2, shuffle=7)
         loop = ClockedLoop(clock, scripts=scripts(seed))
@@ -183,11 +183,11 @@ async def run(url: str, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
             batch, _ = await buffer.take_batch({TASK: SIZE})
             counts = asdict(summary)
             counts = {name: counts[name] for name in counts if name != "times" and not name.endswith("seconds")}
-            seen.append((counts, [[rollout.model_dump() for rollout in group] for group in batch[TASK]]))
-        seen.append([(ids([item]), item.status, item.tags, item.deliveries) for item in await items_of(buffer)])
-        seen.append([(ids([one.group]), one.status, one.tokens, one.attempt, one.error) for one in told.groups])
-        seen.append((loop.order, clock.now))
-    return seen
+            states.append((counts, [[rollout.model_dump() for rollout in group] for group in batch[TASK]]))
+        states.append([(ids([item]), item.status, item.tags, item.deliveries) for item in await items_of(buffer)])
+        states.append([(ids([g.group]), g.status, g.tokens, g.attempt, g.error) for g in hook.groups])
+        states.append((loop.order, clock.now))
+    return states
 
 
 STRATEGIES = {

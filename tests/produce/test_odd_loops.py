@@ -42,7 +42,7 @@ GARBAGE: dict[str, tuple[Callable[[list[RolloutState]], Any], str]] = {
     "dicts": (lambda group: [{"status": "completed"}], "dict"),
     "nothing generated": (with_field("status", Status.INIT), "group that is init"),
     "expired": (with_field("status", Status.EXPIRED), "group that is expired"),
-    "archived": (lambda group: [with_field("status", Status.ARCHIVED)([one])[0] for one in group], "archived"),
+    "archived": (lambda group: [with_field("status", Status.ARCHIVED)([rollout])[0] for rollout in group], "archived"),
     "no such status": (with_field("status", "done"), "status is 'done'"),
     "what can't be encoded": (with_field("extra_fields", {"lock": asyncio.Lock}), "extra_fields"),
     "tokens that are a number": (with_field("response_ids", 5), "response_ids"),
@@ -52,16 +52,16 @@ GARBAGE: dict[str, tuple[Callable[[list[RolloutState]], Any], str]] = {
 
 
 async def test_garbage_fails_its_group_alone() -> None:
-    told = Told()
+    hook = Told()
     loop = ScriptedLoop(scripts={number: Script(returns=GARBAGE[name][0]) for number, name in enumerate(GARBAGE)})
     async with build("memory://", max_deliveries=3) as buffer:
         sampler = Sampler(buffer, prompts(40), TASK, prompt_repeat_k=2, epochs=1)
-        summary = await produce(SyncProduceStrategy(on_group=told, max_failures=99), loop, sampler, 20)
+        summary = await produce(SyncProduceStrategy(on_group=hook, max_failures=99), loop, sampler, 20)
         assert (summary.produced, summary.retried, summary.failed) == (20, 2 * len(GARBAGE), len(GARBAGE))
-        errors = {number: str(one.error) for one in await items_of(buffer, Status.FAILED) for number in ids([one])}
+        errors = {number: str(item.error) for item in await items_of(buffer, Status.FAILED) for number in ids([item])}
         for number, (name, (_, error)) in enumerate(GARBAGE.items()):
             assert error in errors[number], name
-            assert sum(error in str(one.error) for one in told.groups) >= 3, name
+            assert sum(error in str(generated.error) for generated in hook.groups) >= 3, name
         await assert_accounted(sampler)
 
 
@@ -161,10 +161,10 @@ async def test_groups_that_fail_as_they_are_interrupted_do_not_fail_the_batch(sa
 
     class Aborting(ScriptedLoop):
         async def generate_group(self, group: list[RolloutState], *, partial: bool) -> Any:
-            made = await super().generate_group(group, partial=partial)
+            answer = await super().generate_group(group, partial=partial)
             if self.paused:
                 raise ConnectionError("aborted")
-            return made
+            return answer
 
     loop = Aborting(scripts={number: Script(tokens=10**6) for number in range(8)})
     strategy = AsyncProduceStrategy(over_sample=4, max_failures=2)
@@ -191,6 +191,16 @@ async def test_what_is_no_agent_loop_is_said_before_prompts_fail(sampler: Sample
         await produce(STRATEGY, loop, sampler, 4)
     await assert_accounted(sampler)
     assert await sampler.buffer.count(TASK, Status.FAILED) == 0
+
+
+class Plain(ScriptedLoop):
+    def generate_group(self, group: list[RolloutState], *, partial: bool) -> Any:
+        return group
+
+
+async def test_a_loop_that_is_no_coroutine_is_told_to_be_one(sampler: Sampler) -> None:
+    with pytest.raises(ProduceError, match="generate_group is no coroutine: write async def"):
+        await produce(STRATEGY, Plain(), sampler, 4)
 
 
 async def test_an_error_says_where_the_loop_raised(sampler: Sampler, caplog: pytest.LogCaptureFixture) -> None:

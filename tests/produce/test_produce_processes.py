@@ -160,14 +160,14 @@ class Run:
 
     def end(self) -> None:
         """All of them end by themselves. Workers have loaded the weights that were published, each once."""
-        most = 0
+        highest = 0
         for process, ledger in self.processes:
             assert processes.end(process, ledger) == 0
             assert entries(ledger, "ended") == [""]
             loaded = numbers(ledger, "loaded")
             assert loaded == sorted(set(loaded))
-            most = max(most, len(loaded))
-        assert (most > 1) == (self._role is work)
+            highest = max(highest, len(loaded))
+        assert (highest > 1) == (self._role is work)
 
 
 async def shot_at(folder: Path, url: str, role: Role, kind: str, *, size: int, kills: int, seed: int) -> None:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 
 from replaybuf import NotReadyError, ReplayBuffer, Status
-from replaybuf.produce import AsyncProduceStrategy, Sampler, SyncProduceStrategy, TrainState, produce_loop, publish
+from replaybuf.produce import (
+    AsyncProduceStrategy,
+    Sampler,
+    SyncProduceStrategy,
+    TrainState,
+    produce_loop,
+    publish,
+    rollout_worker,
+)
 from tests.faults.test_cancelled import MOMENTS, CancelledAt
 from tests.produce.conftest import (
     Script,
@@ -47,11 +56,11 @@ async def test_a_group_for_which_there_is_no_room_is_kept_until_there_is(url: st
     async with build(url, capacity=2, on_full=on_full, put_timeout=0.1) as buffer:
         filled = asyncio.Event()
         sampler, loop = sampler_of(buffer), ScriptedLoop(Script(tokens=1), sleep=lambda _: filled.wait())
-        wanted = SyncProduceStrategy(
-            should_continue=lambda completed, size: len(produced) < 2, on_group=lambda made: produced.append(made)
+        strategy = SyncProduceStrategy(
+            should_continue=lambda completed, size: len(produced) < 2, on_group=lambda result: produced.append(result)
         )
         produced: list[Any] = []
-        batch = asyncio.create_task(produce(wanted, loop, sampler, 2))
+        batch = asyncio.create_task(produce(strategy, loop, sampler, 2))
         await until(lambda: loop.running == 2)
         for number in (100, 101):
             await buffer.put(group(number), TASK)
@@ -64,16 +73,21 @@ async def test_a_group_for_which_there_is_no_room_is_kept_until_there_is(url: st
         assert loop.calls == {0: 1, 1: 1}
 
 
-async def test_what_has_no_room_when_the_time_is_over_is_generated_again(url: str) -> None:
+@pytest.mark.parametrize("stubborn", [False, True])
+async def test_what_has_no_room_when_the_time_is_over_is_generated_again(url: str, stubborn: bool) -> None:
+    """Also if it is completed only when it is cancelled, by an agent loop that suppresses that."""
     async with build(url, capacity=2, on_full="block", put_timeout=0.1) as buffer:
         filled = asyncio.Event()
-        sampler, loop = sampler_of(buffer), ScriptedLoop(Script(tokens=1), sleep=lambda _: filled.wait())
+        script = Script(tokens=1, stubborn=stubborn)
+        sampler, loop = sampler_of(buffer), ScriptedLoop(script, sleep=lambda _: filled.wait())
         strategy = SyncProduceStrategy(pause_timeout=0.2, should_continue=lambda completed, size: True)
         batch = asyncio.create_task(produce(strategy, loop, sampler, 2, timeout=0.6))
         await until(lambda: loop.running == 2)
         for number in (100, 101):
             await buffer.put(group(number), TASK)
-        filled.set()
+        if not stubborn:
+            filled.set()
+        assert (await asyncio.wait([batch], timeout=10))[0]
         with pytest.raises(NotReadyError):
             await batch
         await buffer.delete({"status": "completed"})
@@ -97,6 +111,43 @@ async def test_the_rate_limit_holds_batches_back(url: str) -> None:
             assert await buffer.count(TASK, Status.COMPLETED) <= 4
             await take(buffer, 3)
         assert loop.most <= 4
+
+
+@pytest.mark.parametrize("ending", ["batch", "worker", "stopped worker"])
+async def test_a_dataset_that_hangs_does_not_outlast_the_timeout(
+    url: str, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it keep a worker from hearing that it shall stop; its prompts aren't lost."""
+    monkeypatch.setattr(rollout_worker, "_LONGEST_SECONDS", 0.3)
+    goes_on, stop = threading.Event(), asyncio.Event()
+
+    class Hanging:
+        def __iter__(self) -> Iterator[Any]:
+            goes_on.wait(20)
+            return iter(prompts(3))
+
+    async with build(url) as buffer:
+        sampler, strategy = Sampler(buffer, Hanging(), TASK, epochs=1), AsyncProduceStrategy()
+        await publish(buffer, TrainState(1, 0))
+        try:
+            async with asyncio.timeout(10):
+                if ending == "stopped worker":
+                    asyncio.get_running_loop().call_later(0.2, stop.set)
+                    await produce_loop(strategy, ScriptedLoop(), sampler, 2, stop=stop)
+                else:
+                    call: Callable[..., Awaitable[Any]] = produce if ending == "batch" else produce_loop
+                    with pytest.raises(NotReadyError, match=r"after 0\.2 s: task math: (0 of 2|its dataset has given)"):
+                        await call(strategy, ScriptedLoop(), sampler, 2, timeout=0.2)
+        finally:
+            goes_on.set()
+        assert (await produce(strategy, ScriptedLoop(), sampler, 3)).produced == 3
+
+
+async def test_a_worker_without_patience_does_what_there_is_to_do(sampler: Sampler) -> None:
+    await publish(sampler.buffer, TrainState(1, 0))
+    with pytest.raises(NotReadyError, match="wait, and nobody takes them"):
+        await produce_loop(AsyncProduceStrategy(), ScriptedLoop(), sampler, 2, timeout=0)
+    assert await sampler.buffer.count(TASK, Status.COMPLETED) == 2
 
 
 SIZE = 3
@@ -124,8 +175,8 @@ async def ended(call: Awaitable[Any], number: int, moment: str, times: int) -> b
         await stepping
 
     task = asyncio.create_task(run())
-    done, _ = await asyncio.wait([task], timeout=20)
-    assert done, f"cancelled at wait {number} {moment}, it hangs"
+    finished, _ = await asyncio.wait([task], timeout=20)
+    assert finished, f"cancelled at wait {number} {moment}, it hangs"
     if not task.cancelled():
         await task
     return task.cancelled()
@@ -156,11 +207,11 @@ async def async_batch(loop: ScriptedLoop, sampler: Sampler) -> None:
 async def worker(loop: ScriptedLoop, sampler: Sampler) -> None:
     """Which loads weights twice, and is stopped when a batch is there."""
     stop = asyncio.Event()
-    left = [SIZE]
+    remaining = [SIZE]
 
-    def told(_: Any) -> None:
-        left[0] -= 1
-        if not left[0]:
+    def count(_: Any) -> None:
+        remaining[0] -= 1
+        if not remaining[0]:
             stop.set()
 
     async def load(state: TrainState) -> None:
@@ -169,7 +220,7 @@ async def worker(loop: ScriptedLoop, sampler: Sampler) -> None:
             await publish(sampler.buffer, TrainState(2, 1))
 
     await publish(sampler.buffer, TrainState(1, 0))
-    strategy = AsyncProduceStrategy(over_sample=1.0, pause_timeout=0.05, enable_partial_rollout=True, on_group=told)
+    strategy = AsyncProduceStrategy(over_sample=1.0, pause_timeout=0.05, enable_partial_rollout=True, on_group=count)
     await produce_loop(strategy, loop, sampler, SIZE, load_weights=load, stop=stop, timeout=20)
 
 

@@ -124,10 +124,10 @@ def test_answers_in_a_dataset_are_not_taken_for_what_was_generated(name: str, re
 
 def test_a_rollout_is_copied() -> None:
     rollout = RolloutState(message=[copy.deepcopy(USER)], extra_fields={"a": [1]}, reward=2.0)
-    made = to_rollout(rollout)
-    assert made == rollout
-    made.message[0]["content"] = "8+5="
-    made.extra_fields["a"].append(2)
+    copied = to_rollout(rollout)
+    assert copied == rollout
+    copied.message[0]["content"] = "8+5="
+    copied.extra_fields["a"].append(2)
     assert (rollout.message, rollout.extra_fields) == ([USER], {"a": [1]})
 
 

@@ -23,13 +23,13 @@ from tests.stores import TASK, build
 
 async def test_a_prompt_becomes_a_group_of_k_rollouts_with_ids_of_their_own(buffer: ReplayBuffer) -> None:
     """Over all epochs."""
-    found = await drawn(Sampler(buffer, prompts(3), TASK, prompt_repeat_k=3, epochs=2), 99)
-    for number, prompt in enumerate(found):
+    drawn_prompts = await drawn(Sampler(buffer, prompts(3), TASK, prompt_repeat_k=3, epochs=2), 99)
+    for number, prompt in enumerate(drawn_prompts):
         assert [rollout.group_id for rollout in prompt.group] == [number] * 3
         assert [rollout.rollout_id for rollout in prompt.group] == [3 * number, 3 * number + 1, 3 * number + 2]
         assert {rollout.task_name for rollout in prompt.group} == {TASK}
         assert {rollout.status for rollout in prompt.group} == {Status.INIT}
-    assert questions(found) == ["0", "1", "2"] * 2
+    assert questions(drawn_prompts) == ["0", "1", "2"] * 2
 
 
 async def test_the_rollouts_of_a_group_share_nothing(buffer: ReplayBuffer) -> None:
@@ -54,26 +54,26 @@ async def test_another_size_of_groups_after_a_restart(shared_url: str) -> None:
     async with build(shared_url) as buffer:
         (prompt,) = await Sampler(buffer, prompts(4), TASK, prompt_repeat_k=2).draw()
         await prompt.give_back()
-        again, new = await drawn(Sampler(buffer, prompts(4), TASK, prompt_repeat_k=4), 2)
-        assert [rollout.rollout_id for rollout in again.group] == [0, 1]
-        assert [rollout.rollout_id for rollout in new.group] == [4, 5, 6, 7]
+        redrawn, new_prompt = await drawn(Sampler(buffer, prompts(4), TASK, prompt_repeat_k=4), 2)
+        assert [rollout.rollout_id for rollout in redrawn.group] == [0, 1]
+        assert [rollout.rollout_id for rollout in new_prompt.group] == [4, 5, 6, 7]
 
 
 async def test_nothing_is_read_before_it_is_drawn(buffer: ReplayBuffer) -> None:
-    read: list[int] = []
+    numbers_read: list[int] = []
 
     class Lazy:
         def __len__(self) -> int:
             return 1_000_000
 
         def __getitem__(self, number: int) -> dict[str, str]:
-            read.append(number)
+            numbers_read.append(number)
             return {"prompt": "x"}
 
     sampler = Sampler(buffer, Lazy(), TASK)
-    assert read == []
+    assert numbers_read == []
     await sampler.draw(3)
-    assert read == [0, 1, 2]
+    assert numbers_read == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -100,11 +100,11 @@ async def test_interrupted_prompts_come_first_then_expired_ones_then_new_ones(bu
     sampler = Sampler(buffer, prompts(9), TASK)
     for status in (Status.EXPIRED, Status.ABORTED, Status.EXPIRED, Status.ABORTED, Status.COMPLETED):
         await leave(sampler, status)
-    found = await drawn(sampler, 6)
-    assert questions(found) == ["1", "3", "0", "2", "5", "6"]
-    assert [one.group[0].response for one in found[:2]] == ["so far"] * 2
-    assert found[0].group[0].response_model_steps == [1, 1]
-    assert found[0].status == Status.ABORTED
+    drawn_prompts = await drawn(sampler, 6)
+    assert questions(drawn_prompts) == ["1", "3", "0", "2", "5", "6"]
+    assert [prompt.group[0].response for prompt in drawn_prompts[:2]] == ["so far"] * 2
+    assert drawn_prompts[0].group[0].response_model_steps == [1, 1]
+    assert drawn_prompts[0].status == Status.ABORTED
 
 
 async def test_the_order_of_statuses_is_that_which_was_asked_for(buffer: ReplayBuffer) -> None:
@@ -141,7 +141,7 @@ async def test_a_dataset_that_fails_ends_the_batch(buffer: ReplayBuffer) -> None
 # A batch is divided among tasks by their weights
 
 WEIGHTS = st.dictionaries(st.text("abc", min_size=1), st.floats(0, 1e308), min_size=1).filter(
-    lambda one: any(one.values())
+    lambda weights: any(weights.values())
 )
 
 
@@ -180,6 +180,12 @@ async def test_what_is_withdrawn_was_never_published(buffer: ReplayBuffer) -> No
     assert await published(buffer) == TrainState(1, 0)
 
 
+async def test_only_a_state_can_be_published(buffer: ReplayBuffer) -> None:
+    with pytest.raises(InputError, match=r"expected TrainState\(train_step=..., model_step=...\), got 43"):
+        await publish(buffer, 43)  # type: ignore[arg-type]
+    assert await published(buffer) is None
+
+
 async def test_waiting_ends_when_something_new_is_published(buffer: ReplayBuffer) -> None:
     first, second = TrainState(1, 0), TrainState(2, 1)
     waiting = asyncio.create_task(wait_published(buffer, timeout=20))
@@ -203,16 +209,16 @@ async def test_waiting_in_vain_says_what_for(buffer: ReplayBuffer) -> None:
 
 
 async def test_a_restore_takes_it_back_and_fences_those_before(shared_url: str) -> None:
-    async with build(shared_url) as old, build(shared_url) as trainer:
-        await publish(old, TrainState(1, 0))
-        await old.checkpoint(1)
-        await publish(old, TrainState(5, 4))
+    async with build(shared_url) as old_buffer, build(shared_url) as trainer:
+        await publish(old_buffer, TrainState(1, 0))
+        await old_buffer.checkpoint(1)
+        await publish(old_buffer, TrainState(5, 4))
         await trainer.restore(1)
         assert await published(trainer) == TrainState(1, 0)
         with pytest.raises(FencedError):
-            await publish(old, TrainState(6, 5))
+            await publish(old_buffer, TrainState(6, 5))
         with pytest.raises(FencedError):
-            await wait_published(old, after=TrainState(1, 0), timeout=10)
+            await wait_published(old_buffer, after=TrainState(1, 0), timeout=10)
         assert await published(trainer) == TrainState(1, 0)
 
 
@@ -258,15 +264,15 @@ class Loop:
 
     async def generate_group(self, group: list[Any], *, partial: bool) -> None:
         first = group[0]
-        again = first.prompt in self.seen
+        is_repeated = first.prompt in self.seen
         self.seen.append(first.prompt)
         for rollout in group:
             if isinstance(rollout, Bare):
                 rollout.answer = "4"
                 continue
             assert rollout.status is Sample.Status.PENDING
-            done = again or int(rollout.prompt) % 2 == 0
-            rollout.status = Sample.Status.TRUNCATED if done else Sample.Status.ABORTED
+            is_done = is_repeated or int(rollout.prompt) % 2 == 0
+            rollout.status = Sample.Status.TRUNCATED if is_done else Sample.Status.ABORTED
             rollout.tokens, rollout.response = [1, 2], "4"
 
     async def pause(self) -> None: ...

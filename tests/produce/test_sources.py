@@ -89,12 +89,12 @@ KINDS = sorted(sources(0))
 
 
 def read_all(source: PromptDataset, place: bytes = b"", count: int = 3) -> list[int]:
-    found: list[int] = []
+    numbers: list[int] = []
     while True:
         items, place = source.read(place, count)
         if not items:
-            return found
-        found += items
+            return numbers
+        numbers += items
 
 
 def place_after(source: PromptDataset, count: int) -> bytes:
@@ -117,32 +117,32 @@ def test_every_item_is_read_once_an_epoch_in_the_same_order_whatever_restarts(
     make = sources(size)[kind]
     expected = read_all(make(epochs), count=1)
     workers = [make(epochs), make(epochs)]
-    place, found = b"", []
+    place, numbers = b"", []
     for count in itertools.cycle(counts):
         worker = restarts.randrange(3)
         if worker == 2:
             workers[0] = make(epochs)
         items, place = workers[worker % 2].read(place, count)
-        found += items
+        numbers += items
         if not items:
             break
-    assert found == expected
+    assert numbers == expected
     for epoch in range(epochs):
-        assert sorted(found[epoch * size : (epoch + 1) * size]) == list(range(size))
+        assert sorted(numbers[epoch * size : (epoch + 1) * size]) == list(range(size))
 
 
 @given(st.sampled_from(KINDS), st.integers(1, 9), st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5)), max_size=9))
 def test_what_was_read_and_not_claimed_is_read_again(kind: str, size: int, moves: list[tuple[int, int]]) -> None:
     """Another worker was faster, with fewer items, or the caller was cancelled: the cursor is behind the dataset."""
     make = sources(size)[kind]
-    source, other, place, found = make(1), make(1), b"", []
+    source, other, place, numbers = make(1), make(1), b"", []
     expected = read_all(make(1))
     for count, claimed in moves:
-        assert source.read(place, count)[0] == expected[len(found) :][:count]
+        assert source.read(place, count)[0] == expected[len(numbers) :][:count]
         if claimed:
             items, place = other.read(place, min(count, claimed))
-            found += items
-    assert found + read_all(source, place) == expected
+            numbers += items
+    assert numbers + read_all(source, place) == expected
 
 
 @given(seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 2**40), size=st.integers(0, 200))
@@ -237,8 +237,8 @@ def test_a_dataset_that_grows_or_shrinks_goes_on_in_its_epoch(kind: str, read: i
         with pytest.raises(InputError, match="become shorter"):
             sources(size)[kind](3).read(place, 1)
     else:
-        rest = [*range(index + 1, size), *(list(range(size)) * (2 - epoch))]
-        assert read_all(sources(size)[kind](3), place) == rest
+        expected = [*range(index + 1, size), *(list(range(size)) * (2 - epoch))]
+        assert read_all(sources(size)[kind](3), place) == expected
 
 
 @dataclass
@@ -312,11 +312,11 @@ def test_another_dataset_or_order_than_that_of_the_run_is_refused(
 
 REFUSED: list[tuple[Any, Any, str]] = [
     (generator(3), None, "this generator can be iterated only once: give a list"),
-    *((one, 7, r"shuffle the dataset itself.*or give list\(dataset\)") for one in (Again(3), OldSequence(3))),
+    *((dataset, 7, r"shuffle the dataset itself.*or give list\(dataset\)") for dataset in (Again(3), OldSequence(3))),
     *(([1], seed, "shuffle must be a seed") for seed in (-1, 1.5, "7", True, 2**64)),
     *(
-        (one, None, "expected a dataset of prompts, got")
-        for one in ("text", b"bytes", bytearray(b"bytes"), {"train": [1]}, 7, None, len)
+        (value, None, "expected a dataset of prompts, got")
+        for value in ("text", b"bytes", bytearray(b"bytes"), {"train": [1]}, 7, None, len)
     ),
 ]
 
@@ -379,10 +379,10 @@ def test_every_object_is_one_item(
     folder = tmp_path_factory.mktemp("files")
     paths = []
     for number, lines in enumerate(files):
-        text = start + "".join(json.dumps(one, ensure_ascii=is_ascii) + end for one, end, is_ascii in lines)
+        text = start + "".join(json.dumps(item, ensure_ascii=is_ascii) + end for item, end, is_ascii in lines)
         paths.append(folder / f"{number}.jsonl")
         paths[-1].write_bytes((text.rstrip("\r\n") if is_cut else text).encode("utf-8", "surrogatepass"))
-    expected = [one for lines in files for one, _, _ in lines]
+    expected = [item for lines in files for item, _, _ in lines]
     dataset = JSONLines(paths)
     assert len(dataset) == len(expected)
     assert list(dataset) == expected
@@ -392,8 +392,8 @@ def test_every_object_is_one_item(
 def test_several_threads_may_read_it(tmp_path: Path) -> None:
     dataset = JSONLines([numbered(tmp_path / "a.jsonl", 0, 500), numbered(tmp_path / "b.jsonl", 500, 900)])
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda number: dataset[number]["number"], range(900)))
-    assert found == list(range(900))
+        numbers = list(pool.map(lambda number: dataset[number]["number"], range(900)))
+    assert numbers == list(range(900))
 
 
 def test_it_can_be_pickled_and_read_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,7 +405,7 @@ def test_it_can_be_pickled_and_read_elsewhere(tmp_path: Path, monkeypatch: pytes
     assert len(dataset) == 3
     monkeypatch.chdir("/")
     for state in (before, pickle.dumps(dataset)):
-        assert [one["number"] for one in pickle.loads(state)] == [0, 1, 2]
+        assert [row["number"] for row in pickle.loads(state)] == [0, 1, 2]
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -417,7 +417,7 @@ def test_a_forked_process_reads_on(tmp_path: Path) -> None:
     if not child:
         is_right = all(dataset[number]["number"] == number for number in range(1999, -1, -1))
         os._exit(0 if is_right else 1)
-    assert [one["number"] for one in dataset] == list(range(2000))
+    assert [row["number"] for row in dataset] == list(range(2000))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
@@ -445,10 +445,10 @@ def test_a_line_that_is_no_object_is_named(tmp_path: Path, line: bytes, reason: 
 
 def test_a_file_that_is_removed_is_named(tmp_path: Path) -> None:
     path = numbered(tmp_path / "a.jsonl", 0, 3)
-    kept, dataset = JSONLines(path), JSONLines(path)
-    assert len(kept) == 3
+    opened, dataset = JSONLines(path), JSONLines(path)
+    assert len(opened) == 3
     path.unlink()
-    assert [one["number"] for one in kept] == [0, 1, 2]
+    assert [row["number"] for row in opened] == [0, 1, 2]
     with pytest.raises(InputError, match=r"a\.jsonl can't be read: No such file"):
         len(dataset)
 
@@ -456,10 +456,10 @@ def test_a_file_that_is_removed_is_named(tmp_path: Path) -> None:
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"there is no file .*missing\.jsonl"):
         JSONLines([numbered(tmp_path / "a.jsonl", 0, 1), tmp_path / "missing.jsonl"])
-    with pytest.raises(InputError, match="there is no file"):
+    with pytest.raises(InputError, match="is a folder; give the file in it"):
         JSONLines(tmp_path)
     with pytest.raises(InputError, match="empty"):
         JSONLines([])
-    for wrong in (7, b"path", None, [7], ["a\0"]):
+    for value in (7, b"path", None, [7], ["a\0"]):
         with pytest.raises(InputError, match=r"path of a JSONL file|no file"):
-            JSONLines(wrong)  # type: ignore[arg-type]
+            JSONLines(value)  # type: ignore[arg-type]

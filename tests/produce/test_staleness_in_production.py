@@ -20,9 +20,9 @@ from tests.stores import TASK, group
     ("most", "interval", "threshold"), [(None, 1, None), (0, 1, 1), (2, 1, 3), (0, 4, 4), (1, 4, 8), (3, 2, 8)]
 )
 def test_staleness_is_counted_in_updates_of_the_weights(most: int | None, interval: int, threshold: int | None) -> None:
-    for name, of in (("max_staleness", "stale_threshold"), ("max_token_staleness", "token_stale_threshold")):
+    for name, field in (("max_staleness", "stale_threshold"), ("max_token_staleness", "token_stale_threshold")):
         options: dict[str, Any] = {name: most, "sync_weights_interval": interval}
-        assert getattr(AsyncProduceStrategy(**options).expiry, of) == threshold
+        assert getattr(AsyncProduceStrategy(**options).expiry, field) == threshold
 
 
 @pytest.mark.parametrize("name", ["max_staleness", "max_token_staleness"])
@@ -77,8 +77,8 @@ async def test_a_continued_group_that_is_too_old_when_it_is_done_is_generated_ag
         strategy.model_copy(update={"over_sample": 0.0}), loop, sampler, 4, train_step=3, model_step=2
     )
     assert (summary.expired, summary.produced) == (1, 4)
-    (again,) = [item for item in await items_of(sampler.buffer, Status.COMPLETED) if ids([item]) == [0]]
-    assert set(again.item[0].response_model_steps) == {2}
+    (regenerated,) = [item for item in await items_of(sampler.buffer, Status.COMPLETED) if ids([item]) == [0]]
+    assert set(regenerated.item[0].response_model_steps) == {2}
 
 
 async def test_a_trigger_of_minus_1_drops_what_expires_and_new_prompts_take_its_place(sampler: Sampler) -> None:
@@ -182,10 +182,10 @@ async def test_being_cancelled_by_a_pause_is_no_failed_delivery(sampler: Sampler
 async def test_a_loop_that_ignores_its_cancellation_does_not_hold_up_the_batch(sampler: Sampler) -> None:
     """Its prompt stays in flight, and is stored when it is done."""
     loop = ScriptedLoop(scripts={0: forever(deaf=True, stubborn=True)})
-    began = time.monotonic()
+    start = time.monotonic()
     produced = (await run_scripted(loop, sampler)).produced
     assert produced >= 4
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - start < 10
     assert loop.running == 1
     loop.scripts[0].tokens = 1
     while loop.running:

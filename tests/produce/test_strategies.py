@@ -70,16 +70,16 @@ async def test_groups_that_are_there_count(buffer: ReplayBuffer) -> None:
 
 
 async def test_a_prompt_that_always_fails_is_set_aside(url: str) -> None:
-    told = Told()
+    hook = Told()
     async with build(url, max_deliveries=3) as buffer:
         sampler = sampler_of(buffer)
         loop = ScriptedLoop(scripts={1: Script(failures=99)})
-        summary = await produce(SyncProduceStrategy(on_group=told), loop, sampler, 3)
+        summary = await produce(SyncProduceStrategy(on_group=hook), loop, sampler, 3)
         assert (summary.produced, summary.retried, summary.failed) == (3, 2, 1)
         (failed,) = await items_of(buffer, Status.FAILED)
         assert ids([failed]) == [1]
         assert "ValueError: no luck" in str(failed.error)
-        assert [one.attempt for one in told.groups if one.error] == [1, 2, 3]
+        assert [generated.attempt for generated in hook.groups if generated.error] == [1, 2, 3]
         await assert_accounted(sampler)
 
 
@@ -194,8 +194,8 @@ async def test_the_slowest_do_not_hold_up_the_batch(sampler: Sampler) -> None:
     summary = await produce(AsyncProduceStrategy(over_sample=0.5), loop, sampler, 4)
     assert summary.produced >= 4
     assert summary.interrupted == 2
-    left = [rollout for item in await items_of(sampler.buffer, Status.ABORTED) for rollout in item.item]
-    assert [rollout.response or "" for rollout in left] == [""] * 4  # without partial rollouts they begin anew
+    aborted = [rollout for item in await items_of(sampler.buffer, Status.ABORTED) for rollout in item.item]
+    assert [rollout.response or "" for rollout in aborted] == [""] * 4  # without partial rollouts they begin anew
     assert not set(ids(await take(sampler.buffer, 4))) & {0, 2}
     assert loop.most == 6
 
@@ -261,10 +261,10 @@ async def test_leftovers_are_produced_at_the_end_of_the_dataset(url: str) -> Non
             over_sample=0.5, enable_partial_rollout=True, tail_batch_trigger_size=5, tail_batch_max_tries=1
         )
         loop = ScriptedLoop(scripts={number: Script(tokens=30, seconds=0.005) for number in (0, 1)})
-        trained: list[int] = []
+        trained_ids: list[int] = []
         for size in (3, 3, 1):
             await produce(strategy, loop, sampler, size)
-            trained += ids(await take(buffer, size))
-        assert sorted(trained) == list(range(7))
+            trained_ids += ids(await take(buffer, size))
+        assert sorted(trained_ids) == list(range(7))
         with pytest.raises(ProduceError, match="no prompt is left in the dataset"):
             await produce(strategy, loop, sampler, 1)

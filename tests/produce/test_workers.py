@@ -66,10 +66,10 @@ async def completed(buffer: ReplayBuffer, count: int) -> None:
 
 async def stands_still(buffer: ReplayBuffer) -> int:
     """How many groups are completed, when there are some, and no more than before for some looks of a worker's."""
-    count, same = -1, 0
-    while same < 4:
+    count, same_count = -1, 0
+    while same_count < 4:
         now = await buffer.count(TASK, Status.COMPLETED)
-        count, same = now, (same + 1 if now == count > 0 else 0)
+        count, same_count = now, (same_count + 1 if now == count > 0 else 0)
         await asyncio.sleep(0.1)
     return count
 
@@ -101,9 +101,9 @@ async def test_workers_together_keep_what_one_alone_would(shared_url: str) -> No
         async with contextlib.AsyncExitStack() as stack:
             for loop, sampler in zip(loops, samplers, strict=True):
                 await stack.enter_async_context(working(loop, sampler))
-            there = await stands_still(first)
-            assert 6 <= there <= 3 * 6
-            await first.take_batch({TASK: there})
+            count = await stands_still(first)
+            assert 6 <= count <= 3 * 6
+            await first.take_batch({TASK: count})
             await completed(first, 6)
         groups = sorted(number for loop in loops for number in loop.order)
         assert groups == list(range(len(groups)))
@@ -382,16 +382,16 @@ BAD: dict[str, Any] = {
 async def test_bad_arguments_are_refused_at_once(name: str) -> None:
     changed, message = BAD[name]
     async with build("memory://") as buffer:
-        good = {
+        valid_arguments = {
             "strategy": STRATEGY,
             "agent_loop": ScriptedLoop(),
             "sampler": Sampler(buffer, prompts(2), TASK),
             "batch_size": 2,
         }
-        began = time.monotonic()
+        start = time.monotonic()
         with pytest.raises(InputError, match=message):
-            await produce_loop(**(good | changed))
-        assert time.monotonic() - began < 5
+            await produce_loop(**(valid_arguments | changed))
+        assert time.monotonic() - start < 5
 
 
 async def test_a_batch_that_the_limits_can_never_deliver_is_refused() -> None:

@@ -102,12 +102,12 @@ class Store:
     def matches(self, query: Query) -> list[int]:
         """The places of the groups that match."""
         condition = compile_sql(parse(query), COLUMNS, self.dialect)
-        both = select(GROUPS.c.place, condition.label("seen")).order_by(GROUPS.c.place)
-        seen = self.run(both)
-        assert all(flag is not None for _, flag in seen), "a condition was NULL"
-        found = [place for (place,) in self.run(select(GROUPS.c.place).where(condition).order_by(GROUPS.c.place))]
-        assert found == [place for place, flag in seen if flag]
-        return found
+        places_and_flags = select(GROUPS.c.place, condition.label("seen")).order_by(GROUPS.c.place)
+        flags = self.run(places_and_flags)
+        assert all(flag is not None for _, flag in flags), "a condition was NULL"
+        places = [place for (place,) in self.run(select(GROUPS.c.place).where(condition).order_by(GROUPS.c.place))]
+        assert places == [place for place, flag in flags if flag]
+        return places
 
 
 def _rows(result: CursorResult[Any]) -> list[Any]:

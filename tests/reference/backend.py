@@ -49,7 +49,7 @@ class Reference(Putting, Drawing, Matching, Presence):
 
     async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
         with self._lock:
-            made, restored = self._checkpoints.get(step)
+            checkpoint, restored = self._checkpoints.get(step)
             restored.loans.return_all()
             if keep_new:
                 self._loans.return_all()
@@ -60,7 +60,7 @@ class Reference(Putting, Drawing, Matching, Presence):
             self._groups, self._loans = restored.groups, restored.loans
             self._epoch += 1
             self._notify()
-            return made
+            return checkpoint
 
     def _world(self) -> World:
         return World(self._groups, self._loans, self._next_uid - self._ticket_shift, self._cursors)
@@ -117,11 +117,11 @@ class Reference(Putting, Drawing, Matching, Presence):
         is_file = snapshot.startswith(b"SQLite format 3")
         loaded = read_snapshot(snapshot, self.codec) if is_file else pickle.loads(snapshot)
         with self._lock:
-            check_empty(len(self._groups.payloads), [made.step for made in self._checkpoints.all()])
+            check_empty(len(self._groups.payloads), [checkpoint.step for checkpoint in self._checkpoints.all()])
             load(self._groups, loaded)
             self._next_uid = max(self._next_uid, loaded.next_uid)
             self._ticket_shift = self._next_uid - loaded.next_ticket
-            self._cursors = {one.name: one for one in loaded.cursors}
+            self._cursors = {cursor.name: cursor for cursor in loaded.cursors}
             self._wakes.wake()
 
     async def save(

@@ -22,36 +22,36 @@ class Drawing(Memory):
 
     async def take(self, draw: Draw) -> Drawn | None:
         with self._lock:
-            drawn = self._draw(draw)
-            if drawn is not None:
-                train_step = self._groups.train_step(draw, drawn)
-                for item in all_of(drawn):
+            items_by_task = self._draw(draw)
+            if items_by_task is not None:
+                train_step = self._groups.train_step(draw, items_by_task)
+                for item in all_of(items_by_task):
                     item.trained_step = train_step
                     step = transitions.drawn(item, self.rules.limits)
                     self._groups.apply(step, item)
                     item.times_sampled += step.draws
                 self._notify()
-            return drawn
+            return items_by_task
 
     def _draw(self, draw: Draw) -> Drawn | None:
         self._end_leases()
-        drawn: Drawn = {}
+        items_by_task: Drawn = {}
         policy = self.rules.sampler
         for task_name, size in self._allowed(draw).items():
             lane = (task_name, draw.status)
             self._groups.begin_race(lane, policy)
             candidates = self._groups.table.select(in_lane(*lane, draw.where), policy.order, self._groups.order_key)
-            drawn[task_name] = self._decodable(candidates, size)
-        if not draw.is_met_by({task_name: len(items) for task_name, items in drawn.items()}):
+            items_by_task[task_name] = self._decodable(candidates, size)
+        if not draw.is_met_by({task_name: len(items) for task_name, items in items_by_task.items()}):
             return None
-        for task_name, items in drawn.items():
+        for task_name, items in items_by_task.items():
             if draw.probabilities:
                 self._add_probabilities(items, (task_name, draw.status))
             if policy.is_race:
                 self._groups.advance(items)
                 if draw.where is not None:
                     self._groups.skip((task_name, draw.status))
-        return drawn
+        return items_by_task
 
     def _allowed(self, draw: Draw) -> dict[str, int]:
         limits = self.rules.limits
@@ -61,17 +61,17 @@ class Drawing(Memory):
 
     def _decodable(self, candidates: list[int], size: int) -> list[StorageItem]:
         """Return the first `size` candidates that can be decoded, and set aside those that can't."""
-        good: list[StorageItem] = []
+        readable: list[StorageItem] = []
         for uid in candidates:
-            if len(good) >= size:
+            if len(readable) >= size:
                 break
             try:
-                good.append(self._decode(uid))
+                readable.append(self._decode(uid))
             except DecodeError as error:
                 item = self._groups.item(uid)
                 self._groups.apply(transitions.set_aside(item.status, str(error)), item)
                 self._notify()
-        return good
+        return readable
 
     def _add_probabilities(self, items: Sequence[StorageItem], lane: LaneName) -> None:
         members = [self._groups.item(uid) for uid in self._groups.table.select(in_lane(*lane))]
@@ -112,13 +112,13 @@ class Drawing(Memory):
     async def extend(self, lease: Leased, uids: Sequence[int], seconds: float) -> float:
         with self._lock:
             check_lease(lease, self._epoch, self.identity)
-            held = self._loans.held(lease, uids)
+            loans = self._loans.held(lease, uids)
             until = lease_time() + seconds
-            for loan in held:
+            for loan in loans:
                 loan.until = until
             return until
 
 
-def all_of(drawn: Drawn) -> list[StorageItem]:
+def all_of(items_by_task: Drawn) -> list[StorageItem]:
     """Return the groups of all tasks."""
-    return [item for items in drawn.values() for item in items]
+    return [item for items in items_by_task.values() for item in items]

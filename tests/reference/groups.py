@@ -57,12 +57,12 @@ class Groups:
 
     def refreshed(self, tasks: Iterable[str], statuses: Iterable[Status], step: int) -> None:
         """Note the train step of a refresh, for all tasks and statuses that there ever was a group of."""
-        chosen = set(product(tasks, statuses))
-        self.steps |= dict.fromkeys({(task, status) for task, status, _ in self.tallies} & chosen, step)
+        lanes = set(product(tasks, statuses))
+        self.steps |= dict.fromkeys({(task, status) for task, status, _ in self.tallies} & lanes, step)
 
-    def train_step(self, draw: Draw, drawn: Mapping[str, Sequence[StorageItem]]) -> int | None:
+    def train_step(self, draw: Draw, by_task: Mapping[str, Sequence[StorageItem]]) -> int | None:
         """Return the train step of a draw: the one that it names, or the last one of the tasks of its groups."""
-        lanes = [(task, draw.status) for task, items in drawn.items() if items]
+        lanes = [(task, draw.status) for task, items in by_task.items() if items]
         steps = [self.steps[lane] for lane in lanes if lane in self.steps]
         return max(steps, default=None) if draw.train_step is None else draw.train_step
 
@@ -84,8 +84,8 @@ class Groups:
             self._leave(now.uid, step.before)
             self._arrive(now, step.after)
         else:
-            kept = ("times_sampled", "deliveries", "error", "trained_step")
-            self.table.change([now.uid], **{name: getattr(now, name) for name in kept})
+            names = ("times_sampled", "deliveries", "error", "trained_step")
+            self.table.change([now.uid], **{name: getattr(now, name) for name in names})
         if step.enters_races:
             self.races.enter(now)
         return now
@@ -111,29 +111,29 @@ class Groups:
         for (status, name), n in step.counts.items():
             self.tallies[(task_name, status, name)] += n
 
-    def remove(self, uids: Iterable[int], why: Tally) -> int:
+    def remove(self, uids: Iterable[int], reason: Tally) -> int:
         """Remove groups that are in the buffer, and return their number."""
-        gone = [self.item(uid) for uid in uids]
-        for item in gone:
-            self.apply(transitions.removed(Place(item.status), why), item)
-        return len(gone)
+        items = [self.item(uid) for uid in uids]
+        for item in items:
+            self.apply(transitions.removed(Place(item.status), reason), item)
+        return len(items)
 
     # Putting
 
     def replaced_by(self, group: NewGroup) -> list[int]:
         """Return the groups in the buffer that a put replaces: those that it names, and the one with the same key."""
-        found = [] if group.key is None else self.table.with_key(group.task_name, group.key)
-        named = () if group.lease else group.replaces
-        for uid in named:
+        same_key = [] if group.key is None else self.table.with_key(group.task_name, group.key)
+        named_uids = () if group.lease else group.replaces
+        for uid in named_uids:
             if self.table.get(uid) is None:
                 raise ConflictError(f"group {uid}, which was to be replaced, is not in the buffer; nothing was stored")
-        return sorted({*found, *named})
+        return sorted({*same_key, *named_uids})
 
     def check_room(self, group: NewGroup, replaced: Iterable[int]) -> None:
         """Raise FullError when the limits leave no room for the group."""
         limits = self.rules.limits
-        here = [item.status for item in map(self.item, replaced) if item.task_name == group.task_name]
-        level = self.level(group.task_name).without(here)
+        statuses = [item.status for item in map(self.item, replaced) if item.task_name == group.task_name]
+        level = self.level(group.task_name).without(statuses)
         if limits.insertable(level, group.status) == 0:
             raise FullError(f"task {group.task_name}: {limits.why_full(level, group.status)}")
 
@@ -152,11 +152,11 @@ class Groups:
             self.begin_race((task_name, status), remover)
         buffered = LogicNode("$and", (ScalarNode("task_name", "$eq", task_name), SetNode("status", "$in", tuple(kept))))
         uids = self.table.select(buffered, remover.order, lambda uid, name: self.order_key(uid, name, left=True))
-        gone = uids[:excess]
+        evicted = uids[:excess]
         if remover.is_race:
-            waits = [self.races.remaining(self.item(uid)) for uid in gone]
-            self.races.pass_time(task_name, kept, waits, [self.item(uid).priority for uid in gone])
-        return gone
+            waits = [self.races.remaining(self.item(uid)) for uid in evicted]
+            self.races.pass_time(task_name, kept, waits, [self.item(uid).priority for uid in evicted])
+        return evicted
 
     # Groups that take no room: archived, filtered and failed ones
 
@@ -164,20 +164,18 @@ class Groups:
         """Remove the groups beyond the age or number limit of those that take no room."""
         limits, now = self.rules.limits, time.time()
         for status in limits.bounded_aside:
-            most, seconds = limits.bound_aside(status)
-            here = [
-                (task, n) for (task, there, name), n in self.tallies.items() if (there, name) == (status, Tally.SIZE)
-            ]
+            limit, seconds = limits.bound_aside(status)
+            lanes = [(task, n) for (task, at, name), n in self.tallies.items() if (at, name) == (status, Tally.SIZE)]
             oldest = min(self.archived_at.values(), default=now)
-            for task_name, count in here:
-                if count <= most if most is not None else oldest >= now - (seconds or 0):
+            for task_name, count in lanes:
+                if count <= limit if limit is not None else oldest >= now - (seconds or 0):
                     continue
-                aside = sorted(self.table.select(in_lane(task_name, status)), key=lambda uid: self._aside_since(uid, 0))
-                if most is not None:
-                    gone = aside[: max(0, len(aside) - most)]
+                uids = sorted(self.table.select(in_lane(task_name, status)), key=lambda uid: self._aside_since(uid, 0))
+                if limit is not None:
+                    pruned = uids[: max(0, len(uids) - limit)]
                 else:
-                    gone = [uid for uid in aside if self._aside_since(uid, now) < now - (seconds or 0)]
-                self.remove(gone, Tally.PRUNED)
+                    pruned = [uid for uid in uids if self._aside_since(uid, now) < now - (seconds or 0)]
+                self.remove(pruned, Tally.PRUNED)
 
     def _aside_since(self, uid: int, otherwise: float) -> float:
         """Return when a group was archived, filtered or set aside; a state of an older version may not know."""
@@ -218,11 +216,11 @@ class Groups:
 
     def set_priorities(self, priorities: Mapping[int, float]) -> int:
         """Set the priorities of those groups that are in the buffer; return their number."""
-        found = {uid: priority for uid, priority in priorities.items() if self.table.get(uid) is not None}
-        for uid, priority in found.items():
+        present = {uid: priority for uid, priority in priorities.items() if self.table.get(uid) is not None}
+        for uid, priority in present.items():
             self.table.change([uid], priority=priority)
             self.races.enter(self.item(uid))
-        return len(found)
+        return len(present)
 
 
 def _after(step: Transition, item: StorageItem) -> StorageItem:

@@ -45,9 +45,9 @@ class Loans:
     def lend(self, items: Iterable[StorageItem], token: int, until: float) -> None:
         """Lease drawn groups."""
         for item in items:
-            kept = self._groups.apply(transitions.leased(item), item)
-            item.times_sampled, item.deliveries = kept.times_sampled, kept.deliveries
-            self._loans[item.uid] = Loan(kept, token, until)
+            changed = self._groups.apply(transitions.leased(item), item)
+            item.times_sampled, item.deliveries = changed.times_sampled, changed.deliveries
+            self._loans[item.uid] = Loan(changed, token, until)
 
     def held(self, lease: Leased, uids: Sequence[int]) -> list[Loan]:
         """Return the loans of a lease, without groups that were replaced while the lease held them.
@@ -55,27 +55,27 @@ class Loans:
         Raises LeaseLostError when the lease had expired for some of them.
         """
         self.end_overdue()
-        mine = self._of(lease, uids)
-        if len(mine) < len(uids) and now() >= max([lease.until, *(loan.until for loan in mine)]):
-            raise lost_to_others(lease, set(uids).difference(loan.item.uid for loan in mine))
-        return mine
+        loans = self._of(lease, uids)
+        if len(loans) < len(uids) and now() >= max([lease.until, *(loan.until for loan in loans)]):
+            raise lost_to_others(lease, set(uids).difference(loan.item.uid for loan in loans))
+        return loans
 
     def acknowledge(self, lease: Leased, uids: Sequence[int]) -> None:
         """Consume groups of a lease."""
-        mine = self.held(lease, uids)
-        if len(mine) < len(uids):
-            self._check_not_passed_on(lease, set(uids).difference(loan.item.uid for loan in mine))
-        step = self._groups.trained_at(lease, [loan.item for loan in mine])
-        for loan in mine:
+        loans = self.held(lease, uids)
+        if len(loans) < len(uids):
+            self._check_not_passed_on(lease, set(uids).difference(loan.item.uid for loan in loans))
+        step = self._groups.trained_at(lease, [loan.item for loan in loans])
+        for loan in loans:
             loan.item.trained_step = step
             self._end(loan, transitions.acknowledged(loan.item, self._limits))
 
     def give_back(self, lease: Leased, uids: Sequence[int], reason: str | None) -> int:
         """Give back those groups that the lease still holds, and return their number."""
-        mine = self._of(lease, uids)
-        for loan in mine:
+        loans = self._of(lease, uids)
+        for loan in loans:
             self._end(loan, transitions.given_back(loan.item, self._limits, reason))
-        return len(mine)
+        return len(loans)
 
     def end_overdue(self) -> int:
         """Give back the groups whose leases have expired, and return their number."""
@@ -94,15 +94,15 @@ class Loans:
 
         Raises LeaseLostError when the lease no longer holds one of them.
         """
-        named = [] if group.lease is None else self._of(group.lease, group.replaces)
-        if group.lease is not None and len(named) < len(group.replaces):
-            raise lost_to_others(group.lease, set(group.replaces).difference(loan.item.uid for loan in named))
+        named_loans = [] if group.lease is None else self._of(group.lease, group.replaces)
+        if group.lease is not None and len(named_loans) < len(group.replaces):
+            raise lost_to_others(group.lease, set(group.replaces).difference(loan.item.uid for loan in named_loans))
         keyed = [
             loan
             for loan in self._loans.values()
             if group.key is not None and (loan.item.task_name, loan.item.key) == (group.task_name, group.key)
         ]
-        return named + [loan for loan in keyed if loan not in named]
+        return named_loans + [loan for loan in keyed if loan not in named_loans]
 
     def remove(self, loans: Iterable[Loan]) -> None:
         """Remove groups that are replaced while they are leased."""
@@ -127,9 +127,9 @@ class Loans:
     def _check_not_passed_on(self, lease: Leased, uids: Iterable[int]) -> None:
         """Raise LeaseLostError if any of these groups, which the lease doesn't hold, is with others unacknowledged."""
         loans = [(uid, loan.item.times_sampled, True) for uid in uids if (loan := self._loans.get(uid))]
-        stored = [(uid, item.times_sampled, False) for uid in uids if (item := self._groups.table.get(uid))]
-        if lost := passed_on(lease, loans + stored):
-            raise lost_to_others(lease, lost)
+        deliveries = [(uid, item.times_sampled, False) for uid in uids if (item := self._groups.table.get(uid))]
+        if lost_uids := passed_on(lease, loans + deliveries):
+            raise lost_to_others(lease, lost_uids)
 
     def _end(self, loan: Loan, step: Transition) -> None:
         del self._loans[loan.item.uid]

@@ -67,8 +67,8 @@ class Matching(Memory):
     async def count(self, query: Node, *, at_most: int | None = None) -> int:
         with self._lock:
             self._end_leases()
-            found = len(self._groups.table.select(query))
-            return found if at_most is None else min(found, at_most)
+            count = len(self._groups.table.select(query))
+            return count if at_most is None else min(count, at_most)
 
     async def tallies(self) -> dict[tuple[str, Status, Tally], int]:
         with self._lock:
@@ -92,25 +92,25 @@ class Matching(Memory):
     async def delete(self, query: Node) -> int:
         with self._lock:
             self._end_leases()
-            gone = self._groups.remove(self._groups.table.select(query), Tally.DELETED)
+            removed = self._groups.remove(self._groups.table.select(query), Tally.DELETED)
             self._notify()
-            return gone
+            return removed
 
     async def update(self, query: Node, changes: Changes) -> int:
         with self._lock:
             self._end_leases()
-            found = self._groups.table.select(query)
+            uids = self._groups.table.select(query)
             if not isinstance(changes.tags, Unset):
-                for uid in found:
+                for uid in uids:
                     self._groups.table.change([uid], tags=dict(changes.tags) if changes.tags else None)
             if not isinstance(changes.priority, Unset):
-                self._groups.set_priorities(dict.fromkeys(found, changes.priority))
+                self._groups.set_priorities(dict.fromkeys(uids, changes.priority))
             if not isinstance(changes.status, Unset):
-                for item in map(self._groups.item, found):
+                for item in map(self._groups.item, uids):
                     self._groups.due.pop(item.uid, None)  # who sets the status has decided what becomes of the group
                     self._groups.apply(transitions.updated(item.status, changes.status), item)
             self._notify()
-            return len(found)
+            return len(uids)
 
     async def update_priorities(self, priorities: Mapping[int, float]) -> int:
         with self._lock:
@@ -143,9 +143,9 @@ class Matching(Memory):
         expired = sorted({*too_old, *groups.due.get(item.uid, ())})
         if leaves or (expired and not rule.retryable):
             if refresh.dropped is not None:
-                found = self._decode_leniently(item)
-                refresh_group(found.item, refresh.train_step, kind)
-                refresh.dropped.append(replace(found, staleness=max(staleness, default=item.staleness)))
+                decoded = self._decode_leniently(item)
+                refresh_group(decoded.item, refresh.train_step, kind)
+                refresh.dropped.append(replace(decoded, staleness=max(staleness, default=item.staleness)))
             groups.remove([item.uid], Tally.DROPPED)
             return True
         for index in expired:

@@ -35,8 +35,8 @@ def predicate(node: Node) -> Predicate:
             part = predicate(condition)
             return lambda row: not part(row)
         case BetweenNode(field, lower, upper):
-            read = _reader(field)
-            return lambda row: _ordered("$gte", read(row), lower) and _ordered("$lte", read(row), upper)
+            value_of = _reader(field)
+            return lambda row: _ordered("$gte", value_of(row), lower) and _ordered("$lte", value_of(row), upper)
         case SetNode(field, op, values):
             return _member(field, frozenset(values), wanted=op == "$in")
         case ScalarNode(field, op, value):
@@ -44,17 +44,17 @@ def predicate(node: Node) -> Predicate:
 
 
 def _member(field: str, values: frozenset[Value], *, wanted: bool) -> Predicate:
-    read = _reader(field)
-    return lambda row: (read(row) in values) is wanted
+    value_of = _reader(field)
+    return lambda row: (value_of(row) in values) is wanted
 
 
 def _scalar(field: str, op: str, value: Value) -> Predicate:
-    read = _reader(field)
+    value_of = _reader(field)
     if op == "$eq":
-        return lambda row: bool(read(row) == value)
+        return lambda row: bool(value_of(row) == value)
     if op == "$ne":
-        return lambda row: bool(read(row) != value)
-    return lambda row: _ordered(op, read(row), value)
+        return lambda row: bool(value_of(row) != value)
+    return lambda row: _ordered(op, value_of(row), value)
 
 
 def _ordered(op: str, left: Any, right: Any) -> bool:

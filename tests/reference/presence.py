@@ -31,7 +31,7 @@ class Presence(Memory):
     async def circumstances(self) -> Circumstances:
         tallies = await self.tallies()
         with self._lock:
-            waits = [one.wait for one in self._waits.values()]
+            waits = [waiting.wait for waiting in self._waits.values()]
             published = self._cursors.get(TRAINER)
         trainer = None
         if published is not None:

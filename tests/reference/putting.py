@@ -27,8 +27,8 @@ class Putting(Memory):
         loans, replaced = self._loans.replaced_by(group), groups.replaced_by(group)
         if not group.stays_leased:
             groups.check_room(group, replaced)
-        gone = {*replaced, *(loan.item.uid for loan in loans)}
-        origins = gone.union(*(groups.made_from.get(uid, ()) for uid in gone))
+        parents = {*replaced, *(loan.item.uid for loan in loans)}
+        origins = parents.union(*(groups.made_from.get(uid, ()) for uid in parents))
         self._tell(group.dropped, [*map(groups.item, replaced), *(loan.item for loan in loans)])
         groups.remove(replaced, Tally.REPLACED)
         self._loans.remove(loans)

@@ -23,7 +23,7 @@ from replaybuf.storage.values import Cursor, StorageItem
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout import Status
 
-_METADATA = [one.name for one in fields(StorageItem) if one.name not in ("item", "probability", "weight")]
+_METADATA = [part.name for part in fields(StorageItem) if part.name not in ("item", "probability", "weight")]
 _GROUPS = """SELECT g.*, l.task_name, l.status, l.step, p.data
 FROM rb_group g JOIN rb_lane l ON l.id = g.lane LEFT JOIN rb_payload p ON p.uid = g.uid ORDER BY g.uid"""
 
@@ -137,19 +137,19 @@ def plain_state(state: BufferState, *, payloads: bool = True) -> dict[str, Any]:
     group, of which a database may know more: a put that was counted and not stored names one, too. Without `payloads`,
     which are equal when decoded, not as bytes, it isn't compared when a group was set aside, either.
     """
-    lanes = {(one.item.task_name, one.item.status) for one in state.groups}
+    lanes = {(group.item.task_name, group.item.status) for group in state.groups}
     lanes |= {name for name, race in state.races.items() if race.time or race.idle_time}
     return {
         "groups": [
-            {name: getattr(one.item, name) for name in _METADATA}
-            | {"ticket": one.ticket, "random_key": one.random_key, "due": one.due}
-            | {"payload": one.payload if payloads else None}
-            | {"archived_at": one.archived_at if payloads else one.archived_at is not None}
-            for one in sorted(state.groups, key=lambda one: one.item.uid)
+            {name: getattr(group.item, name) for name in _METADATA}
+            | {"ticket": group.ticket, "random_key": group.random_key, "due": group.due}
+            | {"payload": group.payload if payloads else None}
+            | {"archived_at": group.archived_at if payloads else group.archived_at is not None}
+            for group in sorted(state.groups, key=lambda group: group.item.uid)
         ],
         "next_ticket": state.next_ticket,
         "tallies": {name: n for name, n in state.tallies.items() if n},
         "races": {name: race for name, race in state.races.items() if name in lanes},
-        "cursors": sorted((one.name, one.version, one.position, one.value) for one in state.cursors),
+        "cursors": sorted((cursor.name, cursor.version, cursor.position, cursor.value) for cursor in state.cursors),
         "steps": {name: step for name, step in state.steps.items() if name in lanes},
     }

@@ -40,48 +40,48 @@ class Checkpoints:
     def make(self, step: int, world: World, keep: int | None) -> Checkpoint:
         """Keep a copy of the world under this step, and at most `keep` checkpoints in all."""
         groups = world.groups
-        made = Checkpoint(step, time.time(), len(groups.payloads), sum(map(len, groups.payloads.values())))
+        checkpoint = Checkpoint(step, time.time(), len(groups.payloads), sum(map(len, groups.payloads.values())))
         self._kept.pop(step, None)
-        self._kept[step] = (made, world.copy())
-        for old in list(self._kept)[: 0 if keep is None else -keep]:
-            del self._kept[old]
-        return made
+        self._kept[step] = (checkpoint, world.copy())
+        for old_step in list(self._kept)[: 0 if keep is None else -keep]:
+            del self._kept[old_step]
+        return checkpoint
 
     def all(self) -> list[Checkpoint]:
-        return [made for made, _ in self._kept.values()]
+        return [checkpoint for checkpoint, _ in self._kept.values()]
 
     def get(self, step: int) -> tuple[Checkpoint, World]:
         """Return a checkpoint and a copy of its world. Raises CheckpointError."""
         if step not in self._kept:
             raise missing_checkpoint(step, list(self._kept))
-        made, world = self._kept[step]
-        return made, world.copy()
+        checkpoint, world = self._kept[step]
+        return checkpoint, world.copy()
 
     def drop(self, step: int) -> None:
         self.get(step)
         del self._kept[step]
 
 
-def add_new(now: World, restored: World, known: set[int]) -> None:
-    """Add groups that were put since (all but the `known` ones) to the restored world, as if never drawn."""
-    here, there = now.groups, restored.groups
-    for item in map(here.item, here.table.select(_ALL)):
-        if item.uid in known:
+def add_new(now: World, restored: World, known_uids: set[int]) -> None:
+    """Add groups that were put since (all but the `known_uids`) to the restored world, as if never drawn."""
+    groups, restored_groups = now.groups, restored.groups
+    for item in map(groups.item, groups.table.select(_ALL)):
+        if item.uid in known_uids:
             continue
-        made_from = here.made_from.get(item.uid, set())
-        become = [uid for uid in made_from if there.table.get(uid) is not None]
-        same_key = [] if item.key is None else there.table.with_key(item.task_name, item.key)
-        there.remove({*become, *same_key}, Tally.REPLACED)
-        there.made_from[item.uid] = made_from
-        if item.uid in here.due:
-            there.due[item.uid] = here.due[item.uid]
-        there.payloads[item.uid] = here.payloads[item.uid]
-        there.races.tickets[item.uid] = here.races.ticket(item.uid)
+        made_from = groups.made_from.get(item.uid, set())
+        become = [uid for uid in made_from if restored_groups.table.get(uid) is not None]
+        same_key = [] if item.key is None else restored_groups.table.with_key(item.task_name, item.key)
+        restored_groups.remove({*become, *same_key}, Tally.REPLACED)
+        restored_groups.made_from[item.uid] = made_from
+        if item.uid in groups.due:
+            restored_groups.due[item.uid] = groups.due[item.uid]
+        restored_groups.payloads[item.uid] = groups.payloads[item.uid]
+        restored_groups.races.tickets[item.uid] = groups.races.ticket(item.uid)
         item.status, item.times_sampled, item.deliveries = transitions.undrawn(item), 0, 0
         item.trained_step = None
-        there.apply(transitions.put(item.status), item)
-        if item.status in ASIDE and item.uid in here.archived_at:
-            there.archived_at[item.uid] = here.archived_at[item.uid]
+        restored_groups.apply(transitions.put(item.status), item)
+        if item.status in ASIDE and item.uid in groups.archived_at:
+            restored_groups.archived_at[item.uid] = groups.archived_at[item.uid]
 
 
 # As a state
@@ -92,7 +92,7 @@ def state_of(world: World, next_uid: int) -> BufferState:
     world = world.copy()
     world.loans.return_all()
     groups, races = world.groups, world.groups.races
-    stored = [
+    group_states = [
         StoredGroup(
             groups.item(uid),
             groups.payloads[uid],
@@ -104,7 +104,7 @@ def state_of(world: World, next_uid: int) -> BufferState:
         for uid in groups.table.select(_ALL)
     ]
     cursors = list(world.cursors.values())
-    return BufferState(stored, next_uid, groups.tallies, races.races, world.next_ticket, cursors, groups.steps)
+    return BufferState(group_states, next_uid, groups.tallies, races.races, world.next_ticket, cursors, groups.steps)
 
 
 def load(groups: Groups, state: BufferState) -> None:
@@ -121,6 +121,6 @@ def load(groups: Groups, state: BufferState) -> None:
             groups.archived_at[uid] = group.archived_at
         if group.due:
             groups.due[uid] = {*group.due}
-    groups.races.load(state.races, {(one.item.task_name, one.item.status) for one in state.groups})
+    groups.races.load(state.races, {(row.item.task_name, row.item.status) for row in state.groups})
     groups.tallies = state.tallies
     groups.steps = dict(state.steps)

@@ -27,18 +27,18 @@ def run(case):
     )
     server = reverb.Server([table])
     client = reverb.Client(f"localhost:{server.port}")
-    seen = []
+    observed = []
     for number, operation in enumerate(case["operations"]):
         allowed = [table.can_insert(1), table.can_sample(1)]
-        seen.append([*allowed, table.info.current_size])
+        observed.append([*allowed, table.info.current_size])
         if operation == "insert" and allowed[0]:
             client.insert(float(number), {"t": float(number % 7)})
         elif operation == "sample" and allowed[1]:
             [[sample]] = client.sample("t", 1)
-            seen[-1].append(float(sample.data[0]))
-            seen[-1].append(sample.info.times_sampled)
+            observed[-1].append(float(sample.data[0]))
+            observed[-1].append(sample.info.times_sampled)
     server.stop()
-    return seen
+    return observed
 
 
 print("\n" + json.dumps([run(case) for case in json.load(sys.stdin)]))

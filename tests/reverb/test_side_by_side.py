@@ -35,7 +35,7 @@ LIMITERS: list[tuple[str, list[Any]]] = [
 
 
 def cases() -> list[dict[str, Any]]:
-    chance, made = random.Random(14), []
+    chance, new_cases = random.Random(14), []
     for limiter in LIMITERS:
         for sampler, remover, times in (
             ("Fifo", "Fifo", 0),
@@ -46,7 +46,7 @@ def cases() -> list[dict[str, Any]]:
             if limiter[0] == "SampleToInsertRatio" and 0 < times < limiter[1][0]:
                 continue  # Reverb would stop there for ever; it is refused here
             operations = [chance.choice(["insert", "sample"]) for _ in range(OPERATIONS)]
-            made.append(
+            new_cases.append(
                 {
                     "sampler": sampler,
                     "remover": remover,
@@ -56,7 +56,7 @@ def cases() -> list[dict[str, Any]]:
                     "operations": operations,
                 }
             )
-    return made
+    return new_cases
 
 
 async def in_ours(case: dict[str, Any]) -> list[list[Any]]:
@@ -70,17 +70,17 @@ async def in_ours(case: dict[str, Any]) -> list[list[Any]]:
         max_times_sampled=case["max_times_sampled"],
         url="memory://",
     )
-    seen: list[list[Any]] = []
+    observed: list[list[Any]] = []
     async with table:
         for number, operation in enumerate(case["operations"]):
             allowed = [await table.can_insert(1), await table.can_sample(1)]
-            seen.append([*allowed, len(table.buffer)])
+            observed.append([*allowed, len(table.buffer)])
             if operation == "insert" and allowed[0]:
                 await table.insert(float(number), float(number % 7), timeout=0)
             elif operation == "sample" and allowed[1]:
                 [sample] = await table.sample(1, timeout=0)
-                seen[-1] += [sample.data, sample.info.times_sampled]
-    return seen
+                observed[-1] += [sample.data, sample.info.times_sampled]
+    return observed
 
 
 @pytest.fixture(scope="module")
@@ -101,5 +101,5 @@ def in_reverb() -> list[list[list[Any]]]:
 async def test_reverb_does_the_same(in_reverb: list[list[list[Any]]], number: int) -> None:
     case = cases()[number]
     ours = await in_ours(case)
-    for at, (mine, theirs) in enumerate(zip(ours, in_reverb[number], strict=True)):
-        assert mine == theirs, (case, at)
+    for at, (own_answer, their_answer) in enumerate(zip(ours, in_reverb[number], strict=True)):
+        assert own_answer == their_answer, (case, at)

@@ -70,8 +70,8 @@ async def test_tables_in_one_database_are_apart(shared_url: str) -> None:
         await replay.insert("a")
         with pytest.raises(FullError, match=r"error_buffer \(0, 2\) allows no more"):
             await queue.insert(2, timeout=0)
-        async with queue.replace() as again:
-            assert await data_of(again, 2) == [0, 1]
+        async with queue.replace() as reopened:
+            assert await data_of(reopened, 2) == [0, 1]
         assert not await queue.can_sample(1)
         assert await data_of(replay, 1) == ["a"]
 
@@ -271,7 +271,7 @@ def test_tables_before_one_without_room_keep_their_item() -> None:
 def test_samples_come_as_lists_of_timesteps_or_by_themselves(url: str) -> None:
     with reverb.Client(url, tables=[table(None)]) as client:
         client.insert(7, {"replay": 1.0})
-        assert [[one.data for one in sample] for sample in client.sample("replay", 2, emit_timesteps=True)] == [
+        assert [[step.data for step in sample] for sample in client.sample("replay", 2, emit_timesteps=True)] == [
             [7],
             [7],
         ]
@@ -306,8 +306,8 @@ def test_samples_are_independent() -> None:
     """One item may come again, as in Reverb, and each by its priority; a batch has different ones."""
     with reverb.Client("memory://", tables=[table(None, sampler=reverb.selectors.Prioritized(1.0))]) as client:
         keys = {data: client.insert(data, {"replay": data})["replay"] for data in (1, 3)}
-        drawn = Counter(sample.data for [sample] in client.sample("replay", 400))
-        assert 250 < drawn[3] < 350
+        draws = Counter(sample.data for [sample] in client.sample("replay", 400))
+        assert 250 < draws[3] < 350
         batch = client.sample_batch("replay", 2)
         assert {sample.data for sample in batch} == {1, 3}
         client.mutate_priorities("replay", updates={keys[1]: 9.0}, deletes=[keys[3], 10**9])
@@ -341,9 +341,9 @@ def test_all_tables_go_back_to_a_checkpoint(shared_url: str) -> None:
         assert (client.checkpoint(), client.checkpoint(), client.checkpoint(7)) == (1, 2, 7)
         list(client.sample("queue"))
         client.reset("replay")
-        with pickle.loads(pickle.dumps(client)) as again:
-            assert again.restore() == 7
-            assert {*sizes(again, "replay", "queue").values()} == {1}
+        with pickle.loads(pickle.dumps(client)) as unpickled:
+            assert unpickled.restore() == 7
+            assert {*sizes(unpickled, "replay", "queue").values()} == {1}
 
 
 def test_tables_that_are_not_there_are_refused() -> None:

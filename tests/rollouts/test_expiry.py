@@ -29,8 +29,8 @@ async def test_model_steps_of_arrays_are_arrays() -> None:
         rollout(2, response_ids=np.array([5, 6])),
     ]
     await normalise(rollouts, CODEC.rollout_type, 7, None, ExpiryRule())
-    steps = [one.response_model_steps for one in rollouts]
-    assert [(one.dtype, one.tolist()) for one in steps] == [(np.int16, [3, 7, 7]), (np.int32, [7, 7])]
+    steps = [member.response_model_steps for member in rollouts]
+    assert [(array.dtype, array.tolist()) for array in steps] == [(np.int16, [3, 7, 7]), (np.int32, [7, 7])]
 
 
 @pytest.mark.parametrize("length", [2, 5000])
@@ -45,13 +45,13 @@ async def test_staleness_is_that_of_the_oldest_token() -> None:
     """`T - min(response_model_steps) - 1` of a rollout, below 0 if the model is ahead; the largest of a group."""
     rollouts = [rollout(1, response_model_steps=[5, 2]), rollout(2, response_model_steps=[11]), rollout(3)]
     assert (await put(rollouts)).staleness == 7
-    assert [one.seq_staleness for one in rollouts] == [7, -2, 0]
+    assert [member.seq_staleness for member in rollouts] == [7, -2, 0]
 
 
 async def test_without_a_train_step_their_own_staleness_counts() -> None:
     rollouts = [rollout(1, seq_staleness=4, response_model_steps=[0]), rollout(2, seq_staleness=1)]
     assert (await put(rollouts, None, **AGE)).staleness == 4
-    assert [(one.status, one.seq_staleness) for one in rollouts] == [("expired", 4), ("completed", 1)]
+    assert [(member.status, member.seq_staleness) for member in rollouts] == [("expired", 4), ("completed", 1)]
 
 
 #: Fields of a rollout, at train step 10; the rule; and whether it expires.
@@ -85,10 +85,10 @@ async def test_a_rollout_expires_by_its_oldest_token_or_when_no_trainable_one_is
     fields: dict[str, Any], rule: dict[str, Any], expires: bool
 ) -> None:
     """Groups of other statuses than completed, aborted and expired don't."""
-    [given] = rollouts = [rollout(1, **deepcopy(fields))]
-    before = given.status
-    assert (await put(rollouts, **rule)).status == given.status == (Status.EXPIRED if expires else before)
-    assert given.response == ("" if expires else "the answer")
+    [member] = rollouts = [rollout(1, **deepcopy(fields))]
+    before = member.status
+    assert (await put(rollouts, **rule)).status == member.status == (Status.EXPIRED if expires else before)
+    assert member.response == ("" if expires else "the answer")
 
 
 async def test_agentic_rollouts_exempt_their_group_from_expiry_by_token() -> None:
@@ -99,17 +99,17 @@ async def test_agentic_rollouts_exempt_their_group_from_expiry_by_token() -> Non
 async def test_an_expired_rollout_loses_its_response_and_the_others_keep_all_they_have() -> None:
     """Tokens go back to the prompt; prompt, message, mm_info and extra_fields stay."""
     fields: dict[str, Any] = {"mm_info": {"image": "x"}, "routed_experts": [1], "error_msg": "e", "labels": None}
-    gone, kept = rollout(1, response_model_steps=[0], **fields), rollout(2, response_model_steps=[8])
-    before, other = deepcopy(gone), plain(rollout(2, response_model_steps=[8], seq_staleness=1))
-    found = await put([gone, kept], **AGE)
-    assert (found.status, found.staleness) == (Status.EXPIRED, 9)
-    assert (gone.status, gone.response, gone.tokens, gone.seq_staleness) == ("expired", "", [1, 2], 9)
-    assert (gone.response_ids, gone.logprobs, gone.response_model_steps) == ([], [], [])
+    expired, unexpired = rollout(1, response_model_steps=[0], **fields), rollout(2, response_model_steps=[8])
+    before, other = deepcopy(expired), plain(rollout(2, response_model_steps=[8], seq_staleness=1))
+    outcome = await put([expired, unexpired], **AGE)
+    assert (outcome.status, outcome.staleness) == (Status.EXPIRED, 9)
+    assert (expired.status, expired.response, expired.tokens, expired.seq_staleness) == ("expired", "", [1, 2], 9)
+    assert (expired.response_ids, expired.logprobs, expired.response_model_steps) == ([], [], [])
     left_out = ("routed_experts", "finish_reason", "response_mask", "reward", "error_msg")
-    assert [getattr(gone, name) for name in left_out] == [None] * 5
+    assert [getattr(expired, name) for name in left_out] == [None] * 5
     stays = ("rollout_id", "message", "prompt_ids", "mm_info", "extra_fields")
-    assert [plain(getattr(gone, name)) for name in stays] == [plain(getattr(before, name)) for name in stays]
-    assert plain(kept) == other
+    assert [plain(getattr(expired, name)) for name in stays] == [plain(getattr(before, name)) for name in stays]
+    assert plain(unexpired) == other
 
 
 async def test_a_group_that_is_not_retryable_is_dropped_as_it_is() -> None:
@@ -119,7 +119,7 @@ async def test_a_group_that_is_not_retryable_is_dropped_as_it_is() -> None:
         if not rule:
             rollouts[0].status = Status.EXPIRED
         assert (await put(rollouts, retryable=False, **rule)).dropped
-        assert [(one.status, one.response) for one in rollouts] == [(Status.EXPIRED, "the answer")] * 2
+        assert [(member.status, member.response) for member in rollouts] == [(Status.EXPIRED, "the answer")] * 2
 
 
 @pytest.mark.parametrize(
@@ -136,9 +136,9 @@ async def test_a_group_that_is_not_retryable_is_dropped_as_it_is() -> None:
 )
 async def test_tokens_at_or_over_the_threshold_are_masked(fields: dict[str, Any], mask: list[int] | None) -> None:
     """A response without a mask gets one."""
-    [given] = rollouts = [rollout(1, **fields)]
+    [member] = rollouts = [rollout(1, **fields)]
     await put(rollouts, **TOKENS)
-    assert (given.status, given.response_mask) == ("completed", mask)
+    assert (member.status, member.response_mask) == ("completed", mask)
 
 
 async def test_a_response_without_steps_has_no_age() -> None:

@@ -81,8 +81,8 @@ async def test_expiry_writes_the_member_of_their_enum_that_lets_it_be_generated_
 
 
 async def test_a_reader_without_the_class_sets_that_group_aside_and_no_other(shared_url: str) -> None:
-    named = ReplayBufferConfig(url=shared_url, policy="fifo", rollout_type=dict, types=[SampleParams])
-    async with named.build() as writer:
+    typed_config = ReplayBufferConfig(url=shared_url, policy="fifo", rollout_type=dict, types=[SampleParams])
+    async with typed_config.build() as writer:
         await writer.put([{"params": SampleParams()}], "t")
         await writer.put([{"params": None}], "t")
         async with ReplayBufferConfig(url=shared_url, policy="fifo", rollout_type=dict).build() as reader:
@@ -143,18 +143,18 @@ async def test_a_text_is_as_old_as_the_model_step_of_its_put(threshold: dict[str
 @pytest.mark.parametrize("threshold", THRESHOLDS, ids=str)
 async def test_a_text_that_is_too_old_expires_at_its_put(threshold: dict[str, int]) -> None:
     async with build("memory://") as buffer:
-        put = [rollout(response_mask=[]), rollout(response="5")]
-        await buffer.put(put, TASK, model_step=2, current_train_step=7, **threshold)  # type: ignore[arg-type]
+        members = [rollout(response_mask=[]), rollout(response="5")]
+        await buffer.put(members, TASK, model_step=2, current_train_step=7, **threshold)  # type: ignore[arg-type]
         item = await only(buffer)
         assert (item.status, item.staleness) == (Status.EXPIRED, 4)
 
 
 async def test_a_text_that_newer_weights_went_on_with_is_as_old_as_its_beginning() -> None:
     async with build("memory://") as buffer:
-        begun = rollout(status=Status.ABORTED)
-        await buffer.put([begun], TASK, model_step=2, current_train_step=3)
-        begun.response, begun.status = "42", Status.COMPLETED
-        await buffer.put([begun], TASK, model_step=5, current_train_step=6, replaces=[1])
+        interrupted = rollout(status=Status.ABORTED)
+        await buffer.put([interrupted], TASK, model_step=2, current_train_step=3)
+        interrupted.response, interrupted.status = "42", Status.COMPLETED
+        await buffer.put([interrupted], TASK, model_step=5, current_train_step=6, replaces=[1])
         item = await only(buffer)
         assert (item.staleness, item.item[0].response_model_steps) == (3, [2])
 
@@ -163,7 +163,7 @@ async def test_a_rollout_without_a_response_has_no_model_step() -> None:
     async with build("memory://") as buffer:
         await buffer.put([rollout(response=None), rollout(response="")], TASK, model_step=2, current_train_step=9)
         item = await only(buffer)
-        assert (item.staleness, [one.response_model_steps for one in item.item]) == (0, [None, None])
+        assert (item.staleness, [member.response_model_steps for member in item.item]) == (0, [None, None])
 
 
 @dataclass
@@ -198,5 +198,5 @@ async def test_a_class_needs_no_token_ids() -> None:
 )
 def test_the_newest_step_of_a_text_is_its_oldest(fields: dict[str, Any], newest: int | None) -> None:
     """Groups of agents are exempt, as with tokens."""
-    one = rollout(response_model_steps=[3, 5], **fields)
-    assert Marks.of([one], RolloutType(RolloutState)).newest == [newest]
+    member = rollout(response_model_steps=[3, 5], **fields)
+    assert Marks.of([member], RolloutType(RolloutState)).newest == [newest]

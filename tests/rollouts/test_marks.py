@@ -54,15 +54,15 @@ def test_marks_are_applied_to_rollouts() -> None:
     marks = Marks.of(rollouts, KIND)
     marks.expire(RULE, 6)
     marks.apply(rollouts, 8, KIND)
-    assert [one.status for one in rollouts] == [Status.EXPIRED, Status.COMPLETED]
-    assert [one.response_ids for one in rollouts] == [[], [7]]
-    assert [one.seq_staleness for one in rollouts] == [0, 2]
+    assert [member.status for member in rollouts] == [Status.EXPIRED, Status.COMPLETED]
+    assert [member.response_ids for member in rollouts] == [[], [7]]
+    assert [member.seq_staleness for member in rollouts] == [0, 2]
 
 
 async def test_the_staleness_of_a_group_that_expires_in_its_put_is_pinned() -> None:
     """Its rollouts keep the staleness with which they expired: it is not one of a train step."""
-    put = await normalise([rollout(0), rollout(5)], KIND, None, 6, RULE)
-    assert (put.status, put.staleness, put.train_step) == (Status.EXPIRED, 5, None)
+    outcome = await normalise([rollout(0), rollout(5)], KIND, None, 6, RULE)
+    assert (outcome.status, outcome.staleness, outcome.train_step) == (Status.EXPIRED, 5, None)
     fresh = await normalise([rollout(5)], KIND, None, 6, RULE)
     assert (fresh.status, fresh.staleness, fresh.train_step) == (Status.COMPLETED, 0, 6)
 
@@ -82,29 +82,29 @@ async def test_tokens_that_have_a_step_keep_it(make: Any) -> None:
 async def test_a_put_masks_the_tokens_that_are_too_old() -> None:
     tokens = ExpiryRule(token_stale_threshold=4)
     mixed = rollout(0).model_copy(update={"response_ids": [7, 8], "response_model_steps": [0, 7]})
-    put = await normalise([mixed], KIND, None, 8, tokens)
-    assert (put.status, [*mixed.response_mask]) == (Status.COMPLETED, [0, 1])
+    outcome = await normalise([mixed], KIND, None, 8, tokens)
+    assert (outcome.status, [*mixed.response_mask]) == (Status.COMPLETED, [0, 1])
     undated = rollout(5).model_copy(update={"response_model_steps": []})
     with pytest.raises(RolloutError, match="without response_model_steps"):
         await normalise([undated], KIND, None, 8, tokens)
 
 
 async def test_a_group_that_was_interrupted_before_its_first_token_needs_no_steps() -> None:
-    begun = {"response": "", "response_ids": np.array([], "i4"), "logprobs": np.array([]), "status": Status.ABORTED}
-    assert (await normalise([rollout(None).model_copy(update=begun)], KIND, None, 6, RULE)).doubts == {}
-    begun |= {"response_ids": np.array([7], "i4")}
-    assert "undated" in (await normalise([rollout(None).model_copy(update=begun)], KIND, None, 6, RULE)).doubts
+    changes = {"response": "", "response_ids": np.array([], "i4"), "logprobs": np.array([]), "status": Status.ABORTED}
+    assert (await normalise([rollout(None).model_copy(update=changes)], KIND, None, 6, RULE)).doubts == {}
+    changes |= {"response_ids": np.array([7], "i4")}
+    assert "undated" in (await normalise([rollout(None).model_copy(update=changes)], KIND, None, 6, RULE)).doubts
 
 
 async def test_a_threshold_without_a_train_step_is_doubted_unless_the_rollouts_know_their_staleness() -> None:
     assert "unstepped" in (await normalise([rollout(None)], KIND, 5, None, RULE)).doubts
-    known = rollout(None).model_copy(update={"seq_staleness": 1})
-    assert (await normalise([known], KIND, 5, None, RULE)).doubts == {}
+    dated = rollout(None).model_copy(update={"seq_staleness": 1})
+    assert (await normalise([dated], KIND, 5, None, RULE)).doubts == {}
 
 
 async def test_what_expired_before_is_dropped_where_nothing_is_tried_again() -> None:
-    put = await normalise([rollout(None)], KIND, None, 6, ExpiryRule(4, retryable=False), Status.EXPIRED)
-    assert put.dropped
+    outcome = await normalise([rollout(None)], KIND, None, 6, ExpiryRule(4, retryable=False), Status.EXPIRED)
+    assert outcome.dropped
 
 
 @given(st.lists(st.integers(3, 5), max_size=4), st.lists(st.integers(0, 1), max_size=5), st.data())
@@ -112,7 +112,7 @@ def test_the_range_of_steps_is_that_of_all_tokens_and_of_the_trainable_ones(
     steps: list[int], mask: list[int], data: st.DataObject
 ) -> None:
     """Whether all tokens have the same step or not, in lists as in arrays; tokens without one count as the oldest."""
-    trainable = [step for step, one in zip(steps, mask, strict=False) if one]
+    trainable = [step for step, flag in zip(steps, mask, strict=False) if flag]
     if steps and any(mask[len(steps) :]) and not trainable:
         trainable = [min(steps)]
 

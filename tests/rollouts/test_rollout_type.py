@@ -109,10 +109,10 @@ def round_trip(rollout: Any) -> Any:
 def test_the_round_trip_gives_an_equal_rollout(rollout: Any) -> None:
     if isinstance(rollout, Plain | Tight):
         fields = [f.name for f in dataclasses.fields(rollout) if f.name != "unset"]
-        back = round_trip(rollout)
-        assert type(back) is type(rollout)
-        assert [getattr(back, name) for name in fields] == [getattr(rollout, name) for name in fields]
-        assert not hasattr(back, "unset")
+        restored = round_trip(rollout)
+        assert type(restored) is type(rollout)
+        assert [getattr(restored, name) for name in fields] == [getattr(rollout, name) for name in fields]
+        assert not hasattr(restored, "unset")
         return
     assert round_trip(rollout) == rollout
     assert repr(round_trip(rollout)) == repr(rollout)

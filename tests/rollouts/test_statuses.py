@@ -106,8 +106,8 @@ def test_the_config_says_what_statuses_mean() -> None:
     ],
 )
 def test_expiry_writes_what_the_class_has_for_it(now: Any, choices: Any, expired: Any) -> None:
-    new = Statuses().like(Status.EXPIRED, now, choices)
-    assert (type(new), new) == (type(expired), expired)
+    chosen = Statuses().like(Status.EXPIRED, now, choices)
+    assert (type(chosen), chosen) == (type(expired), expired)
 
 
 def test_what_is_named_like_ours_is_written_rather_than_an_alias() -> None:
@@ -224,12 +224,12 @@ def test_the_environment_names_a_type_but_no_mapping() -> None:
 PARTS = {"accuracy": 0.25, "format": 1.0, "note": "short"}
 
 NUMBERS = [(0.5, 0.5), (True, 1.0), (np.float32(0.5), 0.5), (np.array([0.5]), 0.5), ({"score": 1}, 1.0)]
-INFINITE = [math.nan, -math.inf, 10**400, -(10**400), np.array([10**400], dtype=object), np.array(math.inf)]
+INFINITE = [math.nan, -math.inf, 1e101, 10**400, -(10**400), np.array([10**400], dtype=object), np.array(math.inf)]
 NONE = [None, {"score": None}, "0.5", {"score": 10**400}, np.array([0.5, 1.0]), [0.5], PARTS, {"score": "1"}, 1j]
 
 
 def group(*rewards: Any) -> list[RolloutState]:
-    return [RolloutState(message=[], response="4", reward=one, status=Status.COMPLETED) for one in rewards]
+    return [RolloutState(message=[], response="4", reward=reward, status=Status.COMPLETED) for reward in rewards]
 
 
 async def only(buffer: ReplayBuffer) -> Any:
@@ -241,7 +241,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "replaybuf.rewards"]
 
 
-@pytest.mark.parametrize(("reward", "number"), [*NUMBERS, *((one, None) for one in INFINITE + NONE)], ids=str)
+@pytest.mark.parametrize(("reward", "number"), [*NUMBERS, *((value, None) for value in INFINITE + NONE)], ids=str)
 def test_a_reward_is_a_finite_number_or_none(reward: Any, number: float | None) -> None:
     assert reward_value(reward) == number
 
@@ -275,9 +275,9 @@ async def test_the_reward_key_names_the_part_that_counts(caplog: pytest.LogCaptu
 
 
 def test_groups_differ_by_the_part_that_counts() -> None:
-    same = group({"accuracy": 1.0, "format": 0.0}, {"accuracy": 1.0, "format": 1.0})
-    assert not reward_varies(same, reward_key="accuracy")
-    assert reward_varies(same, reward_key="format")
+    members = group({"accuracy": 1.0, "format": 0.0}, {"accuracy": 1.0, "format": 1.0})
+    assert not reward_varies(members, reward_key="accuracy")
+    assert reward_varies(members, reward_key="format")
 
 
 @pytest.mark.parametrize("key", ["", 5, None])

@@ -18,22 +18,22 @@ C = Status.COMPLETED
 
 def tallies(task: str = "math", **counts: int) -> dict[tuple[str, Status, Tally], int]:
     """Return tallies: `completed=3, completed_put=7`."""
-    named = {name.partition("_")[::2]: n for name, n in counts.items()}
-    return {(task, Status(status), Tally(name or "size")): n for (status, name), n in named.items()}
+    by_name = {name.partition("_")[::2]: n for name, n in counts.items()}
+    return {(task, Status(status), Tally(name or "size")): n for (status, name), n in by_name.items()}
 
 
-def worker(name: str = "gen-1", *, seen: float = 5, groups: int = 100, **more: Any) -> Worker:
-    return Worker(name, NOW - 3600, NOW - seen, groups=groups, **more)
+def worker(name: str = "gen-1", *, seen: float = 5, groups: int = 100, **fields: Any) -> Worker:
+    return Worker(name, NOW - 3600, NOW - seen, groups=groups, **fields)
 
 
-def wait(count: int = 64, query: str | None = None, since: float = NOW - 40, **more: Any) -> Wait:
-    return Wait({"math": count}, query=query, worker="trainer-1", since=since, **more)
+def wait(count: int = 64, query: str | None = None, since: float = NOW - 40, **fields: Any) -> Wait:
+    return Wait({"math": count}, query=query, worker="trainer-1", since=since, **fields)
 
 
 def why(
-    waiting: Wait, counts: dict[tuple[str, Status, Tally], int], limits: Limits | None = None, **known: Any
+    waiting: Wait, counts: dict[tuple[str, Status, Tally], int], limits: Limits | None = None, **facts: Any
 ) -> Diagnosis:
-    return diagnose(replace(waiting, limits=limits), Circumstances(NOW, counts, **known))
+    return diagnose(replace(waiting, limits=limits), Circumstances(NOW, counts, **facts))
 
 
 def since(seconds_ago: float, completed: int, failed: int = 0, **totals: int) -> dict[str, Any]:
@@ -70,10 +70,10 @@ Case = tuple[Diagnosis, Reason, str]
 
 
 def case(
-    waiting: Wait, counts: dict[tuple[str, Status, Tally], int], reason: Reason, *, says: str, **known: Any
+    waiting: Wait, counts: dict[tuple[str, Status, Tally], int], reason: Reason, *, says: str, **facts: Any
 ) -> Case:
     """Return the diagnosis of a wait, the reason that it should have, and a part of its sentence."""
-    return why(waiting, counts, **known), reason, says
+    return why(waiting, counts, **facts), reason, says
 
 
 CASES = {

@@ -61,9 +61,9 @@ def test_a_worker_that_is_better_than_the_others_does_not_stand_out() -> None:
 def a_run(seed: int, *, steps: int = 48, bad: str = "", drift: float = 0.02) -> list[list[One]]:
     """Steps of two tasks and four workers whose policy gets better, and wavers; one worker may be bad at code."""
     rng = random.Random(seed)
-    able, found = {"math": rng.uniform(0.1, 0.5), "code": rng.uniform(0.1, 0.5)}, []
+    able, by_step = {"math": rng.uniform(0.1, 0.5), "code": rng.uniform(0.1, 0.5)}, []
     for _ in range(steps):
-        able = {task: min(0.95, max(0.02, one + rng.gauss(0.008, drift))) for task, one in able.items()}
+        able = {task: min(0.95, max(0.02, ability + rng.gauss(0.008, drift))) for task, ability in able.items()}
         groups = []
         for number in range(24):
             task, worker = ("math", "code")[number % 3 == 0], "abcd"[rng.randrange(4)]
@@ -71,22 +71,22 @@ def a_run(seed: int, *, steps: int = 48, bad: str = "", drift: float = 0.02) -> 
                 0.3 if worker == bad and task == "code" else 1
             )
             groups.append(One(task, worker, sum(rng.random() < chance for _ in range(4)) / 4))
-        found.append(groups)
-    return found
+        by_step.append(groups)
+    return by_step
 
 
 def marks(run: list[list[One]]) -> tuple[list[str | None], list[int]]:
     """The workers that are below the others all along, and the steps below those before, as pages mark them."""
     tables = [tabulate(groups) for groups in run]
-    worse = [part.name for _, part in comparison.worse_workers(comparison.over_steps(tables))]
-    rest = [without(worse, table) for table in tables]
+    bad_workers = [part.name for _, part in comparison.worse_workers(comparison.over_steps(tables))]
+    without_bad = [without(bad_workers, table) for table in tables]
     fell = []
-    for number, table in enumerate(rest):
-        before = rest[max(0, number - 10) : number]
+    for number, table in enumerate(without_bad):
+        before = without_bad[max(0, number - 10) : number]
         parts = comparison.by_worker([table])
         parts += comparison.by_task(table, before)
         fell += [number] if any(part.stands_out for part in parts) else []
-    return worse, fell
+    return bad_workers, fell
 
 
 @pytest.mark.parametrize("drift", [0.0, 0.02])
@@ -107,8 +107,8 @@ def test_steps_of_one_group_of_a_task_are_compared_together() -> None:
         code, math = chance.choice("abcd"), chance.choice("abcd")
         right = 0.0 if code == "c" else chance.randrange(5) / 4
         steps.append(some("code", code, right) + some("math", math, chance.randrange(5) / 4))
-    found = comparison.worse_workers(comparison.over_steps([tabulate(groups) for groups in steps]))
-    assert [(task, part.name, part.reward) for task, part in found] == [("code", "c", 0.0)]
+    worse = comparison.worse_workers(comparison.over_steps([tabulate(groups) for groups in steps]))
+    assert [(task, part.name, part.reward) for task, part in worse] == [("code", "c", 0.0)]
 
 
 def test_a_bad_worker_and_a_small_dip_stand_out_of_many_comparisons() -> None:
@@ -120,8 +120,8 @@ def test_a_bad_worker_and_a_small_dip_stand_out_of_many_comparisons() -> None:
     before = [tabulate(groups(0.7)) for _ in range(10)]
     [dip] = comparison.by_task(tabulate(groups(0.64)), before)
     assert dip.stands_out
-    bad = some("math", "bad", 0, 0.25, 0, 0)
-    worst, *_ = comparison.by_worker([tabulate(groups(0.7) + bad)])
+    bad_groups = some("math", "bad", 0, 0.25, 0, 0)
+    worst, *_ = comparison.by_worker([tabulate(groups(0.7) + bad_groups)])
     assert (worst.name, worst.stands_out) == ("bad", True)
 
 
@@ -161,5 +161,5 @@ def test_a_task_is_compared_with_the_steps_before() -> None:
     ],
 )
 def test_a_sentence_says_what_stands_out(groups: list[One], before: list[One], said: str) -> None:
-    rewards = [mean(one.reward for one in several) for several in (groups, before)]
+    rewards = [mean(row.reward for row in several) for several in (groups, before)]
     assert said in verdict(by_worker(groups), by_task(groups, before), *rewards)

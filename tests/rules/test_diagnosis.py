@@ -34,10 +34,10 @@ from tests.rules.diagnosed import (
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_sentence_names_the_cause_to_remove(case: str) -> None:
-    found, reason, text = CASES[case]
-    assert found.reason == reason
-    assert text in found.sentence
-    assert "\n" not in str(found)
+    diagnosis, reason, text = CASES[case]
+    assert diagnosis.reason == reason
+    assert text in diagnosis.sentence
+    assert "\n" not in str(diagnosis)
 
 
 def test_every_reason_is_met() -> None:
@@ -47,9 +47,9 @@ def test_every_reason_is_met() -> None:
 def test_other_causes_follow_as_one_fact() -> None:
     """Behind what expired are producers that were killed, and who took the last groups."""
     counts = tallies(expired=64, completed_put=80, completed_expired=64, completed_leased=16)
-    found = why(wait(), counts, workers=[KILLED], last_take=Taking("trainer-2", NOW - 7, 16))
-    assert found.reason == Reason.EXPIRED
-    line, silent, last = found.facts
+    diagnosis = why(wait(), counts, workers=[KILLED], last_take=Taking("trainer-2", NOW - 7, 16))
+    assert diagnosis.reason == Reason.EXPIRED
+    line, silent, last = diagnosis.facts
     assert line.text == "task math: 0 completed groups there, 64 needed (64 expired, 16 leased)"
     assert (silent.reason, "no producer is left" in silent.text) == (Reason.ABSENT, True)
     assert last.text == "last drawn: 16 groups by trainer-2 at 20:43:03 UTC"
@@ -58,11 +58,11 @@ def test_other_causes_follow_as_one_fact() -> None:
 @pytest.mark.parametrize("case", HEALTHY)
 def test_groups_that_arrive_come_first_in_a_healthy_run(case: str) -> None:
     """One came a second ago, and 7 of 60 are missing: what else there is follows."""
-    counts, more = HEALTHY[case]
-    found = why(wait(60), tallies(completed=53, completed_put=48) | counts, **STEADY | more)
-    assert found.reason == Reason.SLOW
-    assert "(53 of 60): gen-1 is alive, the last group was put at 20:43:09 UTC, and more are" in found.sentence
-    assert len([fact for fact in found.facts if fact.reason]) == 1
+    counts, circumstances = HEALTHY[case]
+    diagnosis = why(wait(60), tallies(completed=53, completed_put=48) | counts, **STEADY | circumstances)
+    assert diagnosis.reason == Reason.SLOW
+    assert "(53 of 60): gen-1 is alive, the last group was put at 20:43:09 UTC, and more are" in diagnosis.sentence
+    assert len([fact for fact in diagnosis.facts if fact.reason]) == 1
 
 
 @pytest.mark.parametrize(("count", "reason"), [(60, Reason.SLOW), (62, Reason.UNFIT)])
@@ -74,54 +74,54 @@ def test_what_is_generated_counts_as_it_was_before(count: int, reason: Reason) -
 
 def test_what_a_worker_that_is_gone_holds_is_no_deadlock() -> None:
     """Though all others wait for the trainer: other workers generate it when the lease ends."""
-    found, _, _ = CASES["one waits, and a worker that was killed holds the rest"]
-    assert "deadlock" not in str(found)
+    diagnosis, _, _ = CASES["one waits, and a worker that was killed holds the rest"]
+    assert "deadlock" not in str(diagnosis)
 
 
 def test_a_wait_that_can_never_end_is_final() -> None:
     """Since a dataset has ended; not while enough is in flight, or while another task lacks more."""
-    ended = {"workers": [LIVE], "datasets": {"math": 50}}
-    assert why(wait(10), FEW, **ended).final
-    assert not why(wait(10), FEW | tallies(init_leased=3), **ended).final
+    facts = {"workers": [LIVE], "datasets": {"math": 50}}
+    assert why(wait(10), FEW, **facts).final
+    assert not why(wait(10), FEW | tallies(init_leased=3), **facts).final
 
 
 @pytest.mark.parametrize("seconds", [2, 13, 22, 45, 59])
 def test_one_situation_has_one_sentence(seconds: float) -> None:
     """Whenever its idle workers gave their last sign of life."""
-    about = Circumstances(NOW, FEW, workers=[worker(seen=seconds)], last_put={("math", C): NOW - 100})
+    circumstances = Circumstances(NOW, FEW, workers=[worker(seen=seconds)], last_put={("math", C): NOW - 100})
     sentence = "gen-1 is alive, the last group was put at 20:41:30 UTC, and more are needed. Wait, ask for fewer"
-    assert sentence in diagnose(wait(), about).sentence
-    assert about.workers[0].state(NOW) == "alive"
+    assert sentence in diagnose(wait(), circumstances).sentence
+    assert circumstances.workers[0].state(NOW) == "alive"
 
 
 def test_a_moment_of_another_day_has_its_date() -> None:
-    found = why(wait(), FEW, workers=[worker(seen=3 * 86_400)])
-    assert "gen-1 went silent: last seen at 2025-11-19 20:43 UTC" in found.sentence
+    diagnosis = why(wait(), FEW, workers=[worker(seen=3 * 86_400)])
+    assert "gen-1 went silent: last seen at 2025-11-19 20:43 UTC" in diagnosis.sentence
 
 
 def test_of_several_tasks_the_one_that_comes_last_by_itself_is_named() -> None:
-    wanted = Wait({"math": 64, "code": 8, "cod": 1})
+    waiting = Wait({"math": 64, "code": 8, "cod": 1})
     counts = FEW | tallies("code", completed=9)
-    found = diagnose(wanted, Circumstances(NOW, counts, workers=[LIVE]))
-    assert (found.task_name, found.reason) == ("cod", Reason.NO_SUCH_TASK)
-    assert "Did you mean code?" in found.sentence
-    assert any("Too little is ready for math (8 of 64)" in fact.text for fact in found.facts)
-    assert not any("ready for code" in fact.text for fact in found.facts)
+    diagnosis = diagnose(waiting, Circumstances(NOW, counts, workers=[LIVE]))
+    assert (diagnosis.task_name, diagnosis.reason) == ("cod", Reason.NO_SUCH_TASK)
+    assert "Did you mean code?" in diagnosis.sentence
+    assert any("Too little is ready for math (8 of 64)" in fact.text for fact in diagnosis.facts)
+    assert not any("ready for code" in fact.text for fact in diagnosis.facts)
 
 
 def test_tasks_that_lack_groups_for_one_cause_are_in_one_sentence() -> None:
     """The cause is said once, be it the first or one of the others."""
     counts = FEW | tallies("code", completed_leased=8, completed_put=65)
-    wanted = Wait({"math": 64, "code": 8, "chat": 8})
-    found = diagnose(wanted, Circumstances(NOW, counts | tallies("chat", completed_put=1), workers=[KILLED]))
-    assert found.sentence.startswith("Nothing is ready for code (0 of 8): all 8 completed groups are leased")
-    [also] = [fact.text for fact in found.facts if fact.reason]
+    waiting = Wait({"math": 64, "code": 8, "chat": 8})
+    diagnosis = diagnose(waiting, Circumstances(NOW, counts | tallies("chat", completed_put=1), workers=[KILLED]))
+    assert diagnosis.sentence.startswith("Nothing is ready for code (0 of 8): all 8 completed groups are leased")
+    [also] = [fact.text for fact in diagnosis.facts if fact.reason]
     assert "Too little is ready for code (0 of 8), math (8 of 64) and chat (0 of 8): no producer is left" in also
-    one = diagnose(
+    of_both = diagnose(
         Wait({"math": 64, "code": 8}), Circumstances(NOW, FEW | tallies("code", completed_put=8), workers=[KILLED])
     )
-    assert one.sentence.startswith("Too little is ready for math (8 of 64) and code (0 of 8): no producer is left")
-    assert str(one).count("no producer is left") == 1
+    assert of_both.sentence.startswith("Too little is ready for math (8 of 64) and code (0 of 8): no producer is left")
+    assert str(of_both).count("no producer is left") == 1
     counts = FEW | tallies("code", completed_put=8)
     slow = Circumstances(NOW, counts, workers=[LIVE], last_put={("math", C): NOW - 9, ("code", C): NOW - 4})
     sentence = diagnose(Wait({"math": 64, "code": 8}), slow).sentence
@@ -130,8 +130,8 @@ def test_tasks_that_lack_groups_for_one_cause_are_in_one_sentence() -> None:
 
 def test_counts_of_several_tasks_are_those_of_each() -> None:
     counts = tallies(completed=16, completed_put=16) | tallies("code", completed=16, completed_put=16)
-    found = diagnose(Wait({"math": 16, "code": 16}, limits=Limits(min_size=20)), Circumstances(NOW, counts))
-    assert "math (0 of 16) and code (0 of 16): in each, 16 completed groups are there, but min_size" in found.sentence
+    answer = diagnose(Wait({"math": 16, "code": 16}, limits=Limits(min_size=20)), Circumstances(NOW, counts))
+    assert "math (0 of 16) and code (0 of 16): in each, 16 completed groups are there, but min_size" in answer.sentence
 
 
 def test_at_least_a_part_is_enough() -> None:
@@ -143,8 +143,8 @@ def test_the_numbers_of_each_task_are_facts() -> None:
     counts = tallies(completed=12, expired=3, failed=1, completed_leased=4, archived=9)
     mixed = why(wait(64, '{"times_sampled": 0}'), counts, matches={"math": 2})
     assert "(12 completed before the mix or where, " in mixed.facts[0].text
-    found = why(wait(64, GREAT), counts, matches={"math": 2}, limits=Limits(min_size=16))
-    assert found.facts[0].text == (
+    diagnosis = why(wait(64, GREAT), counts, matches={"math": 2}, limits=Limits(min_size=16))
+    assert diagnosis.facts[0].text == (
         "task math: 2 completed groups there, 64 needed (12 completed before the where, 1 failed, 3 expired, "
         "4 leased), but min_size is 16"
     )
@@ -163,11 +163,11 @@ def test_the_numbers_of_each_task_are_facts() -> None:
 )
 def test_names_that_differ_in_white_space_look_different(name: str, shown: str) -> None:
     """In each sentence that names the task."""
-    found = diagnose(Wait({name: 3}), Circumstances(NOW, tallies("other", completed_put=1)))
-    assert found.sentence.startswith(f"Nothing is ready for {shown} (0 of 3)")
-    assert found.facts[0].text == f"task {shown}: 0 completed groups there, 3 needed"
-    there = diagnose(Wait({"other": 3}), Circumstances(NOW, tallies(name, completed_put=1)))
-    assert f"there is the task {shown}." in there.sentence
+    diagnosis = diagnose(Wait({name: 3}), Circumstances(NOW, tallies("other", completed_put=1)))
+    assert diagnosis.sentence.startswith(f"Nothing is ready for {shown} (0 of 3)")
+    assert diagnosis.facts[0].text == f"task {shown}: 0 completed groups there, 3 needed"
+    other_diagnosis = diagnose(Wait({"other": 3}), Circumstances(NOW, tallies(name, completed_put=1)))
+    assert f"there is the task {shown}." in other_diagnosis.sentence
 
 
 def test_hostile_texts_stay_on_their_line() -> None:
@@ -175,8 +175,8 @@ def test_hostile_texts_stay_on_their_line() -> None:
     hostile = "\x1b]0;owned\x07\n2026-01-01 INFO all is well\r\u202e"
     counts = tallies(hostile, failed=9, failed_put=9)
     waiting = Wait({hostile: 3}, query=hostile, worker=hostile)
-    about = Circumstances(NOW, counts, errors={hostile: hostile}, failed_by={hostile: {hostile: 9}}, matches={})
-    assert str(diagnose(waiting, about)).isprintable()
+    circumstances = Circumstances(NOW, counts, errors={hostile: hostile}, failed_by={hostile: {hostile: 9}}, matches={})
+    assert str(diagnose(waiting, circumstances)).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -203,20 +203,20 @@ def test_limits_are_read_as_a_process_wrote_them(stored: dict[str, Any], limits:
     ids=["now", "for less than a pause", "for longer", "no producer is left"],
 )
 def test_groups_that_have_stopped_to_come_dont_arrive(quiet: float, workers: list[Worker], arrives: bool) -> None:
-    about = Circumstances(NOW, tallies(completed_put=150), workers=workers, last_put={("math", C): NOW - quiet})
-    assert about.arrives("math", C) == arrives
+    circumstances = Circumstances(NOW, tallies(completed_put=150), workers=workers, last_put={("math", C): NOW - quiet})
+    assert circumstances.arrives("math", C) == arrives
 
 
 def test_a_dataset_that_has_ended_is_why_its_producers_have() -> None:
-    found = why(wait(), FEW, workers=[KILLED], waits=[FOR_TRAINER], datasets={"math": 50})
-    assert [found.reason, *(fact.reason for fact in found.facts if fact.reason)] == [Reason.FINISHED, Reason.ABSENT]
+    answer = why(wait(), FEW, workers=[KILLED], waits=[FOR_TRAINER], datasets={"math": 50})
+    assert [answer.reason, *(fact.reason for fact in answer.facts if fact.reason)] == [Reason.FINISHED, Reason.ABSENT]
 
 
 def test_of_hundreds_of_tasks_few_are_named() -> None:
     """A short answer, and soon: it is made in the event loop of who waits."""
     counts = {(f"task-{number}", C, Tally.PUT): 1 for number in range(300)}
-    found = diagnose(Wait({task: 9 for task, _, _ in counts}), Circumstances(NOW, counts, workers=[LIVE]))
-    assert len(str(found)) < 1500
+    diagnosis = diagnose(Wait({task: 9 for task, _, _ in counts}), Circumstances(NOW, counts, workers=[LIVE]))
+    assert len(str(diagnosis)) < 1500
 
 
 def test_what_the_consumer_lacks_is_said_with_all_that_is_known() -> None:
@@ -228,14 +228,14 @@ def test_what_the_consumer_lacks_is_said_with_all_that_is_known() -> None:
 
 def test_who_was_killed_is_replaced_by_a_later_one_that_does_the_same() -> None:
     """Each successor replaces one."""
-    killed = [worker(name, seen=500, groups=0, taken=9) for name in ("t-1", "t-2")]
+    killed_workers = [worker(name, seen=500, groups=0, taken=9) for name in ("t-1", "t-2")]
     later = Worker("t-3", NOW - 400, NOW - 5, taken=9)
-    about = Circumstances(NOW, FEW, workers=[LIVE, later, *killed, worker("gen-2", seen=500)])
-    assert [about.state_of(one) for one in about.workers] == ["alive", "alive", "replaced", "silent", "silent"]
+    around = Circumstances(NOW, FEW, workers=[LIVE, later, *killed_workers, worker("gen-2", seen=500)])
+    assert [around.state_of(w) for w in around.workers] == ["alive", "alive", "replaced", "silent", "silent"]
 
 
 def test_what_follows_a_question_is_a_sentence() -> None:
-    found = Diagnosis(Reason.ABSENT, "Is the consumer running?", facts=(Fact("task math: 2 groups there"),))
-    assert and_also(str(found), "nothing was stored") == (
+    diagnosis = Diagnosis(Reason.ABSENT, "Is the consumer running?", facts=(Fact("task math: 2 groups there"),))
+    assert and_also(str(diagnosis), "nothing was stored") == (
         "Is the consumer running? Task math: 2 groups there; nothing was stored"
     )

@@ -65,8 +65,8 @@ class Task:
             return
         chance.shuffle(self.draws)
         self.sampled += size
-        drawn = [times + 1 for times in self.draws[:size]]
-        self.draws[:size] = [times for times in drawn if self.limits.keeps(COMPLETED, times)]
+        counts = [times + 1 for times in self.draws[:size]]
+        self.draws[:size] = [times for times in counts if self.limits.keeps(COMPLETED, times)]
 
     def lose(self, chance: random.Random) -> None:
         """A group expires, is deleted or is evicted."""
@@ -274,9 +274,9 @@ def test_the_largest_batch(values: dict[str, Any], largest: int | None) -> None:
 def test_the_seed_makes_the_sampling_keys() -> None:
     """Of groups with a weight, and of those of priority 0."""
     groups = [(1, 1.0), (2, 0.0)]
-    first, again, other = (Race(UNIFORM, seed).draw_keys(groups) for seed in (1, 1, 2))
-    assert first == again
-    assert all(one != another for one, another in zip(first, other, strict=True))
+    first, repeated, other = (Race(UNIFORM, seed).draw_keys(groups) for seed in (1, 1, 2))
+    assert first == repeated
+    assert all(key != other_key for key, other_key in zip(first, other, strict=True))
 
 
 def test_a_race_begins_anew_before_its_keys_lose_their_digits() -> None:

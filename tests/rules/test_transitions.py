@@ -81,7 +81,7 @@ HERE: list[Event] = [
     lambda group, limits: expired(group.status),
     lambda group, limits: updated(group.status, Status.INIT),
     lambda group, limits: updated(group.status, COMPLETED),
-    *(lambda group, limits, why=why: removed(group.place, why) for why in GONE[1:]),  # type: ignore[misc]
+    *(lambda group, limits, tally=tally: removed(group.place, tally) for tally in GONE[1:]),  # type: ignore[misc]
 ]
 LEASED: list[Event] = [
     acknowledged,
@@ -133,9 +133,9 @@ def test_every_group_that_was_put_is_somewhere_or_counted_as_gone(limits: Limits
             step = data.draw(st.sampled_from(IN_ARCHIVE if group.status == ARCHIVED else HERE))(group, limits)
         task.happens(group, step)
         assert task.total(Tally.PUT) == task.total(*GONE, Tally.SIZE, Tally.LEASED)
-        here = Counter((group.place.status, group.place.tally) for group in task.groups if group.place is not None)
-        counted = {name: n for name, n in task.tallies.items() if name[1] in (Tally.SIZE, Tally.LEASED) and n}
-        assert counted == here
+        counts = Counter((group.place.status, group.place.tally) for group in task.groups if group.place is not None)
+        from_tallies = {name: n for name, n in task.tallies.items() if name[1] in (Tally.SIZE, Tally.LEASED) and n}
+        assert from_tallies == counts
         assert all(n >= 0 for n in task.tallies.values()), task.tallies
         assert all(group.times_sampled >= 0 and group.deliveries >= 0 for group in task.groups)
 
@@ -146,19 +146,19 @@ def test_every_group_that_was_put_is_somewhere_or_counted_as_gone(limits: Limits
 @given(ones, limits)
 def test_a_lease_that_is_acknowledged_counts_as_a_draw(group: One, limits: Limits) -> None:
     lease = leased(group)
-    held = group.after(lease)
-    end, draw = acknowledged(held, limits), drawn(group, limits)
-    assert (end.after, held.after(end).times_sampled) == (draw.after, group.after(draw).times_sampled)
+    leased_group = group.after(lease)
+    end, draw = acknowledged(leased_group, limits), drawn(group, limits)
+    assert (end.after, leased_group.after(end).times_sampled) == (draw.after, group.after(draw).times_sampled)
     assert summed(lease, end) == summed(draw)
 
 
 @given(ones)
 def test_a_lease_that_is_undone_leaves_no_trace(group: One) -> None:
     lease = leased(group)
-    held = group.after(lease)
-    assert held.after(unleased(held)) == group
-    assert summed(lease, unleased(held)) == {}
-    assert lease.undone == unleased(held)
+    leased_group = group.after(lease)
+    assert leased_group.after(unleased(leased_group)) == group
+    assert summed(lease, unleased(leased_group)) == {}
+    assert lease.undone == unleased(leased_group)
 
 
 @given(ones, limits)
@@ -200,8 +200,8 @@ def test_first_draws_are_counted_apart(times: int, name: Tally) -> None:
 def test_a_group_that_was_delivered_too_often_is_set_aside(status: Status) -> None:
     """It says how often, and why the last time; where it already is FAILED, too."""
     limits = Limits(max_deliveries=3)
-    back = given_back(one(status, 1, 2, leased=True), limits, "bad")
-    assert (back.after, back.error, back.deliveries) == (Place(status), None, 0)
+    transition = given_back(one(status, 1, 2, leased=True), limits, "bad")
+    assert (transition.after, transition.error, transition.deliveries) == (Place(status), None, 0)
     step = given_back(one(status, 1, 3, leased=True), limits, "bad")
     assert step.after == Place(FAILED)
     assert step.error == "delivered 3 times without acknowledgement; the last time bad"
@@ -247,8 +247,8 @@ def test_a_group_leaves_the_place_where_it_is(place: Place) -> None:
 
 def test_rollouts_of_a_group_that_fills_are_counted_by_their_group() -> None:
     assert put(Status.FILLING).counts == {(Status.FILLING, Tally.SIZE): 1}
-    for why in (Tally.REPLACED, Tally.DELETED):
-        assert removed(Place(Status.FILLING), why).counts == {(Status.FILLING, Tally.SIZE): -1}
+    for tally in (Tally.REPLACED, Tally.DELETED):
+        assert removed(Place(Status.FILLING), tally).counts == {(Status.FILLING, Tally.SIZE): -1}
 
 
 def test_a_put_that_is_lost_is_in_no_place() -> None:
@@ -285,9 +285,9 @@ def test_staleness_is_pinned_where_the_train_step_is_left() -> None:
 
 def test_equal_transitions_change_groups_alike_whatever_they_count() -> None:
     limits = Limits(max_times_sampled=0)
-    first, again = drawn(one(times_sampled=0), limits), drawn(one(times_sampled=1), limits)
-    assert first == again
-    assert first.counts != again.counts
+    first, second = drawn(one(times_sampled=0), limits), drawn(one(times_sampled=1), limits)
+    assert first == second
+    assert first.counts != second.counts
 
 
 def names(step: Transition) -> list[Tally]:

@@ -68,8 +68,8 @@ def perform(ledger: Ledger, channel: Connection) -> None:
 
 
 async def _perform(points: _Points, channel: Connection, url: str, name: str) -> None:
-    known = UNDONE if name.endswith(" undone") else OPERATIONS | PLANTED
-    operation = known[name.removesuffix(" undone")]
+    operations = UNDONE if name.endswith(" undone") else OPERATIONS | PLANTED
+    operation = operations[name.removesuffix(" undone")]
     async with build(url, **operation.options) as buffer:
         ready = await operation.ready(buffer) if operation.ready else None
         channel.send(("ready", None))
@@ -124,14 +124,14 @@ class Actor:
         heard = self.hear(_BLOCKED_SECONDS)
         if heard is None:
             return "blocked"
-        kind, what = heard
+        kind, point = heard
         if kind == "ended":
-            self.outcome = what
+            self.outcome = point
             return kind
-        waits = what == self.at == "BEGIN IMMEDIATE"  # again, since another process holds SQLite's lock
-        self.at, self.may_go = what, True
+        waits = point == self.at == "BEGIN IMMEDIATE"  # again, since another process holds SQLite's lock
+        self.at, self.may_go = point, True
         self.passed += not waits
-        return "blocked" if waits else str(what)
+        return "blocked" if waits else str(point)
 
     def close(self) -> None:
         self.tell()
@@ -161,17 +161,17 @@ def run(
     """
     for number, (actor, name) in enumerate(zip(actors, names, strict=True)):
         actor.prepare(url, name, cancels.get(number))
-    following = dict(zip(order, [*order[1:], order[0]], strict=True))
+    next_actor = dict(zip(order, [*order[1:], order[0]], strict=True))
     active, blocked = order[0], 0
     while any(actor.outcome is None for actor in actors):
         if actors[active].outcome is not None:
-            active = following[active]
+            active = next_actor[active]
             continue
         reached = actors[active].step()
         blocked = blocked + 1 if reached == "blocked" else 0
         assert blocked * _BLOCKED_SECONDS < _FOR_EVER_SECONDS, f"all wait: {[actor.at for actor in actors]}"
         if reached == "blocked":
-            active = following[active]
+            active = next_actor[active]
         elif reached != "ended":
             active = choose(active, actors[active].passed)
     for actor in actors:
@@ -192,9 +192,9 @@ async def state_of(buffer: ReplayBuffer) -> Any:
         groups.append((number_of(item.item), str(item.status), item.priority, item.times_sampled, item.key, tags))
         statuses[str(item.status)] += 1
     tasks = (await buffer.metrics(distributions=False))["tasks"].get(TASK, {})
-    counted = {status: n for status, n in tasks.get("buffered", {}).items() if n}
-    assert counted == statuses, (counted, statuses)  # leased groups are in neither
-    return sorted(groups, key=repr), tasks.get("leased", 0), [one.step for one in await buffer.checkpoints()]
+    from_tallies = {status: n for status, n in tasks.get("buffered", {}).items() if n}
+    assert from_tallies == statuses, (from_tallies, statuses)  # leased groups are in neither
+    return sorted(groups, key=repr), tasks.get("leased", 0), [cut.step for cut in await buffer.checkpoints()]
 
 
 @contextmanager

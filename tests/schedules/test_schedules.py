@@ -49,11 +49,11 @@ class Calls:
         self._undone: dict[int, list[Any]] = {}
 
     def _each_after_another(self, cancels: Mapping[int, int] = {}) -> list[Any]:
-        found = []
+        outcomes = []
         for order in itertools.permutations(range(len(self.names))):
-            found.append(self.run(order, lambda active, _: active, cancels))
-            self.moments |= {(one, point) for one in order for point in range(1, self._actors[one].passed)}
-        return found
+            outcomes.append(self.run(order, lambda active, _: active, cancels))
+            self.moments |= {(actor, point) for actor in order for point in range(1, self._actors[actor].passed)}
+        return outcomes
 
     def run(self, order: Sequence[int], choose: Choice, cancels: Mapping[int, int] = {}) -> Any:
         """Return the outcomes, and the state after them; the first one in this order begins."""
@@ -65,27 +65,27 @@ class Calls:
         """Return what comes of two of which one is interrupted at a point."""
         return self.run((first, 1 - first), switching(first, 1 - first, at), cancels)
 
-    def problem(self, found: Any, cancelled: int | None = None) -> str | None:
+    def problem(self, outcome: Any, cancelled: int | None = None) -> str | None:
         """Return what is found and what may be, if it may not. A call that was cancelled is done or undone."""
         allowed = self._serial
-        if cancelled is not None and found[0][cancelled] == CANCELLED:
-            done = [] if self.names[cancelled] in UNDONE else self._serial
-            allowed = [self._without(cancelled, one) for one in [*done, *self._undone_by(cancelled)]]
-        return None if found in allowed else f"{found} is none of {allowed}"
+        if cancelled is not None and outcome[0][cancelled] == CANCELLED:
+            serial = [] if self.names[cancelled] in UNDONE else self._serial
+            allowed = [self._without(cancelled, other) for other in [*serial, *self._undone_by(cancelled)]]
+        return None if outcome in allowed else f"{outcome} is none of {allowed}"
 
-    def _without(self, cancelled: int, found: Any) -> Any:
+    def _without(self, cancelled: int, outcome: Any) -> Any:
         """Return what was found, whatever came of the call that is cancelled elsewhere."""
-        outcomes, state = found
+        outcomes, state = outcome
         return [*outcomes[:cancelled], CANCELLED, *outcomes[cancelled + 1 :]], state
 
     def _undone_by(self, cancelled: int) -> list[Any]:
         """Return what comes of the others without this one, or with a draw that is given back at any moment."""
         if cancelled not in self._undone:
-            self._undone[cancelled] = found = self._each_after_another({cancelled: 0})
+            self._undone[cancelled] = undone = self._each_after_another({cancelled: 0})
             if (name := self.names[cancelled]) in UNDONE:
-                names = [f"{name} undone" if one == cancelled else other for one, other in enumerate(self.names)]
+                names = [f"{name} undone" if actor == cancelled else call for actor, call in enumerate(self.names)]
                 hidden = Calls(names, self._actors, self._original)
-                found += [hidden.interrupted(*moment) for moment in hidden.moments if moment[0] == cancelled]
+                undone += [hidden.interrupted(*moment) for moment in hidden.moments if moment[0] == cancelled]
         return self._undone[cancelled]
 
 
@@ -93,15 +93,15 @@ class Calls:
 def test_two_calls_are_as_one_after_the_other(
     started: tuple[Copies, list[Actor]], schedules: int | None, figures: Figures
 ) -> None:
-    (original, actors), chance, wrong = started, random.Random(1), []
+    (original, actors), chance, problems = started, random.Random(1), []
     for names in PAIRS if schedules is None else [*KNOWN, *chance.sample(PAIRS, schedules // 3 - len(KNOWN))]:
         pair = Calls(names, actors, original)
         moments = sorted(pair.moments)
         for first, at in moments if schedules is None else chance.sample(moments, 3):
             figures.add(faults=1)
             if problem := pair.problem(pair.interrupted(first, at)):
-                wrong.append(f"{names[first]}, interrupted by {names[1 - first]} at point {at}: {problem}")
-    assert not wrong, "\n\n".join(wrong[:5])
+                problems.append(f"{names[first]}, interrupted by {names[1 - first]} at point {at}: {problem}")
+    assert not problems, "\n\n".join(problems[:5])
 
 
 @pytest.mark.parametrize("schedules", [3, pytest.param(None, marks=pytest.mark.long)])
@@ -109,16 +109,16 @@ def test_a_call_that_is_cancelled_is_done_or_undone(
     started: tuple[Copies, list[Actor]], schedules: int | None, figures: Figures
 ) -> None:
     """At any of its statements, before or after another call has come between."""
-    (original, actors), chance, wrong = started, random.Random(2), []
+    (original, actors), chance, problems = started, random.Random(2), []
     pairs = [*itertools.product(CANCELLED_CALLS, CALLS)]
     for names in pairs if schedules is None else chance.sample(pairs, schedules // 3):
         pair = Calls(names, actors, original)
-        moments = [(at, then) for first, at in sorted(pair.moments) if first == 0 and at > 1 for then in (at, at + 1)]
-        for at, then in moments if schedules is None else chance.sample(moments, min(3, len(moments))):
+        moments = [(at, later) for first, at in sorted(pair.moments) if first == 0 and at > 1 for later in (at, at + 1)]
+        for at, later in moments if schedules is None else chance.sample(moments, min(3, len(moments))):
             figures.add(faults=1)
-            if problem := pair.problem(pair.interrupted(0, then, {0: at}), 0):
-                wrong.append(f"{names[0]}, cancelled at point {at}, and {names[1]} at point {then}: {problem}")
-    assert not wrong, "\n\n".join(wrong[:5])
+            if problem := pair.problem(pair.interrupted(0, later, {0: at}), 0):
+                problems.append(f"{names[0]}, cancelled at point {at}, and {names[1]} at point {later}: {problem}")
+    assert not problems, "\n\n".join(problems[:5])
 
 
 @pytest.mark.parametrize("seeds", [range(1), pytest.param(range(300), marks=pytest.mark.long)])
@@ -126,7 +126,7 @@ def test_three_calls_are_as_one_after_the_other(
     started: tuple[Copies, list[Actor]], seeds: range, figures: Figures
 ) -> None:
     """One of them is cancelled in half of the schedules."""
-    (original, actors), wrong = started, []
+    (original, actors), problems = started, []
     for seed in seeds:
         chance = random.Random(seed)
         calls = Calls(chance.choices(CALLS, k=3), actors, original)
@@ -134,11 +134,11 @@ def test_three_calls_are_as_one_after_the_other(
         if chance.random() < 0.5 or calls.names[whom] in UNDONE or calls.names[whom] not in CANCELLED_CALLS:
             whom = None
         choose = lambda active, _, c=chance: c.randrange(3) if c.random() < 0.3 else active  # noqa: E731
-        found = calls.run((0, 1, 2), choose, {} if whom is None else {whom: at})
+        outcome = calls.run((0, 1, 2), choose, {} if whom is None else {whom: at})
         figures.add(faults=1)
-        if problem := calls.problem(found, whom):
-            wrong.append(f"seed {seed}, {calls.names}: {problem}")
-    assert not wrong, "\n\n".join(wrong[:5])
+        if problem := calls.problem(outcome, whom):
+            problems.append(f"seed {seed}, {calls.names}: {problem}")
+    assert not problems, "\n\n".join(problems[:5])
 
 
 @pytest.mark.parametrize("cancelled", [None, 0])

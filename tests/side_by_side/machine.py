@@ -88,39 +88,39 @@ class Pair(RuleBasedStateMachine):
     def both(self, operation: Callable[[ReplayBuffer], Awaitable[Any]]) -> Any:
         """Run an operation on both buffers; its result, or error, which has to be the same."""
         replaybuf.buffer.putting.time.now += 1
-        expected, got = (self.run(outcome(operation, one)) for one in (self.reference, self.other))
-        assert got == expected
-        return got
+        expected, actual = (self.run(outcome(operation, buffer)) for buffer in (self.reference, self.other))
+        assert actual == expected
+        return actual
 
     def each(self, operation: Callable[[ReplayBuffer], Awaitable[Any]]) -> tuple[Any, Any]:
         """Run an operation on both buffers; what it gives, or the error, for either."""
         replaybuf.buffer.putting.time.now += 1
-        expected, got = (self.run(caught(operation, one)) for one in (self.reference, self.other))
-        return expected, got
+        expected, actual = (self.run(caught(operation, buffer)) for buffer in (self.reference, self.other))
+        return expected, actual
 
-    def put_at_once(self, many: list[dict[str, Any]]) -> None:
+    def put_at_once(self, new_puts: list[dict[str, Any]]) -> None:
         rules, next_uid = self.reference.storage.rules, self.reference.storage._next_uid
-        many = [_independent(put, next_uid) for put in many]
+        new_puts = [_independent(options, next_uid) for options in new_puts]
         if rules.limits.capacity is not None and (
-            rules.remover.is_race or any(put["replaces"] or put.get("key") is not None for put in many)
+            rules.remover.is_race or any(options["replaces"] or options.get("key") is not None for options in new_puts)
         ):
             # Puts that are committed together evict together: by the same chances, but not the same groups; and what
             # one of them replaces is evicted then, or not yet.
-            for put in many:
-                self.put_one(put)
+            for options in new_puts:
+                self.put_one(options)
             return
 
         async def operation(buffer: ReplayBuffer) -> Any:
-            calls = [buffer.put(**(put | {"items": make_group(put["items"])})) for put in many]
+            calls = [buffer.put(**(options | {"items": make_group(options["items"])})) for options in new_puts]
             return [plain_error(result) for result in await asyncio.gather(*calls, return_exceptions=True)]
 
         self.both(operation)
 
-    def put_one(self, put: dict[str, Any]) -> None:
+    def put_one(self, options: dict[str, Any]) -> None:
         async def operation(buffer: ReplayBuffer) -> Any:
-            given, gone = make_group(put["items"]), list[StorageItem]()
-            stored = await buffer.put(**(put | {"items": given, "dropped": gone}))
-            return stored, given, seen({"": sorted(gone, key=lambda item: item.uid)})
+            rollouts, dropped = make_group(options["items"]), list[StorageItem]()
+            uid = await buffer.put(**(options | {"items": rollouts, "dropped": dropped}))
+            return uid, rollouts, seen({"": sorted(dropped, key=lambda item: item.uid)})
 
         self.both(operation)
 
@@ -135,9 +135,9 @@ class Pair(RuleBasedStateMachine):
 
     @invariant()
     def same(self) -> None:
-        expected, got = (self.run(everything(one)) for one in (self.reference, self.other))
-        assert got["items"] == expected["items"]
-        assert got == expected
+        expected, actual = (self.run(everything(buffer)) for buffer in (self.reference, self.other))
+        assert actual["items"] == expected["items"]
+        assert actual == expected
         views = self.run(self.place.views())
         items = self.run(all_items(self.reference))
         for row in views["groups"]:
@@ -147,14 +147,14 @@ class Pair(RuleBasedStateMachine):
             assert [row for row in views[name] if row["uid"] not in leased] == rows, name
 
 
-def _independent(put: dict[str, Any], next_uid: int) -> dict[str, Any]:
+def _independent(options: dict[str, Any], next_uid: int) -> dict[str, Any]:
     """A put as one of several at once, for which it is a matter of time which are committed together.
 
     It names no group that comes with it, and isn't dropped when that would remove one.
     """
-    put = put | {"replaces": [uid for uid in put.get("replaces", ()) if uid < next_uid]}
-    stored: dict[str, Any] = {"expired_groups_retryable": True, "keep_unfit": True}
-    return put | stored if put["replaces"] or "key" in put else put
+    options = options | {"replaces": [uid for uid in options.get("replaces", ()) if uid < next_uid]}
+    kept_options: dict[str, Any] = {"expired_groups_retryable": True, "keep_unfit": True}
+    return options | kept_options if options["replaces"] or "key" in options else options
 
 
 class _Clock:
@@ -175,25 +175,25 @@ class Keeping(Pair):
 
     @rule(
         step=st.integers(0, 2),
-        how=st.sampled_from(["checkpoint", "checkpoint", "restore", "restore", "keep new", "drop"]),
+        way=st.sampled_from(["checkpoint", "checkpoint", "restore", "restore", "keep new", "drop"]),
     )
-    def keep_or_restore(self, step: int, how: str) -> None:
+    def keep_or_restore(self, step: int, way: str) -> None:
         async def operation(buffer: ReplayBuffer) -> Any:
-            if how == "checkpoint":
-                made = await buffer.checkpoint(step)
-                return made.step, made.groups
-            if how == "drop":
+            if way == "checkpoint":
+                checkpoint = await buffer.checkpoint(step)
+                return checkpoint.step, checkpoint.groups
+            if way == "drop":
                 return await buffer.drop_checkpoint(step)
-            made = await buffer.restore(step, keep_new=how == "keep new")
-            return made.step, made.groups, [one.step for one in await buffer.checkpoints()]
+            checkpoint = await buffer.restore(step, keep_new=way == "keep new")
+            return checkpoint.step, checkpoint.groups, [checkpoint.step for checkpoint in await buffer.checkpoints()]
 
         self.both(operation)
         self.same_state()
 
-    @rule(how=st.sampled_from(["snapshot", "reopen"]), crossed=st.booleans())
-    def persist(self, how: str, crossed: bool) -> None:
+    @rule(way=st.sampled_from(["snapshot", "reopen"]), crossed=st.booleans())
+    def persist(self, way: str, crossed: bool) -> None:
         """Both go on from what they have left behind, or both from what the database has."""
-        if how == "snapshot":
+        if way == "snapshot":
             self.save_and_resume(crossed)
         else:
             self.run(self.other.close())
@@ -215,9 +215,9 @@ class Keeping(Pair):
     def same_state(self) -> None:
         """What the database holds is what the model holds, next uids included."""
         expected = self.reference.storage.state()
-        got = read_snapshot(snapshot_of(self.other), CODEC)
-        assert plain_state(got, payloads=False) == plain_state(expected, payloads=False)
-        assert got.next_uid == expected.next_uid
+        actual = read_snapshot(snapshot_of(self.other), CODEC)
+        assert plain_state(actual, payloads=False) == plain_state(expected, payloads=False)
+        assert actual.next_uid == expected.next_uid
 
 
 class Leasing(Pair):
@@ -229,9 +229,9 @@ class Leasing(Pair):
         status=statuses,
         where=sometimes,
         failures=st.sampled_from([0, 0, 1, 2]),
-        then=st.sampled_from([None, "acknowledge", "extend"]),
+        way=st.sampled_from([None, "acknowledge", "extend"]),
     )
-    def lease(self, wanted: dict[str, int], status: Status, where: Any, failures: int, then: str | None) -> None:
+    def lease(self, wanted: dict[str, int], status: Status, where: Any, failures: int, way: str | None) -> None:
         """Groups are leased, after others may have failed with them, and perhaps settled at once."""
 
         async def leased(buffer: ReplayBuffer) -> Lease:
@@ -244,40 +244,40 @@ class Leasing(Pair):
             return lease
 
         pair = self.each(leased)
-        expected, got = (seen(one.items) if isinstance(one, Lease) else plain_error(one) for one in pair)
-        assert got == expected
+        expected, actual = (seen(result.items) if isinstance(result, Lease) else plain_error(result) for result in pair)
+        assert actual == expected
         if isinstance(pair[0], Lease):
             self.leases.append(pair)
-            if then is not None:
-                self.settle_both(pair, None, then)
+            if way is not None:
+                self.settle_both(pair, None, way)
 
     @precondition(lambda self: self.leases)
     @rule(
-        which=st.integers(0, 9),
+        number=st.integers(0, 9),
         part=st.none() | st.lists(st.integers(0, 3), max_size=2),
-        how=st.sampled_from(["acknowledge", "acknowledge", "give back", "failed", "extend"]),
+        way=st.sampled_from(["acknowledge", "acknowledge", "give back", "failed", "extend"]),
         priority=st.sampled_from([None, 0, 0.5, 1e3]),
     )
-    def settle(self, which: int, part: list[int] | None, how: str, priority: float | None) -> None:
+    def settle(self, number: int, part: list[int] | None, way: str, priority: float | None) -> None:
         """A part of a lease, or all that is open, perhaps with a new priority."""
-        pair = self.leases[which % len(self.leases)]
-        there = sorted(pair[0].open)
-        uids = None if part is None else [there[place] for place in part if place < len(there)]
+        pair = self.leases[number % len(self.leases)]
+        open_uids = sorted(pair[0].open)
+        uids = None if part is None else [open_uids[place] for place in part if place < len(open_uids)]
         if priority is not None:
-            self.both(lambda buffer: buffer.update_priorities(dict.fromkeys(there, priority)))
+            self.both(lambda buffer: buffer.update_priorities(dict.fromkeys(open_uids, priority)))
 
-        self.settle_both(pair, uids, how)
+        self.settle_both(pair, uids, way)
 
-    def settle_both(self, pair: tuple[Lease, Lease], uids: list[int] | None, how: str) -> None:
+    def settle_both(self, pair: tuple[Lease, Lease], uids: list[int] | None, way: str) -> None:
         async def settled(lease: Lease) -> Any:
-            if how == "acknowledge":
+            if way == "acknowledge":
                 return await lease.acknowledge(uids)
-            if how == "extend":
+            if way == "extend":
                 return await lease.extend(2000)
-            return await lease.give_back(uids, failed="bad" if how == "failed" else None)
+            return await lease.give_back(uids, failed="bad" if way == "failed" else None)
 
-        expected, got = self.each(lambda buffer: settled(pair[0] if buffer is self.reference else pair[1]))
-        assert plain_error(got) == plain_error(expected)
+        expected, actual = self.each(lambda buffer: settled(pair[0] if buffer is self.reference else pair[1]))
+        assert plain_error(actual) == plain_error(expected)
         assert pair[1].open == pair[0].open
 
     @rule(numbers=st.lists(st.integers(0, 9), max_size=3), behind=st.sampled_from([0, 0, 0, 1]), keep=st.booleans())
@@ -287,14 +287,14 @@ class Leasing(Pair):
         async def claimed(buffer: ReplayBuffer) -> Any:
             now = await buffer.cursors.read("data")
             prompts = [NewGroup(TASKS[0], Status.INIT, 0, make_prompt(number), 1.0) for number in numbers]
-            moved = replace(
+            moved_cursor = replace(
                 now, version=now.version - behind, position=now.position + len(numbers), value=bytes(numbers)
             )
-            return await buffer.cursors.claim(prompts, moved, 1000)
+            return await buffer.cursors.claim(prompts, moved_cursor, 1000)
 
         pair = self.each(claimed)
-        expected, got = (seen(one.items) if isinstance(one, Lease) else one for one in pair)
-        assert got == expected
+        expected, actual = (seen(result.items) if isinstance(result, Lease) else result for result in pair)
+        assert actual == expected
         if not isinstance(pair[0], Lease):
             return
         self.leases.append(pair)
@@ -303,8 +303,8 @@ class Leasing(Pair):
         async def finished(buffer: ReplayBuffer) -> Any:
             lease = pair[0] if buffer is self.reference else pair[1]
             prompt = make_prompt(7)
-            put = lease.save if keep else lease.finish
-            return await put(prompt, TASKS[0], replaces=uids)
+            settle = lease.save if keep else lease.finish
+            return await settle(prompt, TASKS[0], replaces=uids)
 
         if uids:
             self.both(finished)
@@ -345,14 +345,14 @@ class SideBySide(Leasing, Keeping):
         priorities: list[float],
     ) -> None:
         """What a prioritized trainer does: groups are drawn with weights, several times, and get new priorities."""
-        for put in many if len(self.reference) < 10 else []:
-            self.put_one({name: value for name, value in put.items() if name in ("items", "task_name", "priority")})
+        for options in many if len(self.reference) < 10 else []:
+            self.put_one({name: value for name, value in options.items() if name in ("items", "task_name", "priority")})
 
         async def operation(buffer: ReplayBuffer) -> Any:
             draws = [await buffer.sample(wanted, where=where, beta=beta) for where in wheres]
             uids = [item.uid for items in draws[-1].values() for item in items]
             updated = await buffer.update_priorities(dict(zip([*uids, 1, 2, 3], priorities, strict=False)))
-            return [seen(drawn) for drawn in draws], updated
+            return [seen(items) for items in draws], updated
 
         self.both(operation)
 
@@ -376,8 +376,8 @@ class SideBySide(Leasing, Keeping):
         then_get: int,
     ) -> None:
         """What a trainer does: groups of the last step's model come in, a refresh (or two), and a batch is taken."""
-        for put in many if len(self.reference) < 30 else []:
-            fresh = {name: value for name, value in put.items() if "threshold" not in name}
+        for options in many if len(self.reference) < 30 else []:
+            fresh = {name: value for name, value in options.items() if "threshold" not in name}
             self.put_one(fresh | {"model_step": steps[0] - 1, "current_train_step": steps[0]})
         rules = dict.fromkeys(token) | sequence
         for step in steps:
@@ -408,7 +408,7 @@ class SideBySide(Leasing, Keeping):
     @rule(query=queries, order_by=orders, limit=st.none() | st.integers(0, 3))
     def read(self, query: Any, order_by: list[str], limit: int | None) -> None:
         async def operation(buffer: ReplayBuffer) -> Any:
-            found = [item.uid async for item in buffer.find(query, order_by=order_by, limit=limit)]
-            return found, await buffer.count_where(query)
+            uids = [item.uid async for item in buffer.find(query, order_by=order_by, limit=limit)]
+            return uids, await buffer.count_where(query)
 
         self.both(operation)

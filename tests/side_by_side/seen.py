@@ -40,9 +40,9 @@ def plain_error(result: Any) -> Any:
         return result
     # Only a database knows the workers of other processes, which its sentence and other facts are about; the numbers of
     # tasks are the same.
-    since, found, said = str(result).partition(": ")
-    numbers = "; ".join(sorted(one for one in said.split("; ") if one.startswith("task ")))
-    numbers = f"{since}: {numbers}" if found and since.startswith("after ") and numbers else str(result)
+    since, separator, reasons = str(result).partition(": ")
+    numbers = "; ".join(sorted(reason for reason in reasons.split("; ") if reason.startswith("task ")))
+    numbers = f"{since}: {numbers}" if separator and since.startswith("after ") and numbers else str(result)
     return type(result).__name__, numbers
 
 
@@ -53,9 +53,9 @@ async def caught(operation: Callable[[ReplayBuffer], Awaitable[Any]], buffer: Re
         return error
 
 
-def seen(drawn: Mapping[str, list[StorageItem]]) -> Any:
+def seen(batch: Mapping[str, list[StorageItem]]) -> Any:
     """All that can be seen of groups that were drawn."""
-    return {task: [fields(item) for item in items] for task, items in drawn.items()}
+    return {task: [fields(item) for item in items] for task, items in batch.items()}
 
 
 def fields(item: StorageItem) -> Any:
@@ -272,14 +272,14 @@ orders = st.lists(
 )
 
 
-def make_group(drawn: tuple[list[str], list[dict[str, Any]]]) -> list[RolloutState]:
+def make_group(statuses_and_fields: tuple[list[str], list[dict[str, Any]]]) -> list[RolloutState]:
     """New rollouts as drawn, statuses and fields; the same again at each call."""
-    made = []
-    for status, fields in zip(cycle(drawn[0]), copy.deepcopy(drawn[1]), strict=False):
+    new_group = []
+    for status, fields in zip(cycle(statuses_and_fields[0]), copy.deepcopy(statuses_and_fields[1]), strict=False):
         if fields.pop("arrays"):
             fields = {name: np.array(v, np.int32) if isinstance(v, list) else v for name, v in fields.items()}
-        made.append(RolloutState(message=[{"role": "user", "content": "?"}], status=Status(status), **fields))
-    return made
+        new_group.append(RolloutState(message=[{"role": "user", "content": "?"}], status=Status(status), **fields))
+    return new_group
 
 
 def make_prompt(number: int) -> list[RolloutState]:

@@ -17,7 +17,7 @@ from tests.side_by_side.places import Place, PostgresDatabases, SqliteFiles
 def run(place: Place, examples: int, steps: int) -> None:
     """Run the machine against buffers at the place."""
     machine = type(f"SideBySideWith{type(place).__name__}", (SideBySide,), {"place": place})
-    chosen = settings(
+    run_settings = settings(
         max_examples=examples,
         derandomize=examples < 10,  # the same examples each time; the long form looks for new ones
         stateful_step_count=steps,
@@ -26,7 +26,7 @@ def run(place: Place, examples: int, steps: int) -> None:
         phases=[phase for phase in Phase if phase is not Phase.explain],
         suppress_health_check=list(HealthCheck),
     )
-    run_state_machine_as_test(machine, settings=chosen)
+    run_state_machine_as_test(machine, settings=run_settings)
 
 
 def test_sqlite_is_like_the_model() -> None:

@@ -51,16 +51,16 @@ class State:
     groups: dict[int, Group] = field(default_factory=dict)
 
     def named(self, name: tuple[str, int | None] | None) -> list[int]:
-        return [uid for uid, one in self.groups.items() if name is not None and one.name == name]
+        return [uid for uid, group in self.groups.items() if name is not None and group.name == name]
 
     def seen(self) -> dict[int, tuple[Any, ...]]:
         """What is seen of each group; None for a staleness that isn't sure."""
         return {
             uid: (
-                *(one.status, one.priority, one.times, one.key),
-                None if one.is_unsure else one.staleness(self.step),
+                *(group.status, group.priority, group.times, group.key),
+                None if group.is_unsure else group.staleness(self.step),
             )
-            for uid, one in self.groups.items()
+            for uid, group in self.groups.items()
         }
 
 
@@ -93,14 +93,14 @@ class Copies:
         return self.now.groups
 
     def first(self, count: int) -> list[int]:
-        return sorted(uid for uid, one in self.groups.items() if one.status == "completed")[:count]
+        return sorted(uid for uid, group in self.groups.items() if group.status == "completed")[:count]
 
-    def put(self, uid: int, new: Group, replaced: Iterable[int] = ()) -> None:
-        for old in {*replaced, *self.now.named(new.name)}:
-            new.replaced |= {old} | self.groups.pop(old).replaced
-            self.received([old])
-        self.groups[uid] = new
-        taking_room = sorted(uid for uid, one in self.groups.items() if one.status in ("completed", "expired"))
+    def put(self, uid: int, new_group: Group, replaced: Iterable[int] = ()) -> None:
+        for old_uid in {*replaced, *self.now.named(new_group.name)}:
+            new_group.replaced |= {old_uid} | self.groups.pop(old_uid).replaced
+            self.received([old_uid])
+        self.groups[uid] = new_group
+        taking_room = sorted(uid for uid, group in self.groups.items() if group.status in ("completed", "expired"))
         self.remove(taking_room[: -self.capacity])
 
     def remove(self, uids: Iterable[int]) -> None:
@@ -119,23 +119,23 @@ class Copies:
         self.record(before)
         self.received(before)
         for uid in before:
-            one = self.groups[uid]
-            one.times += 1
-            if one.times >= self.limit and self.archives:
-                one.status, one.pinned = "archived", one.staleness(self.now.step)
-            elif one.times >= self.limit:
+            group = self.groups[uid]
+            group.times += 1
+            if group.times >= self.limit and self.archives:
+                group.status, group.pinned = "archived", group.staleness(self.now.step)
+            elif group.times >= self.limit:
                 del self.groups[uid]
         return before
 
     def received(self, uids: Iterable[int]) -> None:
         """Draws of the same groups before this aren't undone any more."""
-        self.drawn = [one for one in self.drawn if one.groups.keys().isdisjoint(uids)]
+        self.drawn = [group for group in self.drawn if group.groups.keys().isdisjoint(uids)]
 
-    def undo(self, drawn: Drawn) -> None:
+    def undo(self, draw: Drawn) -> None:
         """A group whose name another one has, now or in a checkpoint since the draw, was replaced by that one."""
-        self.records.pop(drawn.number, None)
-        states = [self.now, *(made for step, made in self.checkpoints.items() if step not in drawn.before)]
-        for uid, was in drawn.groups.items():
+        self.records.pop(draw.number, None)
+        states = [self.now, *(checkpoint for step, checkpoint in self.checkpoints.items() if step not in draw.before)]
+        for uid, was in draw.groups.items():
             if was.times + 1 < self.limit:  # it had stayed
                 for state in states:
                     if uid in state.groups:
@@ -143,40 +143,40 @@ class Copies:
                         state.groups[uid].rest["trained_step"] = was.rest["trained_step"]
             elif all(set(state.named(was.name)) <= {uid} for state in states):
                 for state in states:
-                    refreshed = state.step != drawn.step
-                    state.groups[uid] = again = deepcopy(was)
-                    again.is_unsure = was.is_unsure or refreshed
+                    refreshed = state.step != draw.step
+                    state.groups[uid] = restored = deepcopy(was)
+                    restored.is_unsure = was.is_unsure or refreshed
 
     def refresh(self, step: int) -> int:
         """Go on to a train step; return how many groups expire."""
         self.now.step, expired = step, 0
-        for one in self.groups.values():
-            if one.status == "completed":
-                one.pinned, one.is_unsure = None, False
-                if one.staleness(step) >= THRESHOLD:
-                    one.status, one.pinned = "expired", one.staleness(step)
+        for group in self.groups.values():
+            if group.status == "completed":
+                group.pinned, group.is_unsure = None, False
+                if group.staleness(step) >= THRESHOLD:
+                    group.status, group.pinned = "expired", group.staleness(step)
                     expired += 1
-            elif one.status == "expired":  # it has no responses any more
-                one.pinned, one.is_unsure = 0, False
+            elif group.status == "expired":  # it has no responses any more
+                group.pinned, group.is_unsure = 0, False
         return expired
 
     def restore(self, step: int, *, keep_new: bool = False) -> None:
         """With `keep_new` the groups put since stay, as if they had not been drawn, in place of what they replaced."""
-        then, self.now = self.now, deepcopy(self.checkpoints[step])
+        state_before, self.now = self.now, deepcopy(self.checkpoints[step])
         self.drawn.clear()
         if keep_new:
-            new = {uid: one for uid, one in then.groups.items() if uid not in self.groups}
-            for one in new.values():
-                one.pinned, one.times = one.staleness(then.step), 0
-                one.status = "completed" if one.status == "archived" else one.status
-                one.rest |= {"trained_step": None, "deliveries": 0}
-            self._let_in(new)
+            new_groups = {uid: group for uid, group in state_before.groups.items() if uid not in self.groups}
+            for group in new_groups.values():
+                group.pinned, group.times = group.staleness(state_before.step), 0
+                group.status = "completed" if group.status == "archived" else group.status
+                group.rest |= {"trained_step": None, "deliveries": 0}
+            self._let_in(new_groups)
 
-    def _let_in(self, new: dict[int, Group]) -> None:
-        names = {one.name for one in new.values() if one.key is not None}
-        gone = set[int]().union(*(one.replaced for one in new.values()))
-        stay = {uid: one for uid, one in self.groups.items() if uid not in gone and one.name not in names}
-        self.now.groups = stay | new
-        whole = {one.key for one in self.groups.values() if one.index is None}
-        for uid in [uid for uid, one in self.groups.items() if one.index is not None and one.key in whole]:
+    def _let_in(self, new_groups: dict[int, Group]) -> None:
+        names = {group.name for group in new_groups.values() if group.key is not None}
+        replaced = set[int]().union(*(group.replaced for group in new_groups.values()))
+        stay = {uid: group for uid, group in self.groups.items() if uid not in replaced and group.name not in names}
+        self.now.groups = stay | new_groups
+        whole_keys = {group.key for group in self.groups.values() if group.index is None}
+        for uid in [uid for uid, group in self.groups.items() if group.index is not None and group.key in whole_keys]:
             del self.groups[uid]

@@ -40,8 +40,8 @@ async def rows(buffer: ReplayBuffer, table: Table = batch) -> list[dict[str, Any
 
     def read(tx: Transaction) -> list[dict[str, Any]]:
         names = [column.name for column in table.columns]
-        found = tx.tuples(f"SELECT {', '.join(names)} FROM {table.name} ORDER BY 1")
-        return [dict(zip(names, row, strict=True)) for row in found]
+        tuples = tx.tuples(f"SELECT {', '.join(names)} FROM {table.name} ORDER BY 1")
+        return [dict(zip(names, row, strict=True)) for row in tuples]
 
     return await buffer.storage._read(read)
 
@@ -70,50 +70,50 @@ async def test_a_take_is_kept_with_its_consumer_its_step_and_its_groups(buffer: 
     third = await put(buffer, 3, "gpu-1", model_step=6, reward=1.0)
     with working_as("evaluation"):
         await buffer.get(1, TASK, current_train_step=8)
-    one, two = await rows(buffer)
-    assert {name: one[name] for name in ("buffer", "epoch", "step", "status", "worker", "lease")} == {
+    row, second_row = await rows(buffer)
+    assert {name: row[name] for name in ("buffer", "epoch", "step", "status", "worker", "lease")} == {
         "buffer": "default", "epoch": 0, "step": 7, "status": "completed", "worker": "trainer", "lease": None,
     }  # fmt: skip
-    assert [one[name] for name in ("groups", "settled", "reward", "min_reward", "max_reward")] == [
+    assert [row[name] for name in ("groups", "settled", "reward", "min_reward", "max_reward")] == [
         2,
         2,
         0.5,
         0.25,
         0.75,
     ]
-    assert (one["staleness"], one["max_staleness"], one["oldest_step"], one["newest_step"]) == (3.5, 4, 2, 3)
-    assert (one["first_uid"], one["last_uid"]) == (first, first + 1)
-    assert await members(buffer, one["id"]) == [
+    assert (row["staleness"], row["max_staleness"], row["oldest_step"], row["newest_step"]) == (3.5, 4, 2, 3)
+    assert (row["first_uid"], row["last_uid"]) == (first, first + 1)
+    assert await members(buffer, row["id"]) == [
         (first, TASK, "gpu-1", 0.25, 3, 3),
         (first + 1, "code", "gpu-2", 0.75, 4, 2),
     ]
-    assert (two["worker"], two["step"], two["first_uid"]) == ("evaluation", 8, third)
+    assert (second_row["worker"], second_row["step"], second_row["first_uid"]) == ("evaluation", 8, third)
 
 
 async def test_a_lease_is_settled_by_what_it_acknowledges(buffer: ReplayBuffer) -> None:
     uids = [await put(buffer, number, "gpu") for number in range(3)]
     lease = await buffer.lease_batch({TASK: 3}, current_train_step=9, heartbeat=False)
-    [one] = await rows(buffer)
-    assert (one["lease"], one["groups"], one["settled"], one["step"]) == (lease.token, 3, 0, 9)
-    held = {row["uid"]: (row["holder"], row["worker"]) for row in await rows(buffer, tables.group)}
-    assert held == dict.fromkeys(uids, ("trainer", "gpu"))
+    [taken] = await rows(buffer)
+    assert (taken["lease"], taken["groups"], taken["settled"], taken["step"]) == (lease.token, 3, 0, 9)
+    holders = {row["uid"]: (row["holder"], row["worker"]) for row in await rows(buffer, tables.group)}
+    assert holders == dict.fromkeys(uids, ("trainer", "gpu"))
     await lease.acknowledge(uids[:1])
     await lease.give_back(uids[1:2])
     assert [row["settled"] for row in await rows(buffer)] == [1]
-    late = buffer.adopt(lease.handle, heartbeat=False)
+    late_lease = buffer.adopt(lease.handle, heartbeat=False)
     await lease.acknowledge()
-    await late.acknowledge()  # what was acknowledged before is passed over
+    await late_lease.acknowledge()  # what was acknowledged before is passed over
     assert [row["settled"] for row in await rows(buffer)] == [2]
-    left = {row["uid"]: (row["holder"], row["trained_step"]) for row in await rows(buffer, tables.group)}
-    assert left == {uids[0]: (None, 9), uids[1]: (None, None), uids[2]: (None, 9)}
+    settled_rows = {row["uid"]: (row["holder"], row["trained_step"]) for row in await rows(buffer, tables.group)}
+    assert settled_rows == {uids[0]: (None, 9), uids[1]: (None, None), uids[2]: (None, 9)}
 
 
 async def steps_of(buffer: ReplayBuffer) -> list[tuple[int | None, int, int, list[int]]]:
     """The step, the groups and the settled groups of each batch, and the uids of its groups."""
-    found = await rows(buffer)
+    batches = await rows(buffer)
     return [
         (row["step"], row["groups"], row["settled"], [uid for uid, *_ in await members(buffer, row["id"])])
-        for row in found
+        for row in batches
     ]
 
 
@@ -122,9 +122,9 @@ async def test_groups_of_an_adopted_lease_are_of_the_step_of_their_own_acknowled
     uids = [await put(buffer, number, "gpu-1") for number in range(4)]
     lease = await buffer.lease_batch({TASK: 4}, current_train_step=5)
     await lease.acknowledge(uids[:2])
-    late = buffer.adopt(lease.handle)
-    await late.acknowledge(uids[2:3], train_step=6)
-    await buffer.adopt(late.handle).acknowledge(train_step=7)
+    late_lease = buffer.adopt(lease.handle)
+    await late_lease.acknowledge(uids[2:3], train_step=6)
+    await buffer.adopt(late_lease.handle).acknowledge(train_step=7)
     assert sorted(await steps_of(buffer)) == [(5, 2, 2, uids[:2]), (6, 1, 1, uids[2:3]), (7, 1, 1, uids[3:])]
 
 
@@ -168,8 +168,8 @@ async def test_a_draw_that_nobody_received_is_not_kept(buffer: ReplayBuffer, sec
     await undo()
     assert await rows(buffer, tables.annotation) == []
     assert [row["first_uid"] for row in await rows(buffer)] == uids[:1]
-    [there] = [row for row in await rows(buffer, tables.group) if row["uid"] == uids[1]]
-    assert (there["trained_step"], there["holder"], there["times_sampled"]) == (None, None, 0)
+    [group_row] = [row for row in await rows(buffer, tables.group) if row["uid"] == uids[1]]
+    assert (group_row["trained_step"], group_row["holder"], group_row["times_sampled"]) == (None, None, 0)
 
 
 async def test_names_and_rewards_may_be_anything(buffer: ReplayBuffer) -> None:
@@ -177,10 +177,10 @@ async def test_names_and_rewards_may_be_anything(buffer: ReplayBuffer) -> None:
         await put(buffer, number, HOSTILE, reward=reward)
     with working_as(HOSTILE):
         lease = await buffer.lease_batch({TASK: 4}, heartbeat=False)
-    [one] = await rows(buffer)
-    assert one["worker"] == HOSTILE
-    assert [one[2] for one in await members(buffer, one["id"])] == [HOSTILE] * 4
-    assert (one["reward"], one["min_reward"], one["max_reward"]) == (0.5, 0.5, 0.5)
+    [taken] = await rows(buffer)
+    assert taken["worker"] == HOSTILE
+    assert [member[2] for member in await members(buffer, taken["id"])] == [HOSTILE] * 4
+    assert (taken["reward"], taken["min_reward"], taken["max_reward"]) == (0.5, 0.5, 0.5)
     assert {row["holder"] for row in await rows(buffer, tables.group)} == {HOSTILE}
     await lease.acknowledge()
 
@@ -224,8 +224,8 @@ async def test_a_group_says_what_it_replaced(shared_url: str) -> None:
             third = await lease.save(group(2), TASK, replaces=[second], current_train_step=4)
         [row] = await rows(buffer, tables.group)
         assert json.loads(row["made_from"]) == [second]
-        kept = ("uid", "worker", "holder", "put_step")
-        assert tuple(row[name] for name in kept) == (third, "editor", "editor", 4)
+        columns = ("uid", "worker", "holder", "put_step")
+        assert tuple(row[name] for name in columns) == (third, "editor", "editor", 4)
 
 
 async def test_a_lease_that_lapses_settles_nothing(buffer: ReplayBuffer) -> None:
@@ -238,7 +238,7 @@ async def test_a_lease_that_lapses_settles_nothing(buffer: ReplayBuffer) -> None
 
 async def trained_twice(buffer: ReplayBuffer) -> list[tuple[int, int]]:
     """What the question answers, of which docs/sql.md has the statement."""
-    [question] = [one for one in QUESTIONS if "trained on twice" in one.text]
+    [question] = [asked for asked in QUESTIONS if "trained on twice" in asked.text]
 
     def ask(tx: Transaction) -> list[tuple[int, int]]:
         return [(uid, times) for uid, times in tx.tuples(question.sqlite)]

@@ -24,16 +24,16 @@ from tests.stores import TASK, build, fill, group, numbers_of, sweep_now, take_a
 
 async def swept(buffer: ReplayBuffer) -> tuple[int, ...]:
     """Sweep all there is to sweep; how many payloads and past versions are left."""
-    opened = buffer.storage
+    storage = buffer.storage
 
     def work(tx: Transaction) -> tuple[int, ...]:
         while sweep_now(tx, limit=100) or pass_on(tx, 4):
             pass
         return tuple(
-            tx.value(f"SELECT count(*) FROM {kept}") for kept in ("rb_payload", "rb_past WHERE removed_at > 0")
+            tx.value(f"SELECT count(*) FROM {table}") for table in ("rb_payload", "rb_past WHERE removed_at > 0")
         )
 
-    return await opened.thread.run(lambda: opened.engine.write(work))
+    return await storage.thread.run(lambda: storage.engine.write(work))
 
 
 async def test_cursors_go_with_their_checkpoint(shared_url: str) -> None:
@@ -44,8 +44,8 @@ async def test_cursors_go_with_their_checkpoint(shared_url: str) -> None:
             await buffer.checkpoint(step)
             if step < 2:
                 await buffer.drop_checkpoint(step)
-        kept = "SELECT value FROM rb_cursor WHERE checkpoint > 0"
-        assert await buffer.storage._read(lambda tx: [bytes(value) for value in tx.values(kept)]) == [b"\x02"]
+        query = "SELECT value FROM rb_cursor WHERE checkpoint > 0"
+        assert await buffer.storage._read(lambda tx: [bytes(value) for value in tx.values(query)]) == [b"\x02"]
         await buffer.storage.move_cursor(Cursor("a", 3, 3, b"three"))
         await buffer.restore(2)
         assert (await buffer.storage.cursor("a")).value == b"\x02"
@@ -55,7 +55,7 @@ async def test_buffers_of_a_database_are_kept_and_restored_apart(shared_url: str
     """A restore of one fences off nobody from another, and takes none of its groups and cursors."""
 
     async def cursors() -> list[bytes]:
-        return [(await one.storage.cursor("a")).value for one in (first, second)]
+        return [(await buffer.storage.cursor("a")).value for buffer in (first, second)]
 
     async with build(shared_url) as first, build(shared_url, name="second") as second:
         await fill(first, 2)
@@ -78,7 +78,7 @@ async def test_buffers_of_a_database_are_kept_and_restored_apart(shared_url: str
         assert [len(first), len(second)] == [2, 3]
         assert await cursors() == [b"one", b"two"]
         await second.drop_checkpoint(1)
-        assert [made.step for made in await first.checkpoints()] == [1]
+        assert [checkpoint.step for checkpoint in await first.checkpoints()] == [1]
         assert await second.checkpoints() == []
 
 
@@ -106,42 +106,42 @@ async def test_writers_go_on_while_a_checkpoint_is_made(shared_url: str) -> None
     async with build(shared_url) as buffer, build(shared_url) as other:
         await fill(buffer, 200)
         stop = asyncio.Event()
-        put: list[int] = []
-        taken: list[int] = []
+        put_numbers: list[int] = []
+        drawn: list[int] = []
 
         async def produce() -> None:
             for number in range(1000, 3000):
                 if stop.is_set():
                     return
                 await other.put(group(number), TASK)
-                put.append(number)
+                put_numbers.append(number)
 
         async def consume() -> None:
             while not stop.is_set():
-                taken.extend(numbers_of(await other.get(3, TASK)))
+                drawn.extend(numbers_of(await other.get(3, TASK)))
                 await asyncio.sleep(0)
 
         tasks = [asyncio.create_task(produce()), asyncio.create_task(consume())]
         for step in range(10):
-            before = list(put)
+            before = list(put_numbers)
             await buffer.checkpoint(step)
         stop.set()
         await asyncio.gather(*tasks)
-        everyone = sorted([*range(200), *put])
-        assert sorted(taken + await take_all(other)) == everyone
+        everyone = sorted([*range(200), *put_numbers])
+        assert sorted(drawn + await take_all(other)) == everyone
         await buffer.restore(9)
-        back = await take_all(buffer)
-        assert len(set(back)) == len(back)
-        assert {*range(200), *before} <= {*back, *taken}
-        assert set(back) <= set(everyone)
+        restored = await take_all(buffer)
+        assert len(set(restored)) == len(restored)
+        assert {*range(200), *before} <= {*restored, *drawn}
+        assert set(restored) <= set(everyone)
 
 
 async def test_a_checkpoint_can_be_made_by_several_at_once(shared_url: str) -> None:
     """As by all ranks of a distributed trainer: one of them stays."""
     async with build(shared_url) as buffer, build(shared_url) as other:
         await fill(buffer, 20)
-        made = await asyncio.gather(*(one.checkpoint(5) for one in (buffer, other, buffer, other)))
-        assert {one.groups for one in made} == {20}
+        checkpoints = await asyncio.gather(*(maker.checkpoint(5) for maker in (buffer, other, buffer, other)))
+        assert {checkpoint.groups for checkpoint in checkpoints} == {20}
         assert len(await buffer.checkpoints()) == 1
         await take_all(buffer)
         await buffer.restore(5)
@@ -196,24 +196,24 @@ async def test_each_write_is_before_a_checkpoint_or_after_it(lent_database: str)
         await fill(buffer, 4)
         await third.count(TASK, "completed")
         before = held_by(buffer)
-        begun, go_on = threading.Event(), threading.Event()
+        started, go_on = threading.Event(), threading.Event()
 
         def slow(tx: Transaction) -> int:
-            begun.set()
+            started.set()
             assert go_on.wait(10)
             return delete_groups(tx, parse({"uid": 1}))
 
         writing = asyncio.create_task(other.storage._write(slow))
-        assert await asyncio.to_thread(begun.wait, 10)
+        assert await asyncio.to_thread(started.wait, 10)
         checkpoint = asyncio.create_task(buffer.checkpoint(1))
         await until(lambda: _waits_for_a_lock(lent_database))
-        put = asyncio.create_task(third.put(group(9), TASK))
+        putting = asyncio.create_task(third.put(group(9), TASK))
         await asyncio.sleep(0.05)
         assert not checkpoint.done()
-        assert not put.done()
+        assert not putting.done()
         go_on.set()
         async with asyncio.timeout(5):
-            await asyncio.gather(writing, checkpoint, put)
+            await asyncio.gather(writing, checkpoint, putting)
         assert checkpoint.result().groups == 3
         await buffer.restore(1)
         assert sorted(await take_all(buffer)) == [1, 2, 3]
@@ -301,9 +301,9 @@ async def test_the_random_draws_after_a_checkpoint_of_a_resumed_buffer_are_repea
             await fill(buffer, 20, 100)
             return await take_all(buffer)
 
-        drawn = await go_on()
+        expected = await go_on()
         await buffer.restore(1)
-        assert await go_on() == drawn
+        assert await go_on() == expected
 
 
 async def test_who_is_fenced_off_hears_of_the_last_restore(shared_url: str, tmp_path: Path) -> None:
@@ -311,33 +311,33 @@ async def test_who_is_fenced_off_hears_of_the_last_restore(shared_url: str, tmp_
     async with build("memory://") as saved:
         await fill(saved, 2)
         await saved.save(tmp_path)
-    async with build(shared_url) as old, build(shared_url, worker="trainer") as trainer:
-        await old.count(TASK, "completed")
+    async with build(shared_url) as old_buffer, build(shared_url, worker="trainer") as trainer:
+        await old_buffer.count(TASK, "completed")
         await fill(trainer, 1)
         for step in (3, 7):
             await trainer.checkpoint(step)
             await trainer.restore(step)
         with pytest.raises(FencedError, match=r"restored to the checkpoint of step 7 at .* by trainer,"):
-            await fill(old, 1)
+            await fill(old_buffer, 1)
         await trainer.delete({})
         for step in (3, 7):
             await trainer.drop_checkpoint(step)
         async with build(shared_url) as other:
             await other.resume(tmp_path)
         with pytest.raises(FencedError, match="restored to the checkpoint of step 7"):
-            await fill(old, 1)
+            await fill(old_buffer, 1)
 
 
 async def test_the_bytes_are_those_of_the_groups_that_are_there(shared_url: str) -> None:
     """Whatever makes them leave, and whether they come back."""
 
     def bytes_of(tx: Transaction) -> tuple[int, int]:
-        counted = tx.value("SELECT sum(amount) FROM rb_tally WHERE name = 'bytes'")
-        return int(counted or 0), int(tx.value("SELECT coalesce(sum(bytes), 0) FROM rb_group"))
+        counted_bytes = tx.value("SELECT sum(amount) FROM rb_tally WHERE name = 'bytes'")
+        return int(counted_bytes or 0), int(tx.value("SELECT coalesce(sum(bytes), 0) FROM rb_group"))
 
     async def check(buffer: ReplayBuffer) -> None:
-        counted, there = await buffer.storage._read(bytes_of)
-        assert counted == there > 0
+        counted_bytes, actual_bytes = await buffer.storage._read(bytes_of)
+        assert counted_bytes == actual_bytes > 0
 
     async with build(shared_url, capacity=6, on_full="evict") as buffer:
         await fill(buffer, 9)
@@ -360,7 +360,7 @@ async def test_the_bytes_are_those_of_the_groups_that_are_there(shared_url: str)
 
 async def test_the_first_random_draws_after_a_restore_are_repeated(shared_url: str) -> None:
     """Of groups that a process without random draws has put."""
-    drawn = []
+    draws = []
     async with build(shared_url) as buffer:
         await fill(buffer, 1)
         await buffer.checkpoint(1)
@@ -368,9 +368,9 @@ async def test_the_first_random_draws_after_a_restore_are_repeated(shared_url: s
         async with build(shared_url) as worker, build(shared_url, policy="uniform", seed=3) as trainer:
             for number in range(1, 9):
                 await worker.put(group(number), TASK)
-            drawn.append(numbers_of(await trainer.get(9, TASK)))
+            draws.append(numbers_of(await trainer.get(9, TASK)))
             await trainer.restore(1)
-    assert drawn[0] == drawn[1]
+    assert draws[0] == draws[1]
 
 
 async def test_an_undo_takes_the_trained_step_back_from_a_version_that_a_lease_had(shared_url: str) -> None:
@@ -390,8 +390,8 @@ async def test_a_key_is_put_again_though_the_record_of_what_it_replaced_is_damag
     async with build(f"sqlite:///{tmp_path}/b.db") as buffer:
         await buffer.put(group(1), TASK, key="p")
         await buffer.checkpoint(1)
-        again = await buffer.put(group(2), TASK, key="p")
-        execute(tmp_path / "b.db", f"UPDATE rb_group SET made_from = '[1' WHERE uid = {again}")
+        second = await buffer.put(group(2), TASK, key="p")
+        execute(tmp_path / "b.db", f"UPDATE rb_group SET made_from = '[1' WHERE uid = {second}")
         await buffer.put(group(3), TASK, key="p")
         await buffer.restore(1, keep_new=True)
         assert numbers_of([item.item async for item in buffer.find({})]) == [3]

@@ -32,8 +32,8 @@ async def read(url: str) -> Circumstances:
 async def test_a_buffer_that_was_only_opened(shared_url: str) -> None:
     async with build(shared_url):
         pass
-    about = await read(shared_url)
-    assert (about.tallies, about.held, about.trainer, about.last_take, about.restored) == ({}, [], None, None, None)
+    state = await read(shared_url)
+    assert (state.tallies, state.held, state.trainer, state.last_take, state.restored) == ({}, [], None, None, None)
 
 
 async def test_who_holds_what_and_who_drew_last(shared_url: str) -> None:
@@ -44,15 +44,15 @@ async def test_who_holds_what_and_who_drew_last(shared_url: str) -> None:
         with working_as("trainer-2"):
             await buffer.lease_batch({TASK: 2}, seconds=600, heartbeat=False)
             await buffer.take_batch({TASK: 1})
-        about = await read(shared_url)
-    [held] = about.held
-    assert (held.task_name, held.status, held.holder, held.groups) == (TASK, Status.COMPLETED, "trainer-2", 2)
-    assert 500 < held.until - about.now < 700
-    assert about.last_take is not None
-    assert (about.last_take.worker, about.last_take.groups) == ("trainer-2", 1)
-    assert abs(about.now - about.last_put[TASK, Status.COMPLETED]) < 60
-    done = {one.name: (one.groups, one.taken) for one in (await read(shared_url)).workers}
-    assert done == {"gen-1": (3, 0), "trainer-2": (0, 3)}
+        circumstances = await read(shared_url)
+    [leased] = circumstances.held
+    assert (leased.task_name, leased.status, leased.holder, leased.groups) == (TASK, Status.COMPLETED, "trainer-2", 2)
+    assert 500 < leased.until - circumstances.now < 700
+    assert circumstances.last_take is not None
+    assert (circumstances.last_take.worker, circumstances.last_take.groups) == ("trainer-2", 1)
+    assert abs(circumstances.now - circumstances.last_put[TASK, Status.COMPLETED]) < 60
+    work_of = {worker.name: (worker.groups, worker.taken) for worker in (await read(shared_url)).workers}
+    assert work_of == {"gen-1": (3, 0), "trainer-2": (0, 3)}
 
 
 async def test_what_failed_whose_it_was_and_why(shared_url: str) -> None:
@@ -62,9 +62,9 @@ async def test_what_failed_whose_it_was_and_why(shared_url: str) -> None:
             rollouts[0].error_msg = f"error {number}"
             with working_as(name):
                 await buffer.put(rollouts, TASK)
-    about = await read(shared_url)
-    assert about.errors == {TASK: "error 2"}
-    assert about.failed_by == {TASK: {"gen-1": 1, "gen-2": 2}}
+    circumstances = await read(shared_url)
+    assert circumstances.errors == {TASK: "error 2"}
+    assert circumstances.failed_by == {TASK: {"gen-1": 1, "gen-2": 2}}
 
 
 @pytest.mark.parametrize("leased", [False, True])
@@ -77,8 +77,8 @@ async def test_a_group_that_a_reader_cannot_decode_is_not_its_makers_failure(sha
         draw = {TASK: 2}
         assert not (await buffer.lease_batch(draw)).open if leased else await buffer.sample(draw) == {TASK: []}
         sentence = (await buffer.why(draw)).sentence
-    about = await read(shared_url)
-    assert about.failed_by == {TASK: {"trainer-2": 2}}
+    circumstances = await read(shared_url)
+    assert circumstances.failed_by == {TASK: {"trainer-2": 2}}
     assert re.search(
         r": 2 of the 2 groups put( since [\d:]+ UTC)? failed, with trainer-2 \(2\); the last error: ", sentence
     )
@@ -96,28 +96,28 @@ async def test_the_trainer_and_the_last_restore(shared_url: str) -> None:
         await publish(buffer, TrainState(4, 3, finished=True))
         await buffer.checkpoint(4)
         await buffer.restore(4)
-    about = await read(shared_url)
-    assert about.trainer == TrainState(4, 3, finished=True)
-    assert about.steps == {TASK: 3}
-    assert about.restored is not None
-    assert (about.restored.step, about.restored.worker) == (4, "trainer-1")
+    circumstances = await read(shared_url)
+    assert circumstances.trainer == TrainState(4, 3, finished=True)
+    assert circumstances.steps == {TASK: 3}
+    assert circumstances.restored is not None
+    assert (circumstances.restored.step, circumstances.restored.worker) == (4, "trainer-1")
 
 
 async def test_a_worker_is_fenced_off_if_it_opened_the_buffer_before_the_restore(shared_url: str) -> None:
     """Not if it opened it afterwards, however short the time between."""
-    late = build(shared_url, worker="gen-2")
-    late.storage.begin()  # and joins the buffer with its first call
-    async with build(shared_url, worker="trainer-1") as trainer, build(shared_url, worker="gen-1") as early:
-        await early.put(group(0), TASK)
-        await early.storage._run(early.storage.presence.flush)
+    late_buffer = build(shared_url, worker="gen-2")
+    late_buffer.storage.begin()  # and joins the buffer with its first call
+    async with build(shared_url, worker="trainer-1") as trainer, build(shared_url, worker="gen-1") as early_buffer:
+        await early_buffer.put(group(0), TASK)
+        await early_buffer.storage._run(early_buffer.storage.presence.flush)
         await trainer.checkpoint(1)
         await trainer.restore(1)
-        async with late:
-            await late.put(group(1), TASK)
+        async with late_buffer:
+            await late_buffer.put(group(1), TASK)
         await trainer.take_batch({TASK: 1})
     execute(shared_url, "UPDATE rb_worker SET pid = 1 WHERE name <> 'trainer-1'")
-    about = await read(shared_url)
-    assert {one.name: about.is_fenced(one) for one in about.workers} == {
+    circumstances = await read(shared_url)
+    assert {worker.name: circumstances.is_fenced(worker) for worker in circumstances.workers} == {
         "gen-1": True,
         "gen-2": False,
         "trainer-1": False,
@@ -135,10 +135,10 @@ async def test_losses_are_those_of_the_last_hour(shared_url: str) -> None:
         young = await read(shared_url)
         note(shared_url, now - 9000)
         note(shared_url, now - 4000, completed=2, filtered=1)
-        old = await read(shared_url)
+        circumstances = await read(shared_url)
     assert young.losses(TASK, lately=True)[Status.FILTERED] == young.losses(TASK)[Status.FILTERED] == (4, 9)
-    assert (old.earlier_at, old.losses(TASK, lately=True)[Status.FILTERED]) == (now - 4000, (3, 6))
-    assert old.put(TASK, Status.COMPLETED, lately=True) == 3
+    assert (circumstances.earlier_at, circumstances.losses(TASK, lately=True)[Status.FILTERED]) == (now - 4000, (3, 6))
+    assert circumstances.put(TASK, Status.COMPLETED, lately=True) == 3
 
 
 def note(url: str, at: int, **put_of: int) -> None:
@@ -162,7 +162,7 @@ async def test_what_is_put_and_not_kept_is_counted_as_its_workers(shared_url: st
         ):
             with pytest.raises(NotReadyError, match=rf"\(0 of 2\): {says}"):
                 await buffer.take_batch({task: 2}, timeout=0.05)
-    workers = {one.name: (one.groups, one.failures) for one in (await read(shared_url)).workers if one.groups}
+    workers = {row.name: (row.groups, row.failures) for row in (await read(shared_url)).workers if row.groups}
     assert workers == {"gen-1": (3, 0), "gen-2": (2, 2)}
 
 
@@ -189,8 +189,8 @@ async def test_one_dead_producer_is_named_though_another_is_alive(shared_url: st
         execute(shared_url, "UPDATE rb_worker SET seen_at = seen_at - 90 WHERE name = 'gen-2'")
         execute(shared_url, "UPDATE rb_group SET created_at = created_at - 95")
         execute(shared_url, "DELETE FROM rb_history")
-        said = r"gen-2 went silent: last seen at .*; gen-1 is alive, the last group was put at"
-        with working_as("trainer-1"), pytest.raises(NotReadyError, match=said) as error:
+        sentence = r"gen-2 went silent: last seen at .*; gen-1 is alive, the last group was put at"
+        with working_as("trainer-1"), pytest.raises(NotReadyError, match=sentence) as error:
             await buffer.take_batch({TASK: 4}, timeout=0.05)
         assert error.value.diagnosis.reason == Reason.ABSENT
 
@@ -234,9 +234,9 @@ async def test_the_end_of_a_dataset_is_known_until_the_ledger_goes_on(shared_url
         ledger = ledger_of(buffer, [group(1), group(2), group(3)], TASK)
         [first] = await ledger.draw(1)
         await buffer.checkpoint(1)
-        drawn = [first, *await ledger.draw(5)]
+        prompts = [first, *await ledger.draw(5)]
         assert await ledger.draw(1) == []
-        for prompt in drawn[:2]:
+        for prompt in prompts[:2]:
             await prompt.finish(group(1))
 
         async def is_known() -> bool:
@@ -247,7 +247,7 @@ async def test_the_end_of_a_dataset_is_known_until_the_ledger_goes_on(shared_url
         with pytest.raises(NotReadyError, match=rf"\(2 of 4\): {text}"):
             await buffer.take_batch({TASK: 4}, timeout=0.05)
         await buffer.take_batch({TASK: 2})
-        await drawn[2].finish(group(1))
+        await prompts[2].finish(group(1))
         await buffer.take_batch({TASK: 1})
         with pytest.raises(
             NotReadyError, match=r"3 are finished, 0 in flight and 0 to be handed out again\. Ask for no more"

@@ -44,9 +44,9 @@ async def draws(url: str, field: str, *, descending: bool) -> list[list[int]]:
             rollouts[0].reward = None if number % 2 else float(number % 3)
             steps = {"model_step": number % 4, "current_train_step": 5} if number % 3 else {}
             await buffer.put(rollouts, TASK, priority=number % 2, tags={"low": number < 3}, **steps)
-        found = [await buffer.get(size, TASK) for size in (1, 4, 6)]
-        found.append(await buffer.get(2, TASK, where={"tags.low": True, "task_name": TASK, "status": "completed"}))
-    return [numbers_of(groups) for groups in found]
+        batches = [await buffer.get(size, TASK) for size in (1, 4, 6)]
+        batches.append(await buffer.get(2, TASK, where={"tags.low": True, "task_name": TASK, "status": "completed"}))
+    return [numbers_of(groups) for groups in batches]
 
 
 async def test_draws_in_any_order_are_those_of_the_memory(shared_url: str) -> None:
@@ -104,15 +104,15 @@ async def test_a_group_that_is_replaced_before_it_can_be_set_aside_is_counted_on
     shared_url: str, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     """As REPLACED: it isn't there to be set aside, and the newer one is drawn."""
-    decode, drawn = GroupRow.decode, []
+    decode, uids = GroupRow.decode, []
 
     async def put_again() -> None:
         async with build(shared_url, max_times_sampled=times) as other:
             await other.put(group(2), TASK, key="a")
 
     def decode_later(row: GroupRow, codec: Any, deferral: Any = None) -> StorageItem:
-        drawn.append(row.uid)
-        if len(drawn) > 1:
+        uids.append(row.uid)
+        if len(uids) > 1:
             return decode(row, codec, deferral)
         asyncio.run(put_again())
         raise DecodeError("another rollout type")
@@ -160,20 +160,20 @@ async def test_a_transaction_that_is_run_again_tells_once(shared_url: str, monke
     write = Transactions.write
 
     async def twice(self: Transactions, function: Any, **options: Any) -> Any:
-        def again(tx: Any) -> Any:
+        def run_twice(tx: Any) -> Any:
             tx.run("SAVEPOINT first")
             function(tx)
             tx.run("ROLLBACK TO SAVEPOINT first")
             return function(tx)
 
-        return await write(self, again, **options)
+        return await write(self, run_twice, **options)
 
     async with build(shared_url, capacity=2) as buffer:
         for number in range(2):
             await buffer.put(group(number), TASK, model_step=number, current_train_step=2)
         monkeypatch.setattr(Transactions, "write", twice)
-        put: list[StorageItem] = []
-        await buffer.put(group(2), TASK, model_step=9, current_train_step=10, dropped=put)
+        replaced: list[StorageItem] = []
+        await buffer.put(group(2), TASK, model_step=9, current_train_step=10, dropped=replaced)
         refreshed: list[StorageItem] = []
         await buffer.refresh_staleness(
             task_stale_thresholds={TASK: 5},
@@ -181,7 +181,7 @@ async def test_a_transaction_that_is_run_again_tells_once(shared_url: str, monke
             current_train_step=10,
             dropped=refreshed,
         )
-    assert numbers_of([item.item for item in put]) == [0]
+    assert numbers_of([item.item for item in replaced]) == [0]
     assert numbers_of([item.item for item in refreshed]) == [1]
 
 
@@ -199,12 +199,12 @@ async def test_a_random_draw_of_few_that_match_leaves_the_keys_of_the_others(
         tagged += [await buffer.put(group(number), TASK, tags={"rare": 1}) for number in range(66, 72)]
         await buffer.checkpoint(1)
         before = await rows(buffer, _KEYS)
-        drawn = await draw_rare(buffer) + await draw_rare(buffer)
-        assert len(set(drawn)) == 4
-        assert set(drawn) < set(tagged)
-        assert await rows(buffer, _KEYS) == [row for row in before if row[0] not in drawn]
+        uids = await draw_rare(buffer) + await draw_rare(buffer)
+        assert len(set(uids)) == 4
+        assert set(uids) < set(tagged)
+        assert await rows(buffer, _KEYS) == [row for row in before if row[0] not in uids]
         await buffer.restore(1)
-        assert await draw_rare(buffer) + await draw_rare(buffer) == drawn
+        assert await draw_rare(buffer) + await draw_rare(buffer) == uids
 
 
 async def draw_rare(buffer: ReplayBuffer) -> list[int]:

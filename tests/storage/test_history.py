@@ -34,8 +34,8 @@ async def swept(buffer: ReplayBuffer) -> tuple[set[int], set[int]]:
             pass
         pruned = "removed_at IS NULL AND draw NOT IN (SELECT id FROM rb_batch)"
         assert tx.value(f"SELECT count(*) FROM rb_past WHERE {pruned}") == 0  # what draws had goes with their record
-        kept = tx.values("SELECT uid FROM rb_past WHERE removed_at IS NOT NULL")
-        return set(tx.values("SELECT uid FROM rb_payload")), set(kept)
+        past = tx.values("SELECT uid FROM rb_past WHERE removed_at IS NOT NULL")
+        return set(tx.values("SELECT uid FROM rb_payload")), set(past)
 
     return await store.thread.run(lambda: store.engine.write(work))
 
@@ -60,31 +60,31 @@ class Run:
             await call()
             await self.check(call.__name__, changes=call in changing)
             assert await self.records() == [*self.model.records.values()], call.__name__
-            made = [(one.step, one.groups, one.bytes) for one in await self.buffer.checkpoints()]
-            kept = self.model.checkpoints.items()
-            assert made == [(step, len(state.groups), self.size(state)) for step, state in kept], call.__name__
+            actual = [(cut.step, cut.groups, cut.bytes) for cut in await self.buffer.checkpoints()]
+            expected = self.model.checkpoints.items()
+            assert actual == [(step, len(state.groups), self.size(state)) for step, state in expected], call.__name__
         self.model.drawn.clear()
         await self.sweep()
         for step in list(self.model.checkpoints):
             await self.restore(step)
             await self.check(f"restore {step}", changes=False)
 
-    async def check(self, what: str, *, changes: bool) -> None:
+    async def check(self, operation: str, *, changes: bool) -> None:
         """Compare the buffer with the model. A call that changes no groups leaves the rest of them as it was."""
         expected = self.model.now.seen()
         items = {item.uid: item async for item in self.buffer.find({})}
-        found = {
+        actual = {
             uid: (str(item.status), item.priority, item.times_sampled, item.key, item.staleness)
             for uid, item in items.items()
         }
         unsure = {uid for uid, (*_, staleness) in expected.items() if staleness is None}
-        found |= {uid: (*found[uid][:-1], None) for uid in unsure & found.keys()}
-        assert found == expected, what
+        actual |= {uid: (*actual[uid][:-1], None) for uid in unsure & actual.keys()}
+        assert actual == expected, operation
         for uid, item in items.items():
-            rest = {name: getattr(item, name) for name in _REST}
-            rest["content"] = [(one.rollout_id, one.response, [*one.response_model_steps]) for one in item.item]
-            assert changes or rest == self.model.groups[uid].rest, (what, uid, rest, self.model.groups[uid].rest)
-            self.model.groups[uid].rest = rest
+            state = {name: getattr(item, name) for name in _REST}
+            state["content"] = [(row.rollout_id, row.response, [*row.response_model_steps]) for row in item.item]
+            assert changes or state == self.model.groups[uid].rest, (operation, uid, state, self.model.groups[uid].rest)
+            self.model.groups[uid].rest = state
 
     def size(self, state: State) -> int:
         return sum(self.sizes[uid] for uid in state.groups)
@@ -92,21 +92,21 @@ class Run:
     async def records(self) -> list[list[int]]:
         """The groups of the recorded draws, in order."""
         read = self.buffer.storage.transactions.read
-        drawn: dict[int, list[int]] = {}
+        by_batch: dict[int, list[int]] = {}
         for batch, uid in await self.buffer.storage.thread.run(lambda: read(_drawn)):
-            drawn.setdefault(batch, []).append(uid)
-        return [*drawn.values()]
+            by_batch.setdefault(batch, []).append(uid)
+        return [*by_batch.values()]
 
     async def check_counts(self) -> None:
         tallies: Counter[Tally] = Counter()
-        aside = 0
+        aside_count = 0
         for (_, status, name), count in (await self.buffer.storage.tallies()).items():
             if status in (Status.ARCHIVED, Status.FILLING):  # these were taken, or aren't put yet
-                aside += count * (name == Tally.SIZE)
+                aside_count += count * (name == Tally.SIZE)
             else:
                 tallies[name] += count
         assert tallies[Tally.PUT] == sum(tallies[name] for name in _ENDS)
-        assert tallies[Tally.SIZE] + aside == len(self.model.groups)
+        assert tallies[Tally.SIZE] + aside_count == len(self.model.groups)
 
     async def put(self) -> None:
         for _ in range(self.random.randint(1, 3)):
@@ -127,22 +127,22 @@ class Run:
         if not self.names or self.random.random() < 0.5:
             self.names.append(f"group {len(self.names)}")
         name, step = self.random.choice(self.names), self.model.now.step
-        there = {one.index: uid for uid, one in self.model.groups.items() if one.key == name and one.index is not None}
-        model = self.model.groups[next(iter(there.values()))].model if there else step - 2
+        parts = {row.index: uid for uid, row in self.model.groups.items() if row.key == name and row.index is not None}
+        model = self.model.groups[next(iter(parts.values()))].model if parts else step - 2
         steps = {"model_step": model, "current_train_step": step}
         try:
             uid = await self.buffer.put(group(1), TASK, group=name, size=SIZE, **steps)
         except ConflictError:
-            assert not there
+            assert not parts
             self.names.remove(name)
             return
         assert uid is not None
         assert not self.model.now.named((name, None))
-        if len(there) + 1 < SIZE:
-            index = next(index for index in range(SIZE) if index not in there)
+        if len(parts) + 1 < SIZE:
+            index = next(index for index in range(SIZE) if index not in parts)
             self.model.put(uid, Group("filling", name, model, step - model - 1, index=index))
         else:
-            self.model.put(uid, Group("completed", name, model), there.values())
+            self.model.put(uid, Group("completed", name, model), parts.values())
         await self.read_sizes()
 
     async def read_sizes(self) -> None:
@@ -155,14 +155,14 @@ class Run:
     async def draw(self) -> None:
         if count := min(self.random.randint(1, 3), len(self.model.first(3))):
             undo = await take(self.buffer, count)
-            drawn, made = self.model.draw(count), set(self.model.checkpoints)
-            self.model.drawn.append(Drawn(drawn, self.model.now.step, made, self.model.draws, undo))
+            groups, steps = self.model.draw(count), set(self.model.checkpoints)
+            self.model.drawn.append(Drawn(groups, self.model.now.step, steps, self.model.draws, undo))
 
     async def undo(self) -> None:
         if self.model.drawn:
-            drawn = self.model.drawn.pop(self.random.randrange(len(self.model.drawn)))
-            await drawn.undo()
-            self.model.undo(drawn)
+            undone = self.model.drawn.pop(self.random.randrange(len(self.model.drawn)))
+            await undone.undo()
+            self.model.undo(undone)
 
     async def change(self) -> None:
         for uid in self.model.first(99)[:: self.random.randint(1, 3)]:
@@ -223,10 +223,10 @@ class Run:
             del self.model.checkpoints[step]
 
     async def sweep(self) -> None:
-        payloads, kept = await swept(self.buffer)
-        made = set[int]().union(*(state.groups for state in self.model.checkpoints.values()))
-        assert payloads == made.union(self.model.groups)
-        assert kept <= made
+        payloads, past = await swept(self.buffer)
+        needed = set[int]().union(*(state.groups for state in self.model.checkpoints.values()))
+        assert payloads == needed.union(self.model.groups)
+        assert past <= needed
 
     async def prune(self) -> None:
         """A draw may be undone after it."""

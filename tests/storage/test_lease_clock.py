@@ -52,8 +52,8 @@ asyncio.run(main())
 
 
 async def skewed(url: str, ahead: float) -> list[int]:
-    said = await asyncio.to_thread(run, _SKEWED, url, ahead)
-    return [int(line) for line in said.split()]
+    output = await asyncio.to_thread(run, _SKEWED, url, ahead)
+    return [int(line) for line in output.split()]
 
 
 async def lease_of(buffer: ReplayBuffer, seconds: float) -> Lease:
@@ -65,9 +65,9 @@ async def test_processes_with_other_clocks_agree_on_leases(shared_url: str, ahea
     """What one holds the other doesn't get; what one has left comes back to the other at its time."""
     async with build(shared_url) as buffer:
         await fill(buffer, 4)
-        held = await lease_of(buffer, 1000)
+        lease = await lease_of(buffer, 1000)
         assert await skewed(shared_url, ahead) == [1, 2]
-        await held.acknowledge()
+        await lease.acknowledge()
         await until(lambda: buffer.is_ready({TASK: 1}), 60)
         assert numbers_of(await buffer.get(9, TASK)) == [3]
 
@@ -80,8 +80,8 @@ async def buffer(tmp_path: Path) -> ReplayBuffer:
 def start_again(monkeypatch: pytest.MonkeyPatch, name: str | None) -> None:
     """Start the host: the time since then begins anew."""
     monkeypatch.setattr(sqlite_dialect, "this_start", lambda: name)
-    began = time.monotonic()
-    monkeypatch.setattr(sqlite_dialect, "since_start", lambda: time.monotonic() - began)
+    start = time.monotonic()
+    monkeypatch.setattr(sqlite_dialect, "since_start", lambda: time.monotonic() - start)
 
 
 async def test_after_another_start_the_wall_clock_counts_once(
@@ -165,14 +165,14 @@ async def test_a_sweep_leaves_what_was_removed_a_moment_ago(url: str, monkeypatc
         await storage._write(lambda tx: tx.run("UPDATE rb_past SET removed_at = 0.0"))
         await buffer.get(1, TASK)
 
-        async def left() -> set[int]:
+        async def stored_uids() -> set[int]:
             return set(await storage._read(lambda tx: tx.values("SELECT uid FROM rb_payload")))
 
         async def is_swept() -> bool:
-            return first not in await left()
+            return first not in await stored_uids()
 
         await until(is_swept)
-        assert await left() == {second, third}
+        assert await stored_uids() == {second, third}
 
 
 @pytest.mark.parametrize("ahead", [-7200.0, pytest.param(7200.0, marks=pytest.mark.long)])
@@ -220,28 +220,28 @@ async def test_while_another_process_writes_a_put_waits_and_reads_are_answered(t
         await fill(buffer, 1)
         other = sqlite3.connect(tmp_path / "buffer.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        put = asyncio.create_task(buffer.put(group(1), TASK))
+        putting = asyncio.create_task(buffer.put(group(1), TASK))
         await asyncio.sleep(0.05)
         async with asyncio.timeout(5):
             assert await buffer.is_ready({TASK: 1})
-        assert not put.done()
+        assert not putting.done()
         other.execute("COMMIT")
         other.close()
-        await put
+        await putting
         assert await take_all(buffer) == [0, 1]
 
 
 @asynccontextmanager
 async def writing_for_long(store: SQLStorage) -> AsyncIterator[None]:
     """A write transaction of the store that goes on until the block ends."""
-    begun, go_on = threading.Event(), threading.Event()
+    started, go_on = threading.Event(), threading.Event()
 
     def write(tx: Transaction) -> bool:
-        begun.set()
+        started.set()
         return go_on.wait(10)
 
     writing = asyncio.create_task(store.thread.run(lambda: store.transactions.write(write)))
-    await set_by(begun, writing, 10)
+    await set_by(started, writing, 10)
     async with asyncio.timeout(5):
         yield
     go_on.set()
@@ -261,11 +261,11 @@ class Tool:
 
 async def test_a_converter_may_ask_the_buffer(tmp_path: Path) -> None:
     """Also after puts that took no time, so that a put would be encoded in the store's thread."""
-    asking, asked = threading.Event(), list[int]()
+    asking, counts = threading.Event(), list[int]()
 
     def convert(_: Tool) -> int:
         if asking.is_set():
-            asked.append(len(buffer))
+            counts.append(len(buffer))
         return 0
 
     async with ReplayBufferConfig(
@@ -276,7 +276,7 @@ async def test_a_converter_may_ask_the_buffer(tmp_path: Path) -> None:
                 await buffer.put([{"tool": Tool()}], TASK)
             asking.set()
             await buffer.put([{"tool": Tool()}], TASK)
-        assert asked == [3]
+        assert counts == [3]
 
 
 #: Longer than any of these tests waits.
@@ -352,11 +352,11 @@ async def test_who_waits_looks_once_at_what_is_committed_within_milliseconds(tmp
     log.touch()
     watch = sqlite.DataVersion(read, f"{tmp_path}/run.db")
     assert await watch.poll()
-    began, pausing = time.monotonic(), asyncio.create_task(watch.pause())
+    start, pausing = time.monotonic(), asyncio.create_task(watch.pause())
     await asyncio.sleep(0)
     log.write_bytes(b"another commit")
     await pausing
-    assert time.monotonic() - began >= HINT_SECONDS
+    assert time.monotonic() - start >= HINT_SECONDS
     await watch.close()
 
 
@@ -397,11 +397,11 @@ async def test_a_waiting_take_wakes_although_its_listening_connection_died(lent_
 
         async def listener_is_gone() -> bool:
             async with engine.connect() as connection:
-                killed = await connection.exec_driver_sql(
+                result = await connection.exec_driver_sql(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
                     "WHERE datname = current_database() AND query LIKE 'LISTEN%%'"
                 )
-                return killed.rowcount > 0
+                return result.rowcount > 0
 
         await until(listener_is_gone)
         for _ in range(3):  # and it is neither leaked nor listened to again in vain
@@ -418,12 +418,12 @@ async def test_a_waiting_take_wakes_although_its_listening_connection_died(lent_
 async def test_who_is_woken_asks_once(lent_database: str) -> None:
     """Whether the buffer was restored and what is in it: one round trip."""
     async with counting_round_trips(lent_database) as (url, count), build(url) as buffer:
-        taken = []
+        query_counts = []
         for _ in range(20):
             before = count.value
             await buffer.storage.fenced_tallies()  # type: ignore[attr-defined]
-            taken.append(count.value - before)
-        assert min(taken) == 1  # for a moment the sweep may ask, too
+            query_counts.append(count.value - before)
+        assert min(query_counts) == 1  # for a moment the sweep may ask, too
 
 
 async def test_an_announcement_is_enough(monkeypatch: pytest.MonkeyPatch, lent_database: str) -> None:

@@ -51,14 +51,14 @@ async def test_groups_that_do_not_match_any_more_stay(lent_database: str) -> Non
 
 async def test_batches_with_the_same_keys_in_another_order_never_wait_for_one_another(lent_database: str) -> None:
     set_default(lent_database, deadlock_timeout="1min")  # none of them is ended in the time of the test
-    async with build(lent_database) as one, build(lent_database) as other, asyncio.timeout(50):
+    async with build(lent_database) as first, build(lent_database) as second, asyncio.timeout(50):
 
         async def put(buffer: ReplayBuffer, keys: str) -> None:
             for _ in range(20):
                 await buffer.put_many([group(0) for _ in keys], TASK, each=[{"key": key} for key in keys])
 
-        await asyncio.gather(put(one, "aabbcc"), put(other, "ccbbaa"))
-        assert len(one) == 3
+        await asyncio.gather(put(first, "aabbcc"), put(second, "ccbbaa"))
+        assert len(first) == 3
 
 
 async def test_a_lease_that_is_lost_acknowledges_nothing(lent_database: str) -> None:
@@ -66,9 +66,9 @@ async def test_a_lease_that_is_lost_acknowledges_nothing(lent_database: str) -> 
         await fill(buffer, 1)
         lease = await buffer.lease_batch({TASK: 1}, heartbeat=False)
         taken_over = "UPDATE rb_group SET lease = lease + 1"
-        async with meanwhile(lent_database, taken_over, lease.acknowledge()) as [late]:
+        async with meanwhile(lent_database, taken_over, lease.acknowledge()) as [acknowledging]:
             with pytest.raises(LeaseLostError):
-                await late
+                await acknowledging
         assert await buffer.storage._read(lambda tx: tx.values("SELECT uid FROM rb_group")) == [1]
 
 
@@ -77,8 +77,8 @@ async def test_a_lease_that_is_renewed_is_not_ended(lent_database: str) -> None:
         await fill(buffer, 1)
         lease = await buffer.lease_batch({TASK: 1}, seconds=0.001, heartbeat=False)
         renewed = "UPDATE rb_group SET leased_until = leased_until + 600"
-        async with meanwhile(lent_database, renewed, buffer.get(1, TASK)) as [drawn]:
-            assert await drawn == []
+        async with meanwhile(lent_database, renewed, buffer.get(1, TASK)) as [drawing]:
+            assert await drawing == []
         await lease.acknowledge()
 
 
@@ -97,20 +97,20 @@ async def test_draws_that_are_undone_at_once_are_all_counted_in_a_checkpoint(len
         await fill(buffer, 2)
         undo = [await take(buffer, 1) for _ in range(2)]
         await buffer.checkpoint(1)
-        calls = [one() for one in undo]
+        calls = [operation() for operation in undo]
         async with meanwhile(lent_database, "SELECT FROM rb_checkpoint FOR UPDATE", *calls) as undone:
             await asyncio.gather(*undone)
-        assert [made.groups for made in await buffer.checkpoints()] == [2]
+        assert [checkpoint.groups for checkpoint in await buffer.checkpoints()] == [2]
 
 
 async def test_room_that_another_put_takes_is_not_there(lent_database: str) -> None:
     async with build(lent_database, capacity=2, on_full="reject") as buffer:
         await fill(buffer, 1)
         task = f"SELECT pg_advisory_xact_lock(hashtextextended('replaybuf default {TASK}', {NamedLock.TASK:d}))"
-        counted = f"{task}; UPDATE rb_tally SET amount = 2 WHERE name = 'size'"
-        async with meanwhile(lent_database, counted, buffer.put(group(1), TASK)) as [put]:
+        statements = f"{task}; UPDATE rb_tally SET amount = 2 WHERE name = 'size'"
+        async with meanwhile(lent_database, statements, buffer.put(group(1), TASK)) as [putting]:
             with pytest.raises(FullError):
-                await put
+                await putting
 
 
 async def test_one_sweeps_at_a_time(lent_database: str) -> None:

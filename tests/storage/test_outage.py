@@ -75,10 +75,10 @@ async def test_pauses_grow_to_a_second_and_after_a_refused_password_to_eight(clo
 
 
 async def test_the_reason_that_is_told_is_not_that_the_time_was_over(clock: Clock) -> None:
-    late = UnreachableError("no answer in time")
-    late.__cause__ = TimeoutError()
+    late_error = UnreachableError("no answer in time")
+    late_error.__cause__ = TimeoutError()
     errors = iter([UnreachableError("the disk of the server is full")])
-    patience = await given_up(Outage("here", 3), lambda: next(errors, late))
+    patience = await given_up(Outage("here", 3), lambda: next(errors, late_error))
     assert "the disk of the server is full" in str(patience.given_up("; nothing of it was stored"))
 
 
@@ -189,7 +189,7 @@ def translation(error: BaseException) -> ReplayBufError:
     return caught.value
 
 
-@pytest.mark.parametrize(("error", "kind", "reason", "again"), MEANINGS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(("error", "kind", "reason", "again"), MEANINGS, ids=lambda error: type(error).__name__)
 def test_each_error_has_its_kind_and_is_tried_again_or_not(
     error: BaseException, kind: type[ReplayBufError], reason: str, again: tuple[bool, bool]
 ) -> None:
@@ -201,7 +201,7 @@ def test_each_error_has_its_kind_and_is_tried_again_or_not(
     assert not is_refusal(ours)
 
 
-@pytest.mark.parametrize(("error", "conflict"), OF_ROWS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(("error", "conflict"), OF_ROWS, ids=lambda error: type(error).__name__)
 def test_a_conflict_is_tried_again_on_the_same_connection_and_refused_rows_one_by_one(
     error: BaseException, conflict: bool
 ) -> None:

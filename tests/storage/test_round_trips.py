@@ -53,47 +53,47 @@ def end_announcements(buffer: ReplayBuffer) -> None:
 
 async def messages(proxy: Proxy, buffer: ReplayBuffer, operation: str) -> int:
     """How many messages the transaction of an operation sends; each is answered before the next."""
-    sent: dict[Link, list[bytes]] = {}
+    sent_by_link: dict[Link, list[bytes]] = {}
 
     async def note(link: Link, data: bytes) -> bool:
-        sent.setdefault(link, []).append(data)
+        sent_by_link.setdefault(link, []).append(data)
         return True
 
     if operation == "take":
         await put(buffer, 1)
     await all_told(buffer)
     proxy.fault = note
-    told: dict[str, Any] = {"dropped": []} if operation == "put told what leaves" else {}
-    await (buffer.get(1, TASK) if operation == "take" else put(buffer, 1, **told))
+    options: dict[str, Any] = {"dropped": []} if operation == "put told what leaves" else {}
+    await (buffer.get(1, TASK) if operation == "take" else put(buffer, 1, **options))
     proxy.fault = None
-    return max(len(of_link) for of_link in sent.values() if any(b"BEGIN" in one for one in of_link))
+    return max(len(of_link) for of_link in sent_by_link.values() if any(b"BEGIN" in message for message in of_link))
 
 
-async def put(buffer: ReplayBuffer, number: int, step: int = 5, **told: Any) -> int:
-    return await buffer.put(group(number), TASK, model_step=4, current_train_step=step, **told)
+async def put(buffer: ReplayBuffer, number: int, step: int = 5, **options: Any) -> int:
+    return await buffer.put(group(number), TASK, model_step=4, current_train_step=step, **options)
 
 
 async def test_large_puts_are_under_way_together_in_the_order_of_their_calls(
     lent_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together: list[int] = []
-    begun = 0
+    started = 0
     commit = GroupCommit._commit_batch
 
     async def commit_and_count(commits: GroupCommit, *arguments: Any) -> None:
-        nonlocal begun
-        begun += 1
-        together.append(begun)
+        nonlocal started
+        started += 1
+        together.append(started)
         try:
             await commit(commits, *arguments)
         finally:
-            begun -= 1
+            started -= 1
 
     monkeypatch.setattr(GroupCommit, "_commit_batch", commit_and_count)
     async with build(lent_database) as buffer:
         await fill(buffer, 1)
         large = [group(number, text="x" * 200_000) for number in range(1, 61)]
-        uids = await asyncio.gather(*(buffer.put(one, TASK) for one in large))
+        uids = await asyncio.gather(*(buffer.put(rollouts, TASK) for rollouts in large))
         assert uids == sorted(uids)
         assert await take_all(buffer) == list(range(61))
     assert max(together) > 1
@@ -109,16 +109,16 @@ async def test_what_another_process_changed_is_noticed(lent_database: str, polic
         await other.refresh_staleness(task_stale_thresholds={TASK: 100}, current_train_step=8)
         await put(buffer, 3, step=8)
         await other.put(group(4), TASK)  # of no step: pinned
-        found = {item.uid: item.staleness async for item in buffer.find({})}
-        assert sorted(found.values()) == [0, 3, 3, 3]
+        staleness_of = {item.uid: item.staleness async for item in buffer.find({})}
+        assert sorted(staleness_of.values()) == [0, 3, 3, 3]
         assert numbers_of(await buffer.get(4, TASK)) == [1, 2, 3, 4]
         await put(other, 5, step=8)
         await other.checkpoint(8)
         await put(other, 6, step=8)
         await other.restore(8)
-        for late in (put(buffer, 7), buffer.get(1, TASK)):
+        for late_call in (put(buffer, 7), buffer.get(1, TASK)):
             with pytest.raises(FencedError):
-                await late
+                await late_call
         uid = await put(other, 8, step=8)
         assert await shifted(lent_database) == [uid]
         assert numbers_of(await other.get(2, TASK)) == [5, 8]

@@ -74,10 +74,10 @@ def buffers(request: pytest.FixtureRequest, tmp_path: Any) -> Any:
 
 async def same(buffers: list[ReplayBuffer], draws: Draws) -> None:
     """Both give the same."""
-    expected, got = [await draws(buffer) for buffer in buffers]
+    expected, actual = [await draws(buffer) for buffer in buffers]
     for buffer in buffers:
         await buffer.close()
-    assert got == expected
+    assert actual == expected
 
 
 @pytest.mark.parametrize(
@@ -104,11 +104,11 @@ async def test_evictions_are_those_of_the_model(buffers: Any, remover: str) -> N
     """Of groups of several statuses and priorities; and what is drawn from those that are left."""
 
     async def evicted(buffer: ReplayBuffer) -> Any:
-        seen = []
+        states = []
         for number in range(20):
             status = (Status.COMPLETED, Status.FAILED, Status.ABORTED)[number % 7 % 3]
             await buffer.put(group(number, status=status), "math", priority=number % 4)
-            seen.append((ids([item.item for item in await found(buffer)]), await drawn(buffer, number % 3)))
-        return seen
+            states.append((ids([item.item for item in await found(buffer)]), await drawn(buffer, number % 3)))
+        return states
 
     await same(buffers(remover, remover=remover, capacity=6, max_times_sampled=0), evicted)

@@ -76,13 +76,13 @@ async def test_both_ways_make_the_tables(empty_url: str, make: Callable[[Connect
 
 async def test_postgresql_stores_payloads_apart_and_leaves_room_in_pages(postgres_database: str) -> None:
     await run(postgres_database, create)
-    asked = {
+    answers = {
         "SELECT attstorage FROM pg_attribute WHERE attrelid = 'rb_payload'::regclass AND attname = 'data'": "e",
         "SELECT reloptions[1] FROM pg_class WHERE relname = 'rb_group'": "fillfactor=80",
     }
-    for sql, expected in asked.items():
-        got = await run(postgres_database, lambda connection, sql=sql: connection.execute(text(sql)).scalar())
-        assert (got.decode() if isinstance(got, bytes) else got) == expected
+    for sql, expected in answers.items():
+        answer = await run(postgres_database, lambda connection, sql=sql: connection.execute(text(sql)).scalar())
+        assert (answer.decode() if isinstance(answer, bytes) else answer) == expected
 
 
 def revision_of(connection: Connection) -> str | None:
@@ -151,8 +151,8 @@ async def test_an_upgrade_keeps_rows_and_views(empty_url: str, next_revision: No
         await buffer.put(new_group(1, 2), "math", tags={"i": 1})
     await run(empty_url, upgrade)
     assert await run(empty_url, revision_of) == "0002"
-    seen = await run(empty_url, lambda connection: connection.execute(text("SELECT count(*) FROM rollouts")).scalar())
-    assert seen == 2
+    count = await run(empty_url, lambda connection: connection.execute(text("SELECT count(*) FROM rollouts")).scalar())
+    assert count == 2
     await run(empty_url, lambda connection: connection.execute(text("SELECT gpu FROM rb_worker")))
 
 
@@ -210,9 +210,9 @@ async def test_who_waited_for_the_tables_of_another_finds_them(postgres_database
     try:
         async with first.transaction(write=True) as steps:
             await steps.run(create_version)
-            found = asyncio.create_task(second.write(find_version))
+            finding = asyncio.create_task(second.write(find_version))
             await asyncio.wait_for(waits(), 30)
-        assert await found == HEAD
+        assert await finding == HEAD
     finally:
         await first.dispose()
         await second.dispose()

@@ -39,8 +39,8 @@ async def test_shards_of_connections_that_are_gone_are_merged_and_others_stay(le
             pid for (pid,) in await connection.fetch("SELECT pid FROM pg_stat_activity")
         }
         storage = buffer.storage
-        for left in (True, False):
-            assert await storage._read(is_anything_left) is left
+        for is_left in (True, False):
+            assert await storage._read(is_anything_left) is is_left
             await storage.thread.run(lambda: storage.engine.write(clear_what_is_left))
         sizes = dict(map(tuple, await connection.fetch(_SIZES)))
         assert sizes == {0: 2, **dict.fromkeys(alive, 1)}
@@ -78,9 +78,9 @@ async def test_a_server_tells_how_many_connections_there_are(shared_url: str) ->
         before = await connections()
         assert before >= 1
         if buffer.storage.engine.dialect.is_remote:
-            others = [await asyncpg.connect(shared_url) for _ in range(3)]
+            new_connections = [await asyncpg.connect(shared_url) for _ in range(3)]
             assert await connections() >= before + 2
-            for other in others:
+            for other in new_connections:
                 await other.close()
 
 
@@ -116,19 +116,19 @@ async def test_an_idle_process_looks_when_something_is_due_or_has_changed(
         await fill(buffer, 2)
         await other.count(TASK, "completed")
         await other.storage.thread.run(other.storage.sweeper.stop)  # type: ignore[attr-defined]
-        seen = Rounds()
-        monkeypatch.setattr(buffer.storage.presence, "beat", seen.beat)
-        await seen.wait(5)
-        with installed(seen):
-            await seen.wait(30)
-            assert seen.polls == 0
+        rounds = Rounds()
+        monkeypatch.setattr(buffer.storage.presence, "beat", rounds.beat)
+        await rounds.wait(5)
+        with installed(rounds):
+            await rounds.wait(30)
+            assert rounds.polls == 0
             await buffer.lease_batch({TASK: 1}, seconds=0.3, heartbeat=False)
-            await seen.wait(3)
-            polls = seen.polls
+            await rounds.wait(3)
+            polls = rounds.polls
             assert polls >= 1
             await until(is_back)
-            assert seen.polls > polls
-            await seen.wait(5)
+            assert rounds.polls > polls
+            await rounds.wait(5)
             await other.lease_batch({TASK: 1}, seconds=0.3, heartbeat=False)
             assert len((await buffer.take_batch({TASK: 2}, timeout=20))[0][TASK]) == 2
 
@@ -138,15 +138,15 @@ async def test_the_background_work_begins_after_a_pause_which_closing_ends(
 ) -> None:
     """Beside the first calls it would need another connection."""
     monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 3600.0)
-    monkeypatch.setattr(sweeper._random, "uniform", lambda least, most: most)
-    seen = Rounds()
+    monkeypatch.setattr(sweeper._random, "uniform", lambda lower, upper: upper)
+    rounds = Rounds()
     async with build(shared_url) as buffer:
         await buffer.storage.open()  # which creates the tables
-    with installed(seen):
+    with installed(rounds):
         async with build(shared_url) as buffer, asyncio.timeout(60):
             for number in range(5):
                 await fill(buffer, 1, number)
-    assert seen.polls == 0
+    assert rounds.polls == 0
 
 
 async def test_what_failed_is_tried_again_though_nothing_has_changed(
@@ -192,11 +192,11 @@ async def test_the_first_random_draw_gives_keys_to_groups_of_another_config(
         await lease.give_back()
         await fill(holder, 5, first=1000)
         transactions = buffer.storage.transactions
-        left = await buffer.storage._run(lambda: transactions.read(lambda tx: tx.tuples(_KEYS)))
-        assert len(left) == GROUPS + 5 - 3
-        begun = Race(key, 5).draw_keys([(row[0], row[1]) for row in left])
-        same = sum(row[2] == wanted for row, wanted in zip(left, begun, strict=True))
-        assert same == GROUPS - 3 - 2  # the others came in at a later time of the race
+        remaining = await buffer.storage._run(lambda: transactions.read(lambda tx: tx.tuples(_KEYS)))
+        assert len(remaining) == GROUPS + 5 - 3
+        keys = Race(key, 5).draw_keys([(row[0], row[1]) for row in remaining])
+        same_count = sum(row[2] == wanted for row, wanted in zip(remaining, keys, strict=True))
+        assert same_count == GROUPS - 3 - 2  # the others came in at a later time of the race
         assert len(await take_all(buffer)) == GROUPS + 5 - 3
 
 

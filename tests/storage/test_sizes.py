@@ -50,7 +50,7 @@ async def test_a_group_that_is_too_large_fails_alone(shared_url: str, monkeypatc
     lower(monkeypatch)
     async with build(shared_url) as buffer:
         puts = [large(number) if number % 3 == 1 else group(number) for number in range(9)]
-        ends = await asyncio.gather(*(buffer.put(one, TASK) for one in puts), return_exceptions=True)
+        ends = await asyncio.gather(*(buffer.put(rollouts, TASK) for rollouts in puts), return_exceptions=True)
         assert [getattr(end, "reason", "") == "too large" for end in ends] == [number % 3 == 1 for number in range(9)]
         with pytest.raises(StorageError, match=REFUSED, check=because("too large")):
             await buffer.put(large(1), TASK)
@@ -153,9 +153,9 @@ async def test_a_search_lists_a_page_of_uids_at_a_time(
     pages: list[int] = []
 
     def noted(*arguments: Any) -> tuple[list[tuple[int, int]], int]:
-        found, last = find_page(*arguments)
-        pages.append(len(found))
-        return found, last
+        uids_of_page, last = find_page(*arguments)
+        pages.append(len(uids_of_page))
+        return uids_of_page, last
 
     find_page = matching.find_page
     monkeypatch.setattr(backend, "FOUND_AT_ONCE", 3)
@@ -164,11 +164,11 @@ async def test_a_search_lists_a_page_of_uids_at_a_time(
         await fill(buffer, 10)
         uids = [item.uid async for item in buffer.find({}, payloads=False)]
         pages.clear()
-        seen = []
+        listed_uids = []
         async for item in buffer.find({}, limit=limit):
-            seen.append(item.uid)
-            if len(seen) == 2:
+            listed_uids.append(item.uid)
+            if len(listed_uids) == 2:
                 await fill(buffer, 2)
                 await buffer.delete({"uid": uids[5]})
-        assert seen == [uid for uid in uids if uid != uids[5]][:limit]
+        assert listed_uids == [uid for uid in uids if uid != uids[5]][:limit]
     assert pages == ([3, 3, 3, 0] if limit is None else [3, 3, 1])

@@ -49,8 +49,8 @@ def saved_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any
 @pytest.fixture
 def saved(saved_once: tuple[Path, list[Any]], tmp_path: Path) -> tuple[Path, list[Any]]:
     """The file of a snapshot, to be changed at will, and what is in it."""
-    file, whole = saved_once
-    return Path(shutil.copytree(file.parent, tmp_path / "snapshot")) / file.name, whole
+    file, contents = saved_once
+    return Path(shutil.copytree(file.parent, tmp_path / "snapshot")) / file.name, contents
 
 
 async def resumed(url: str, folder: Path) -> list[Any] | None:
@@ -76,15 +76,15 @@ async def test_a_snapshot_that_was_cut_short_is_refused(saved: tuple[Path, list[
     folder.mkdir()
     for i, size in enumerate((*places(len(data), 2, 1), *range(0, len(data), len(data) // 4 // 4096 * 4096))):
         (folder / SNAPSHOT_FILE).write_bytes(data[:size])
-        found = await resumed(f"sqlite:///{tmp_path}/{i}.db", folder)
-        assert found is None or (len(data) - size < 4096 and found == saved[1]), size  # zeros at the end of a page
+        copied = await resumed(f"sqlite:///{tmp_path}/{i}.db", folder)
+        assert copied is None or (len(data) - size < 4096 and copied == saved[1]), size  # zeros at the end of a page
     (folder / SNAPSHOT_FILE).write_bytes(data)
     assert await resumed(f"sqlite:///{tmp_path}/whole.db", folder) == saved[1]
 
 
 async def test_a_flipped_bit_is_noticed_or_means_nothing(saved: tuple[Path, list[Any]], tmp_path: Path) -> None:
     """Wherever it is: the snapshot is refused, or what is loaded is what was saved."""
-    file, whole = saved
+    file, contents = saved
     data = file.read_bytes()
     folder = tmp_path / "flipped"
     folder.mkdir()
@@ -94,9 +94,9 @@ async def test_a_flipped_bit_is_noticed_or_means_nothing(saved: tuple[Path, list
         flipped[place] ^= 1 << chance.randrange(8)
         (folder / SNAPSHOT_FILE).write_bytes(flipped)
         outcomes.append(await resumed(f"sqlite:///{tmp_path}/{i}.db", folder))
-        assert outcomes[-1] in (None, whole), place
+        assert outcomes[-1] in (None, contents), place
     assert None in outcomes
-    assert whole in outcomes  # free space in pages, for example
+    assert contents in outcomes  # free space in pages, for example
 
 
 @pytest.mark.parametrize(
@@ -157,11 +157,11 @@ async def test_a_partial_file_is_refused_under_the_right_name(
 async def test_progress_tells_of_all_groups(shared_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It grows from nothing to all, while saving and while resuming, outside of the caller's thread."""
     monkeypatch.setattr("replaybuf.common.progress._SECONDS", 0)
-    seen: list[Progress] = []
+    reports: list[Progress] = []
     threads = set()
 
     def tell(progress: Progress) -> None:
-        seen.append(progress)
+        reports.append(progress)
         threads.add(threading.get_ident())
 
     async with build(shared_url) as buffer:
@@ -169,28 +169,28 @@ async def test_progress_tells_of_all_groups(shared_url: str, tmp_path: Path, mon
         await buffer.put(group(30, status=Status.FAILED), "code")
         async with buffer.lease_batch({"math": 2}):
             await buffer.save(tmp_path, progress=tell)
-        assert seen[0] == Progress(0, 31, 0)
-        assert [one.groups for one in seen] == sorted(one.groups for one in seen)
-        assert (seen[-1].groups, seen[-1].total) == (31, 31)
+        assert reports[0] == Progress(0, 31, 0)
+        assert [report.groups for report in reports] == sorted(report.groups for report in reports)
+        assert (reports[-1].groups, reports[-1].total) == (31, 31)
         items = [item.uid async for item in buffer.find({})]
     async with build("sqlite:///:memory:") as fresh:
-        told = seen[-1].bytes
-        seen.clear()
+        total_bytes = reports[-1].bytes
+        reports.clear()
         await fresh.resume(tmp_path, progress=tell)
         assert len(fresh) == 31 > len(items)
-    assert seen[0] == Progress(0, 31, 0)
-    assert seen[-1] == Progress(31, 31, told)
+    assert reports[0] == Progress(0, 31, 0)
+    assert reports[-1] == Progress(31, 31, total_bytes)
     assert threading.get_ident() not in threads
 
 
 async def test_progress_is_told_of_a_few_times_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("replaybuf.storage.sql.copies.snapshot._BATCH_GROUPS", 1)
     monkeypatch.setattr("replaybuf.common.progress.time", SimpleNamespace(monotonic=lambda: 5.0))
-    seen: list[Progress] = []
+    reports: list[Progress] = []
     async with build("sqlite:///:memory:") as buffer:
         await fill(buffer, 30)
-        await buffer.save(tmp_path, progress=seen.append)
-    assert [one.groups for one in seen] == [0, 30]
+        await buffer.save(tmp_path, progress=reports.append)
+    assert [report.groups for report in reports] == [0, 30]
 
 
 @pytest.mark.parametrize("what", ["save", "resume"])
@@ -220,8 +220,8 @@ async def test_a_damaged_source_is_no_damaged_snapshot(tmp_path: Path) -> None:
         connection.execute("UPDATE rb_payload SET data = x'00' WHERE uid = 2")
     async with build(url) as buffer:
         await buffer.save(tmp_path / "snapshot")
-        seen = await everything(buffer)
-    assert await resumed("sqlite:///:memory:", tmp_path / "snapshot") == seen
+        contents = await everything(buffer)
+    assert await resumed("sqlite:///:memory:", tmp_path / "snapshot") == contents
 
 
 async def test_a_process_that_has_the_buffer_open_goes_on_with_the_tickets_of_a_snapshot(

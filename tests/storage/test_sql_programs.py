@@ -51,9 +51,9 @@ def server(postgres_url: str) -> Iterator[str]:
 
 
 def rows_of(command: list[str], text: str = "") -> list[dict[str, str]]:
-    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    return [*csv.DictReader(io.StringIO(done.stdout))]
+    process = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+    assert process.returncode == 0, process.stderr
+    return [*csv.DictReader(io.StringIO(process.stdout))]
 
 
 @pytest.mark.skipif(shutil.which("sqlite3") is None, reason="the program sqlite3 isn't installed")
@@ -86,8 +86,8 @@ def test_a_role_that_may_read_the_views_and_nothing_else(server: str) -> None:
     rows_of([*ask, f"CREATE ROLE {role}; GRANT SELECT ON {', '.join(VIEWS)} TO {role}"])
     try:
         assert len(rows_of([*ask, f"SET ROLE {role}", "-c", "SELECT uid FROM rollouts"])) == ROWS["rollouts"]
-        refused = subprocess.run([*ask, f"SET ROLE {role}", "-c", "SELECT * FROM rb_group"], capture_output=True)
-        assert b"permission denied" in refused.stderr
+        result = subprocess.run([*ask, f"SET ROLE {role}", "-c", "SELECT * FROM rb_group"], capture_output=True)
+        assert b"permission denied" in result.stderr
     finally:
         rows_of([*ask, f"DROP OWNED BY {role}; DROP ROLE {role}"])
 
@@ -146,11 +146,11 @@ def test_datasette_shows_a_view(datasette: str, view: str) -> None:
 @pytest.mark.tools
 def test_datasette_filters_and_counts(datasette: str) -> None:
     """Its filters compare with texts, its facets count: numbers, times and parts of JSON."""
-    bad = _fetch(f"{datasette}/rollouts.json?_shape=array&reward=0&worker=gpu-3&response_tokens__gt=400")
-    assert len(bad) == 19
-    assert {row["full_response"] for row in bad} == {ANSWER}
+    found_rows = _fetch(f"{datasette}/rollouts.json?_shape=array&reward=0&worker=gpu-3&response_tokens__gt=400")
+    assert len(found_rows) == 19
+    assert {row["full_response"] for row in found_rows} == {ANSWER}
     facets = _fetch(f"{datasette}/batch_groups.json?step=413&_facet=worker")["facet_results"]["worker"]
-    assert {one["value"]: one["count"] for one in facets["results"]} == {"gpu-3": 2, "gpu-2": 2, "gpu-1": 1}
+    assert {facet["value"]: facet["count"] for facet in facets["results"]} == {"gpu-3": 2, "gpu-2": 2, "gpu-1": 1}
     assert len(_fetch(f"{datasette}/groups.json?_shape=array&tags__contains=level")) == ROWS["groups"]
     assert len(_fetch(f"{datasette}/leases.json?_shape=array&groups=2&step=414")) == 1
 
@@ -170,8 +170,8 @@ def duckdb() -> Any:
 def test_duckdb(duckdb: Any, file: Path) -> None:
     """Its extension reads the views, whose columns are all texts to it."""
     duckdb.execute(f"ATTACH '{file}' AS run (TYPE sqlite, READ_ONLY)")
-    found = {view: len(duckdb.execute(f"SELECT * FROM run.{view}").fetchall()) for view in VIEWS}
-    assert found == ROWS
+    counts = {view: len(duckdb.execute(f"SELECT * FROM run.{view}").fetchall()) for view in VIEWS}
+    assert counts == ROWS
     worst = WORST.replace("batch_groups", "run.batch_groups").replace("avg(reward)", "avg(reward::DOUBLE)")
     assert duckdb.execute(worst).fetchall() == [("gpu-3", 0.0)]
     assert duckdb.execute(WHOLE.replace("rollouts", "run.rollouts")).fetchall() == [(ANSWER,)]

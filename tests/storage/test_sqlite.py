@@ -51,7 +51,7 @@ ADD = f"{INSERT} ON CONFLICT (a) DO UPDATE SET b = own.b + excluded.b"
 @pytest.mark.parametrize("count", [1, 4, 15, 16, 57])
 def test_many_rows_are_written_as_one_by_one(sql: str, count: int) -> None:
     rows = [(n, None if n % 3 else f"({n}, ?)") for n in range(count)]
-    written = []
+    tables = []
     for together in (True, False):
         with closing(connect(Access(make_url("sqlite://")))) as raw:
             raw.execute("CREATE TABLE t (a INTEGER PRIMARY KEY, b, c)")
@@ -59,9 +59,9 @@ def test_many_rows_are_written_as_one_by_one(sql: str, count: int) -> None:
                 raw.executemany(INSERT, [(n, 1) for n, _ in rows])
             tx = SqliteTransaction(raw)
             tx.run_many(sql, rows) if together else raw.executemany(sql, rows)
-            written.append(raw.execute("SELECT * FROM t ORDER BY a").fetchall())
-    assert written[0] == written[1]
-    assert len(written[0]) == count
+            tables.append(raw.execute("SELECT * FROM t ORDER BY a").fetchall())
+    assert tables[0] == tables[1]
+    assert len(tables[0]) == count
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def raw() -> RawConnection:
 
 
 def weak_references() -> int:
-    return sum(type(one) is weakref.ref for one in gc.get_objects())
+    return sum(type(referrer) is weakref.ref for referrer in gc.get_objects())
 
 
 def test_what_was_read_leaves_nothing_behind(raw: RawConnection) -> None:
@@ -231,17 +231,17 @@ def may_write(path: str | Path, timeout: float = 0) -> bool:
 
 
 async def test_nobody_else_writes_while_the_log_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, seen = tmp_path / "run.db", []
+    path, answers = tmp_path / "run.db", []
 
     def copy(connection: sqlite3.Connection) -> None:
-        seen.append(may_write(path))
+        answers.append(may_write(path))
         checkpoint_wal(connection)
 
     monkeypatch.setattr(sqlite, "checkpoint_wal", copy)
     async with opened(path) as engine:
         await insert(engine, 3 * PAGES)
-    assert seen
-    assert not any(seen)
+    assert answers
+    assert not any(answers)
 
 
 async def test_no_connection_copies_the_log_by_itself(tmp_path: Path) -> None:
@@ -346,5 +346,5 @@ def test_puts_and_takes_make_no_temporary_files(tmp_path: Path) -> None:
     (temporary := tmp_path / "temporary").mkdir()
     command = [sys.executable, "-c", PUTS_AND_TAKES, f"sqlite:///{tmp_path}/run.db"]
     environment = {**os.environ, "SQLITE_TMPDIR": str(temporary)}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert (ended.stdout, ended.stderr) == ("0\n", "")
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (process.stdout, process.stderr) == ("0\n", "")

@@ -30,8 +30,8 @@ def rollout(**values: Any) -> RolloutState:
 
 
 async def rows(buffer: ReplayBuffer, query: str) -> list[tuple[Any, ...]]:
-    found = await buffer.storage._read(lambda tx: tx.run(query))
-    return [tuple(row) for row in found]
+    cursor = await buffer.storage._read(lambda tx: tx.run(query))
+    return [tuple(row) for row in cursor]
 
 
 async def test_a_wholly_expired_group_has_nothing_of_its_response_in_either_view(shared_url: str) -> None:
@@ -40,8 +40,8 @@ async def test_a_wholly_expired_group_has_nothing_of_its_response_in_either_view
         await buffer.put(group, TASK, model_step=1, current_train_step=2)
         await buffer.refresh_staleness(task_stale_thresholds={TASK: 1}, current_train_step=3)
         assert await rows(buffer, "SELECT response_tokens, error FROM groups") == [(0, None)]
-        found = await rows(buffer, "SELECT response_tokens, response, rewards, error_msg FROM rollouts")
-        assert found == [(0, "", None, None)]
+        result = await rows(buffer, "SELECT response_tokens, response, rewards, error_msg FROM rollouts")
+        assert result == [(0, "", None, None)]
 
 
 async def test_tools_that_compare_with_texts_find_numbers(tmp_path: Path) -> None:
@@ -54,13 +54,13 @@ async def test_tools_that_compare_with_texts_find_numbers(tmp_path: Path) -> Non
     connection.row_factory = sqlite3.Row
     views = {"groups": 1, "rollouts": 2}
     for view, count in views.items():
-        found = connection.execute(f"SELECT * FROM {view}").fetchall()
-        assert len(found) == count
-        for row in found:
+        result = connection.execute(f"SELECT * FROM {view}").fetchall()
+        assert len(result) == count
+        for row in result:
             for name, value in dict(row).items():
                 if value is not None:
-                    same = f"SELECT count(*) FROM {view} WHERE {name} = ? AND {name} = {str(value)!r}"
-                    assert connection.execute(same, [str(value)]).fetchone()[0] >= 1, (view, name, value)
+                    query = f"SELECT count(*) FROM {view} WHERE {name} = ? AND {name} = {str(value)!r}"
+                    assert connection.execute(query, [str(value)]).fetchone()[0] >= 1, (view, name, value)
     # SQLite writes a real number as 0.0, and people as 0.
     assert connection.execute("SELECT position FROM rollouts WHERE reward = '0'").fetchall()[0]["position"] == 0
     connection.close()
@@ -97,10 +97,10 @@ async def test_parts_of_rewards_are_there_for_sql(shared_url: str) -> None:
         assert await rows(buffer, f"SELECT sum(CAST({part} AS REAL)), sum(reward), count(*) FROM rollouts") == [
             (1, 5, 6)
         ]
-        [(parts_,), *others] = await rows(buffer, "SELECT rewards FROM rollouts WHERE uid = 1 ORDER BY position")
+        [(parts_,), *other_rows] = await rows(buffer, "SELECT rewards FROM rollouts WHERE uid = 1 ORDER BY position")
         parts_ = json.loads(parts_) if isinstance(parts_, str) else parts_
         assert parts_ == {"score": 0.0, "format": 0.5, "length": 3.0, "ok": 1.0, "why": "so"}
-        assert others == [(None,), (None,)]
+        assert other_rows == [(None,), (None,)]
 
 
 async def test_what_is_cut_shows_it(shared_url: str) -> None:
@@ -108,10 +108,10 @@ async def test_what_is_cut_shows_it(shared_url: str) -> None:
         for length in (200, 201):
             text = "é" * length
             await buffer.put([rollout(response=text, error_msg=text, message=[{"role": "u", "content": text}])], TASK)
-        whole, cut = "é" * 200, "é" * 200 + "…"
+        uncut, cut = "é" * 200, "é" * 200 + "…"
         query = "SELECT prompt, response, error_msg FROM rollouts ORDER BY uid"
-        assert await rows(buffer, query) == [(whole,) * 3, (cut,) * 3]
-        assert await rows(buffer, "SELECT prompt, response FROM groups ORDER BY uid") == [(whole,) * 2, (cut,) * 2]
+        assert await rows(buffer, query) == [(uncut,) * 3, (cut,) * 3]
+        assert await rows(buffer, "SELECT prompt, response FROM groups ORDER BY uid") == [(uncut,) * 2, (cut,) * 2]
 
 
 def test_a_preview_is_a_text_that_databases_can_hold() -> None:
@@ -150,11 +150,11 @@ async def test_a_whole_text_is_null_where_sql_cannot_have_it(shared_url: str) ->
         await buffer.put([rollout(message=message, response=text) for text in (*ODD, LONG, None)], TASK)
         await buffer.put([rollout(response=LONG)], TASK, model_step=1, current_train_step=2)
         await buffer.refresh_staleness(task_stale_thresholds={TASK: 1}, current_train_step=3)
-        found = await rows(buffer, "SELECT full_response FROM rollouts ORDER BY uid, position")
-        assert found == [(None,), (None,), (LONG,), (None,), (None,)]
+        result = await rows(buffer, "SELECT full_response FROM rollouts ORDER BY uid, position")
+        assert result == [(None,), (None,), (LONG,), (None,), (None,)]
         [(prompt, messages), _] = await rows(buffer, "SELECT full_prompt, messages FROM groups ORDER BY uid")
         assert prompt == ""
-        assert [one["content"] for one in (json.loads(messages) if isinstance(messages, str) else messages)] == [
+        assert [turn["content"] for turn in (json.loads(messages) if isinstance(messages, str) else messages)] == [
             None,
             None,
         ]
@@ -198,13 +198,13 @@ def test_a_text_is_looked_for_from_an_offset_on_or_behind_the_last_one() -> None
 async def test_whole_texts_stay_whole_wherever_groups_go(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/run.db"
     query = "SELECT full_prompt, full_response FROM groups JOIN rollouts USING (uid)"
-    whole = [(LONG, LONG)]
+    expected = [(LONG, LONG)]
     async with build(url) as buffer:
         await buffer.put([rollout(message=[{"role": "user", "content": LONG}], response=LONG)], TASK)
         await buffer.save(tmp_path / "saved")
     async with build(f"sqlite:///{tmp_path}/resumed.db") as resumed:
         await resumed.resume(tmp_path / "saved")
-        assert await rows(resumed, query) == whole
+        assert await rows(resumed, query) == expected
 
 
 GROUPS, BATCHES, TAKEN = 1_000, 250, 4
@@ -233,7 +233,7 @@ _SORTED = "USE TEMP B-TREE FOR ORDER BY"
 
 def fill(connection: Connection) -> None:
     lanes = [{"id": n, "buffer": "default", "task_name": "math", "leased": n == 1} for n in (1, 2)]
-    connection.execute(insert(lane), [one | {"status": "completed"} for one in lanes])
+    connection.execute(insert(lane), [row | {"status": "completed"} for row in lanes])
     marks = json.dumps({"oldest": [1], "newest": [1], "reward": [0.0]})
     numbers = f"WITH RECURSIVE n(uid) AS (SELECT 1 UNION ALL SELECT uid + 1 FROM n WHERE uid < {GROUPS})"
     cast = "CAST(:json AS jsonb)" if connection.dialect.name == "postgresql" else ":json"
@@ -250,8 +250,8 @@ def fill(connection: Connection) -> None:
     nothing = {"buffer": "default", "taken_at": 1.0, "epoch": 0, "status": "completed", "groups": TAKEN, "settled": 0}
     connection.execute(insert(batch), [nothing | _batch(n) for n in range(BATCHES)])
     names = ", ".join(column.name for column in group.columns)
-    drawn = f"SELECT {names}, (uid - 1) / {TAKEN} + 1, 1 FROM rb_group"
-    connection.execute(text(f"INSERT INTO rb_past ({names}, draw, staleness) {drawn}"))
+    query = f"SELECT {names}, (uid - 1) / {TAKEN} + 1, 1 FROM rb_group"
+    connection.execute(text(f"INSERT INTO rb_past ({names}, draw, staleness) {query}"))
 
 
 def _batch(step: int) -> dict[str, object]:
@@ -262,8 +262,8 @@ def _batch(step: int) -> dict[str, object]:
 def whole_tables(connection: Connection) -> dict[str, Sequence[str]]:
     """The parts of plans that read a whole table, by query."""
     explain = _postgres_problems if connection.dialect.name == "postgresql" else _sqlite_problems
-    found = {query: explain(connection, query) for query in QUERIES}
-    return {query: problems for query, problems in found.items() if problems}
+    problems_of = {query: explain(connection, query) for query in QUERIES}
+    return {query: problems for query, problems in problems_of.items() if problems}
 
 
 def _postgres_problems(connection: Connection, query: str) -> list[str]:

@@ -145,16 +145,16 @@ def test_a_lease_is_renewed_while_a_coroutine_blocks_the_thread_of_all_calls(
 
 def test_threads_share_a_buffer_and_no_group_goes_to_two(buffer: SyncReplayBuffer) -> None:
     def work(first: int) -> list[int]:
-        taken: list[int] = []
+        numbers: list[int] = []
         for start in range(first, first + 40, 10):
             fill(buffer, 10, start)
-            taken += numbers_of(buffer.get(7, TASK))
-        return taken
+            numbers += numbers_of(buffer.get(7, TASK))
+        return numbers
 
     with ThreadPoolExecutor(4) as pool:
-        taken = [*itertools.chain(*pool.map(work, range(0, 4000, 1000)))]
-    taken += numbers_of(buffer.get(1000, TASK))
-    assert sorted(taken) == sorted(1000 * n + i for n in range(4) for i in range(40))
+        numbers = [*itertools.chain(*pool.map(work, range(0, 4000, 1000)))]
+    numbers += numbers_of(buffer.get(1000, TASK))
+    assert sorted(numbers) == sorted(1000 * n + i for n in range(4) for i in range(40))
 
 
 def test_closing_ends_the_waits_of_other_threads(buffer: SyncReplayBuffer) -> None:

@@ -72,7 +72,7 @@ def test_a_fork_uses_the_buffer_while_its_parent_goes_on(shared_url: str) -> Non
 
 
 def test_a_fork_in_a_handler_doesnt_go_on_with_its_parents_call(shared_url: str) -> None:
-    out = run_script(
+    output = run_script(
         BEGINNING
         + """
     fill(buffer, 1)
@@ -96,14 +96,14 @@ def test_a_fork_in_a_handler_doesnt_go_on_with_its_parents_call(shared_url: str)
     """,
         shared_url,
     )
-    assert out == "3\n"
+    assert output == "3\n"
 
 
 # Interrupts
 
 
 def test_ctrl_c_ends_a_waiting_take_and_loses_nothing(shared_url: str) -> None:
-    out = run_script(
+    output = run_script(
         BEGINNING
         + """
     fill(buffer, 3)
@@ -117,12 +117,12 @@ def test_ctrl_c_ends_a_waiting_take_and_loses_nothing(shared_url: str) -> None:
         shared_url,
         send=signal.SIGINT,
     )
-    assert out == "interrupted 3 [0, 1, 2]\n"
+    assert output == "interrupted 3 [0, 1, 2]\n"
 
 
 def test_ctrl_c_at_the_end_of_a_leases_block_gives_back_what_it_had_not_begun_to_acknowledge(shared_url: str) -> None:
     """The thread of blocking calls is busy, so that the end of the block has to wait for it."""
-    out = run_script(
+    output = run_script(
         BEGINNING
         + """
     from replaybuf.buffer import background
@@ -142,11 +142,11 @@ def test_ctrl_c_at_the_end_of_a_leases_block_gives_back_what_it_had_not_begun_to
         shared_url,
         send=signal.SIGINT,
     )
-    assert out == "interrupted [] [0]\n"
+    assert output == "interrupted [] [0]\n"
 
 
 def test_a_result_that_comes_with_an_interrupt_is_returned_and_the_interrupt_follows() -> None:
-    out = run_script(
+    output = run_script(
         """
         import asyncio, signal, threading
         from replaybuf.buffer.sync import run
@@ -167,7 +167,7 @@ def test_a_result_that_comes_with_an_interrupt_is_returned_and_the_interrupt_fol
         "-",
         send=signal.SIGINT,
     )
-    assert out == "result\nthen interrupted\n"
+    assert output == "result\nthen interrupted\n"
 
 
 WATCHDOG = """
@@ -221,7 +221,7 @@ def test_a_call_that_is_interrupted_before_its_first_step_ends(begun: bool) -> N
 
 @pytest.mark.parametrize("inside", ["Thread", pytest.param("new_event_loop", marks=pytest.mark.long)])
 def test_a_handler_may_call_while_the_first_call_starts_the_thread(inside: str) -> None:
-    out = run_script(
+    output = run_script(
         """
         import asyncio, signal, threading
         from replaybuf.buffer.sync import run
@@ -243,7 +243,7 @@ def test_a_handler_may_call_while_the_first_call_starts_the_thread(inside: str) 
         "-",
         inside,
     )
-    assert out == "inner\nouter\n1\n"
+    assert output == "inner\nouter\n1\n"
 
 
 # Ends
@@ -294,13 +294,13 @@ def test_a_buffer_that_is_dropped_lets_go_of_its_database(shared_url: str) -> No
     def use() -> None:
         fill(build(shared_url), 1)
 
-    others = set(threading.enumerate())
+    threads_before = set(threading.enumerate())
     use()
     assert [thread.name for thread in threading.enumerate()].count("replaybuf-sync") == 1
     deadline = time.monotonic() + 10
     while names := [
         thread.name
-        for thread in set(threading.enumerate()) - others
+        for thread in set(threading.enumerate()) - threads_before
         if thread.name.startswith(("replaybuf-database", "replaybuf-codec"))
     ]:
         gc.collect()

@@ -39,17 +39,17 @@ _SERVER = multiprocessing.get_context("forkserver")
 class Rank:
     """A process that plays a role of `tests.torch.roles`, and writes what it says into files."""
 
-    def __init__(self, said: Path, role: str, *arguments: object) -> None:
-        self._said = said
-        self._process = _SERVER.Process(target=play, args=(said, role, *map(str, arguments)))
+    def __init__(self, base: Path, role: str, *arguments: object) -> None:
+        self._said = base
+        self._process = _SERVER.Process(target=play, args=(base, role, *map(str, arguments)))
         self._process.start()
 
     def end(self, code: int = 0) -> tuple[str, str]:
         """Wait for its end and return what it said."""
         self._process.join(240)
-        out, err = (file.read_text("utf-8") if file.exists() else "" for file in outputs(self._said))
-        assert self._process.exitcode == code, f"{out}\n{err}"
-        return out, err
+        output, errors = (file.read_text("utf-8") if file.exists() else "" for file in outputs(self._said))
+        assert self._process.exitcode == code, f"{output}\n{errors}"
+        return output, errors
 
     def line(self) -> str:
         """Wait for the first line that it says."""
@@ -78,8 +78,8 @@ class Ranks:
         """Start a job: all its ranks with the same role."""
         self._jobs += 1
         job = self._folder / f"job-{self._jobs}"
-        given = role, self._url, self._folder, job
-        started = [Rank(Path(f"{job}-{rank}"), *given, rank, size, *arguments) for rank in range(size)]
+        common = role, self._url, self._folder, job
+        started = [Rank(Path(f"{job}-{rank}"), *common, rank, size, *arguments) for rank in range(size)]
         self._running += started
         return started
 
@@ -88,19 +88,19 @@ class Ranks:
             rank.kill()
 
 
-def play(said: Path, *arguments: str) -> None:
+def play(base: Path, *arguments: str) -> None:
     """Play a role in this process. Its workers are forked, as they are in one that a user starts on Linux."""
     from tests.torch import roles
 
     multiprocessing.set_start_method("fork", force=True)
-    for number, file in enumerate(outputs(said), 1):
+    for number, file in enumerate(outputs(base), 1):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT, 0o600), number)
     roles.main(list(arguments))
 
 
-def outputs(said: Path) -> tuple[Path, Path]:
+def outputs(base: Path) -> tuple[Path, Path]:
     """Return the files of what a rank says, and of its errors."""
-    return said.with_suffix(".out"), said.with_suffix(".err")
+    return base.with_suffix(".out"), base.with_suffix(".err")
 
 
 @pytest.fixture
@@ -112,9 +112,9 @@ def ranks(shared_url: str, tmp_path: Path) -> Iterator[Ranks]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[Any]) -> None:
-    here = Path(__file__).parent
+    folder = Path(__file__).parent
     for item in items:
-        if here in item.path.parents:
+        if folder in item.path.parents:
             item.add_marker(pytest.mark.torch)
 
 
@@ -149,11 +149,11 @@ def totals(config: ReplayBufferConfig) -> Counter[Tally]:
     """The tallies of all tasks and statuses together, without the zeros."""
 
     async def read() -> Counter[Tally]:
-        found: Counter[Tally] = Counter()
+        tallies: Counter[Tally] = Counter()
         async with config.build() as buffer:
             for (_, _, name), count in (await buffer.tallies()).items():
-                found[name] += count
-        return +found
+                tallies[name] += count
+        return +tallies
 
     return asyncio.run(read())
 
@@ -161,7 +161,7 @@ def totals(config: ReplayBufferConfig) -> Counter[Tally]:
 def settled(config: ReplayBufferConfig) -> dict[int, int]:
     """The number of groups that were trained on at each train step, as `replaybuf trace` tells."""
     reader = open_reader(config.url)
-    return {one.step: one.settled for one in reader.read(lambda tx: read_steps(tx, "default").rows)}
+    return {step.step: step.settled for step in reader.read(lambda tx: read_steps(tx, "default").rows)}
 
 
 def numbers(items: list[Any]) -> list[int]:

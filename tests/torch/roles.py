@@ -201,21 +201,21 @@ async def _lost(*_: object) -> None:
 
 def tensors(url: str, folder: Path, ways: int) -> None:
     """Load one's own part of batches with deferred fields; say how much was sent, and what was loaded."""
-    sent: list[int] = []
+    sent_sizes: list[int] = []
     broadcast, gather = Link.broadcast, Link._gather
-    counted_broadcast = lambda link, data, *rest: (sent.append(len(data)), broadcast(link, data, *rest))[1]  # noqa: E731
+    counted_broadcast = lambda link, data, *rest: (sent_sizes.append(len(data)), broadcast(link, data, *rest))[1]  # noqa: E731
     Link.broadcast = counted_broadcast  # type: ignore[method-assign]
-    Link._gather = lambda link, data, what: (sent.append(data.nbytes), gather(link, data, what))[1]  # type: ignore[method-assign]
+    Link._gather = lambda link, data, what: (sent_sizes.append(data.nbytes), gather(link, data, what))[1]  # type: ignore[method-assign]
     config = ReplayBufferConfig(url=url, policy="fifo")
     way, collate = [(split_steps, in_two), (same_steps, list)][ways]
     dataset = GroupDataset(config, {TASK: 2}, collate=collate, timeout=0, deferred=["routed_experts"])
     batches = DataLoader(dataset, batch_size=None, num_workers=1 if way is split_steps else 0)
-    with nullcontext() if dist.get_rank() else leased_steps(batches) as own:
-        for step in way(own):
+    with nullcontext() if dist.get_rank() else leased_steps(batches) as own_batches:
+        for step in way(own_batches):
             with step:
                 for item in load_into(step.batch):
-                    say(item.item[0].rollout_id, [int(one.routed_experts.sum()) for one in item.item])
-    say("sent", max(sent))
+                    say(item.item[0].rollout_id, [int(rollout.routed_experts.sum()) for rollout in item.item])
+    say("sent", max(sent_sizes))
 
 
 def in_two(items: list[Any]) -> list[list[Any]]:
@@ -235,8 +235,8 @@ def main(arguments: list[str]) -> None:
     role, url, folder, meeting, *rest = arguments
     patience = timedelta(seconds=WAIT)
     rank, size, *rest = rest
-    where = f"file://{meeting}"
-    dist.init_process_group("gloo", init_method=where, rank=int(rank), world_size=int(size), timeout=patience)
+    address = f"file://{meeting}"
+    dist.init_process_group("gloo", init_method=address, rank=int(rank), world_size=int(size), timeout=patience)
     try:
         ROLES[role](url, Path(folder), *map(int, rest))
     finally:

@@ -59,21 +59,21 @@ def score(rollout: RolloutState) -> float:
 def naive(items: list[StorageItem[Any]]) -> list[list[dict[str, Any]]]:
     """For each rollout its tokens, each with all that belongs to it."""
     rows = []
-    for one in items:
-        scores = [score(rollout) for rollout in one.item]
+    for member in items:
+        scores = [score(rollout) for rollout in member.item]
         mean = sum(scores) / len(scores)
-        spread = math.sqrt(sum((value - mean) ** 2 for value in scores) / len(scores))
-        for rollout, value in zip(one.item, scores, strict=True):
+        deviation = math.sqrt(sum((value - mean) ** 2 for value in scores) / len(scores))
+        for rollout, value in zip(member.item, scores, strict=True):
             row = []
             for token in rollout.prompt_ids:
                 row.append({"input_ids": int(token), "loss_mask": False, "logprobs": 0.0, "advantages": 0.0})
             for place, token in enumerate(rollout.response_ids):
-                trained = rollout.response_mask is None or bool(rollout.response_mask[place])
-                advantage = (value - mean) / (spread + 1e-6)
+                is_trained = rollout.response_mask is None or bool(rollout.response_mask[place])
+                advantage = (value - mean) / (deviation + 1e-6)
                 row.append(
                     {
                         "input_ids": int(token),
-                        "loss_mask": trained,
+                        "loss_mask": is_trained,
                         "logprobs": float(rollout.logprobs[place]),
                         "advantages": advantage,
                     }
@@ -81,7 +81,7 @@ def naive(items: list[StorageItem[Any]]) -> list[list[dict[str, Any]]]:
             for place, cell in enumerate(row):
                 cell["labels"] = cell["input_ids"] if cell["loss_mask"] else -100
                 cell["position_ids"] = place
-                cell["uid"] = one.uid
+                cell["uid"] = member.uid
             rows.append(row)
     return rows
 
@@ -101,44 +101,44 @@ PADDING = {**dict.fromkeys(DTYPES, 0), "input_ids": 7, "labels": -100, "loss_mas
 
 @given(items=ITEMS, side=st.sampled_from(["left", "right"]), multiple_of=st.sampled_from([1, 8]))
 def test_padding_is_that_of_a_naive_collator(items: list[StorageItem[Any]], side: Any, multiple_of: int) -> None:
-    made = Pad(7, side=side, multiple_of=multiple_of)(items)
+    batch = Pad(7, side=side, multiple_of=multiple_of)(items)
     rows = naive(items)
     width = math.ceil(max(map(len, rows)) / multiple_of) * multiple_of
-    assert set(made) == {*DTYPES, "uids"}
-    assert made["uids"].tolist() == [row[0]["uid"] for row in rows]
+    assert set(batch) == {*DTYPES, "uids"}
+    assert batch["uids"].tolist() == [row[0]["uid"] for row in rows]
     for name, dtype in DTYPES.items():
-        assert made[name].dtype == dtype
-        assert made[name].shape == (len(rows), width)
+        assert batch[name].dtype == dtype
+        assert batch[name].shape == (len(rows), width)
         for number, row in enumerate(rows):
             values = [cell.get(name, 1) for cell in row]
             padding = [PADDING[name]] * (width - len(row))
             expected = values + padding if side == "right" else padding + values
-            assert made[name][number].tolist() == pytest.approx(expected, rel=1e-5)
+            assert batch[name][number].tolist() == pytest.approx(expected, rel=1e-5)
 
 
 @given(items=ITEMS, most=st.integers(24, 60))
 def test_packed_rows_have_every_sequence_once(items: list[StorageItem[Any]], most: int) -> None:
     rows = naive(items)
-    found = []
-    for made in Pack(most)(items):
-        ends = made["cu_seqlens"].tolist()
-        assert made["cu_seqlens"].dtype == torch.int32
-        assert made["input_ids"].shape == (1, ends[-1])
+    actual = []
+    for batch in Pack(most)(items):
+        ends = batch["cu_seqlens"].tolist()
+        assert batch["cu_seqlens"].dtype == torch.int32
+        assert batch["input_ids"].shape == (1, ends[-1])
         assert ends[-1] <= most
-        assert "attention_mask" not in made
+        assert "attention_mask" not in batch
         pairs = list(itertools.pairwise(ends))
-        assert int(made["max_seqlen"]) == max(end - begin for begin, end in pairs)
-        for uid, (begin, end) in zip(made["uids"].tolist(), pairs, strict=True):
-            found.append([uid, *(made[name][0, begin:end].tolist() for name in PACKED)])
+        assert int(batch["max_seqlen"]) == max(end - begin for begin, end in pairs)
+        for uid, (begin, end) in zip(batch["uids"].tolist(), pairs, strict=True):
+            actual.append([uid, *(batch[name][0, begin:end].tolist() for name in PACKED)])
     expected = [[row[0]["uid"], *([cell[name] for cell in row] for name in PACKED)] for row in rows]
-    assert same(found, expected)
+    assert same(actual, expected)
 
 
-def same(found: list[Any], expected: list[Any]) -> bool:
+def same(actual: list[Any], expected: list[Any]) -> bool:
     def rounded(rows: list[Any]) -> list[str]:
         return sorted(str([[round(float(x), 3) + 0.0 for x in np.ravel(part)] for part in row]) for row in rows)
 
-    return rounded(found) == rounded(expected)
+    return rounded(actual) == rounded(expected)
 
 
 def test_logprobs_are_left_out_unless_all_have_them() -> None:
@@ -152,8 +152,8 @@ def test_segments_of_a_rollout_have_its_advantage() -> None:
     """In a tree, too; a segment without a reward is no mistake."""
     group = [{"prompt_ids": [1], "response_ids": [2], "reward": reward} for reward in (None, 1.0, 0.0, 3.0)]
     for segments in (Segments([None, 0, 0, None]), Segments([None, 0, 0, None], [3, 0])):
-        found = sequences([replace(item(1, group), segments=segments)], advantages=lambda rewards: rewards)
-        assert [one.advantages[-1] for one in found] == [0.5, 0.5, 0.5, 3.0]
+        samples = sequences([replace(item(1, group), segments=segments)], advantages=lambda rewards: rewards)
+        assert [sequence.advantages[-1] for sequence in samples] == [0.5, 0.5, 0.5, 3.0]
 
 
 def test_other_names_and_dicts() -> None:
@@ -194,7 +194,7 @@ def test_a_rollout_that_does_not_fit_is_named(changes: dict[str, Any], what: str
 
 
 def test_nothing_is_cut_or_made_up() -> None:
-    for call, what in (
+    for call, message in (
         (lambda: Pad(0, max_tokens=2)([item(4, [GOOD])]), "a sequence of group 4 has 3 tokens; max_tokens is 2"),
         (lambda: Pack(2)([item(4, [GOOD])]), "sequence 0 has a length of 3, more than the 2 of a row"),
         (lambda: Pad(0)([]), "no sequences to pad"),
@@ -204,7 +204,7 @@ def test_nothing_is_cut_or_made_up() -> None:
         (lambda: Pack(0), "max_tokens must be a whole number of at least 1"),
         (lambda: Pad(0, fields={"respons_ids": "tokens"}), "'respons_ids' is none of prompt_ids, response_ids"),
     ):
-        with pytest.raises(InputError, match=what):
+        with pytest.raises(InputError, match=message):
             call()
     with pytest.raises(RolloutError, match="advantages gave 1 numbers for its 2 rollouts"):
         sequences([item(4, [GOOD, GOOD])], advantages=lambda rewards: [0.0])
@@ -224,8 +224,8 @@ def filled(request: pytest.FixtureRequest, shared_url: str, tmp_path: Path) -> R
         async with config.build() as buffer:
             for number in range(4):
                 rollouts = group(number)
-                for one in rollouts:
-                    one.rollout_id, one.routed_experts = number, torch.full((SIZE,), number, dtype=torch.int16)
+                for rollout in rollouts:
+                    rollout.rollout_id, rollout.routed_experts = number, torch.full((SIZE,), number, dtype=torch.int16)
                 await buffer.put(rollouts, TASK)
 
     asyncio.run(put())
@@ -242,10 +242,10 @@ OWN = {
 @pytest.mark.parametrize("way", OWN)
 def test_each_rank_loads_its_own_part(filled: ReplayBufferConfig, ranks: Ranks, way: str) -> None:
     number, expected = OWN[way]
-    said = [rank.end()[0].splitlines() for rank in ranks.start("tensors", number)]
-    found = [lines[:-1] for lines in said]
-    assert found == [[_line(number) for number in numbers] for numbers in expected]
-    assert all(int(lines[-1].removeprefix("sent ")) < SIZE / 10 for lines in said)
+    lines_of_ranks = [rank.end()[0].splitlines() for rank in ranks.start("tensors", number)]
+    loaded = [lines[:-1] for lines in lines_of_ranks]
+    assert loaded == [[_line(number) for number in numbers] for numbers in expected]
+    assert all(int(lines[-1].removeprefix("sent ")) < SIZE / 10 for lines in lines_of_ranks)
     assert (totals(filled)[Tally.TAKEN], totals(filled)[Tally.SIZE]) == (4, 0)
 
 
@@ -256,8 +256,8 @@ def _line(number: int) -> str:
 def test_a_trainer_loads_what_its_worker_has_leased(filled: ReplayBufferConfig) -> None:
     dataset = GroupDataset(filled, {TASK: 2}, timeout=0, deferred=["routed_experts"])
     with leased_steps(DataLoader(dataset, batch_size=None, num_workers=1)) as steps, next(steps) as step:
-        assert all(type(one.routed_experts) is ArrayHandle for item in step.batch for one in item.item)
-        sums = [int(one.routed_experts.sum()) for item in load_into(step.batch) for one in item.item]
+        assert all(type(rollout.routed_experts) is ArrayHandle for item in step.batch for rollout in item.item)
+        sums = [int(rollout.routed_experts.sum()) for item in load_into(step.batch) for rollout in item.item]
         assert sums == [0, 0, SIZE, SIZE]
 
 

@@ -38,15 +38,15 @@ def loader(dataset: GroupDataset, **options: Any) -> DataLoader[Any]:
 def test_every_group_is_in_one_batch(shared_config: ReplayBufferConfig, options: dict[str, Any]) -> None:
     put(shared_config, 22)
     dataset = GroupDataset(shared_config, {TASK: 4}, collate=numbers, timeout=0)
-    seen = []
+    batches = []
     with leased_steps(loader(dataset, **options)) as steps:
         for step in steps:
-            seen.append(step.batch)
+            batches.append(step.batch)
             assert [item.uid for item in step.items[TASK]] == sorted(step.open)
             step.acknowledge()
             assert not step.open
-    assert sorted(itertools.chain(*seen)) == list(range(22))
-    assert sorted(map(len, seen)) == [2, 4, 4, 4, 4, 4]
+    assert sorted(itertools.chain(*batches)) == list(range(22))
+    assert sorted(map(len, batches)) == [2, 4, 4, 4, 4, 4]
     assert totals(shared_config) == {Tally.PUT: 22, Tally.SAMPLED_NEW: 22, Tally.TAKEN: 22}
 
 
@@ -89,9 +89,9 @@ def test_a_break_gives_everything_back(shared_config: ReplayBufferConfig, option
         next(steps).acknowledge()
         for _ in steps:  # not acknowledged
             break
-    left = totals(shared_config)
-    assert (left[Tally.SIZE], left[Tally.LEASED], left[Tally.TAKEN]) == (17, 0, 3)
-    assert left[Tally.LEASE_EXPIRED] == 0  # given back, not run out
+    totals_left = totals(shared_config)
+    assert (totals_left[Tally.SIZE], totals_left[Tally.LEASED], totals_left[Tally.TAKEN]) == (17, 0, 3)
+    assert totals_left[Tally.LEASE_EXPIRED] == 0  # given back, not run out
 
 
 @QUICK
@@ -133,28 +133,28 @@ def test_a_wait_that_ends_is_noted_as_others_are(shared_config: ReplayBufferConf
     with leased_steps(loader(dataset, **options)) as steps, pytest.raises(NotReadyError):
         next(steps)
     events = open_reader(config.url).read(lambda tx: list_events(tx, "default", kind="gave_up"))
-    assert {(one.worker, one.task_name, one.groups) for one in events} == {("trainer-1", TASK, 4)}
+    assert {(event.worker, event.task_name, event.groups) for event in events} == {("trainer-1", TASK, 4)}
     assert all(
-        re.match(r"after \S+ of waiting for groups: Too little .* \(3 of 4\)", str(one.detail)) for one in events
+        re.match(r"after \S+ of waiting for groups: Too little .* \(3 of 4\)", str(event.detail)) for event in events
     )
-    assert not any(" ago" in str(one.detail) for one in events)  # whoever reads it does so later
+    assert not any(" ago" in str(event.detail) for event in events)  # whoever reads it does so later
 
 
 @QUICK
 def test_the_last_groups_are_trained_on_with_at_least_one(config: ReplayBufferConfig, options: dict[str, Any]) -> None:
     put(config, 7)
     dataset = GroupDataset(config, {TASK: 4}, collate=numbers, at_least=1, timeout=1)
-    seen: list[int] = []
+    received: list[int] = []
 
     def train() -> None:
         with leased_steps(loader(dataset, **options)) as steps:
             for step in steps:
-                seen.extend(step.batch)
+                received.extend(step.batch)
                 step.acknowledge()
 
     with pytest.raises(NotReadyError):
         train()
-    assert sorted(seen) == list(range(7))
+    assert sorted(received) == list(range(7))
 
 
 def test_waiting_while_the_trainer_trains_does_not_count(config: ReplayBufferConfig) -> None:
@@ -184,27 +184,27 @@ def test_errors_of_workers_arrive(config: ReplayBufferConfig, options: dict[str,
 def test_a_killed_worker_is_an_error_and_its_groups_come_back(shared_config: ReplayBufferConfig) -> None:
     put(shared_config, 12)
     dataset = GroupDataset(shared_config, {TASK: 2}, collate=numbers_and_pid, timeout=60, seconds=2)
-    seen, acknowledged = [], []
+    received, acknowledged = [], []
 
     def train_and_kill() -> None:
         with leased_steps(loader(dataset, **FORKED)) as steps:
             for step in steps:
-                seen.extend(step.batch[0])
+                received.extend(step.batch[0])
                 step.acknowledge()  # torch's error may strike in here, by a signal: then its groups come again
                 acknowledged.extend(step.batch[0])
                 os.kill(step.batch[1], signal.SIGKILL)
 
     with pytest.raises(RuntimeError, match="worker"):
         train_and_kill()
-    before = len(seen)
+    before = len(received)
     dataset = GroupDataset(shared_config, {TASK: 1}, collate=numbers, timeout=120)
     with leased_steps(loader(dataset)) as steps:
-        while len(set(seen)) < 12:
+        while len(set(received)) < 12:
             step = next(steps)
-            seen += step.batch
+            received += step.batch
             step.acknowledge()
-    assert not set(seen[before:]) & set(acknowledged)
-    assert len(seen[before:]) == len(set(seen[before:]))
+    assert not set(received[before:]) & set(acknowledged)
+    assert len(received[before:]) == len(set(received[before:]))
     assert totals(shared_config)[Tally.TAKEN] == 12
 
 
@@ -216,13 +216,13 @@ def test_leases_go_on_while_a_step_lasts(shared_config: ReplayBufferConfig) -> N
     """Those of the trainer, and those of batches that wait in the DataLoader."""
     put(shared_config, 8)
     dataset = GroupDataset(shared_config, {TASK: 2}, collate=numbers, timeout=0, seconds=3)
-    seen = []
+    received = []
     with leased_steps(loader(dataset, **FORKED)) as steps:
         for number, step in enumerate(steps):
             time.sleep(0 if number else 4)
-            seen += step.batch
+            received += step.batch
             step.acknowledge()
-    assert sorted(seen) == list(range(8))
+    assert sorted(received) == list(range(8))
     assert totals(shared_config) == {Tally.PUT: 8, Tally.SAMPLED_NEW: 8, Tally.TAKEN: 8}
 
 
@@ -281,12 +281,12 @@ def test_what_cannot_be_asked_for_is_refused_at_once(config: ReplayBufferConfig)
 
 def test_a_loader_that_would_hold_groups_back_is_refused(config: ReplayBufferConfig) -> None:
     dataset = GroupDataset(config, {TASK: 1})
-    for bad, what in (
+    for refused, message in (
         (DataLoader(dataset, batch_size=2), "batch_size=None"),
         (loader(dataset, num_workers=2), "in_order=False"),
         (DataLoader([1], batch_size=None), "the DataLoader of a GroupDataset, got one of list"),
     ):
-        with pytest.raises(InputError, match=what), leased_steps(bad):
+        with pytest.raises(InputError, match=message), leased_steps(refused):
             pass
     with pytest.raises(InputError, match="iterate over leased_steps"):
         next(iter(loader(dataset)))

@@ -24,8 +24,8 @@ def acknowledged(folder: Path) -> Counter[int]:
 def each_once(config: ReplayBufferConfig, folder: Path, count: int) -> bool:
     """By the ranks' own books, and by the store's."""
     books, store = acknowledged(folder), totals(config)
-    taken = store[Tally.TAKEN], store[Tally.SIZE], store[Tally.LEASED]
-    return books == Counter(range(count)) and taken == (count, 0, 0)
+    counts = store[Tally.TAKEN], store[Tally.SIZE], store[Tally.LEASED]
+    return books == Counter(range(count)) and counts == (count, 0, 0)
 
 
 def test_the_other_rank_trains_what_a_killed_one_had(
@@ -120,9 +120,9 @@ def test_an_error_of_the_source_reaches_all_ranks(ranks: Ranks) -> None:
 def test_a_dead_source_ends_the_wait_for_it(ranks: Ranks) -> None:
     source, other = ranks.start("dead_source", 0)
     source.end(-9)
-    said = other.end()[0]
-    assert said.startswith("ReplayBufError rank 1 of 2 waited ")
-    assert "s for the next step of rank 0, the source of its batches" in said
+    output = other.end()[0]
+    assert output.startswith("ReplayBufError rank 1 of 2 waited ")
+    assert "s for the next step of rank 0, the source of its batches" in output
 
 
 def test_parts_are_as_many_as_ranks(config: ReplayBufferConfig, ranks: Ranks) -> None:

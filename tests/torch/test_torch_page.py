@@ -47,25 +47,25 @@ def test_the_loop_goes_on_with_the_same_data_after_every_kill(tmp_path: Path, ki
         (folder / "fill.py").write_text(scripts["fill.py"].replace("range(80)", f"range({4 * steps + 8})"), "utf-8")
         (folder / "train.py").write_text(scripts["train.py"].replace('"weights.pt", 6', f'"weights.pt", {steps}'))
         run(folder, "fill.py")
-    killed, whole = folders
-    expected = run(whole, "train.py").splitlines()
+    killed_folder, whole_folder = folders
+    expected = run(whole_folder, "train.py").splitlines()
     assert len(expected) == steps
-    chance, seen = random.Random(), set[str]()
+    chance, printed = random.Random(), set[str]()
     for _ in range(kills):
-        with started(killed, "train.py") as process:
+        with started(killed_folder, "train.py") as process:
             assert process.stdout is not None
-            begun = 0
-            while begun < 2 and (line := process.stdout.readline().rstrip()):
-                begun += not line.startswith("goes on")
-                seen.add(line)
-            assert begun == 2, process.communicate()
+            line_count = 0
+            while line_count < 2 and (line := process.stdout.readline().rstrip()):
+                line_count += not line.startswith("goes on")
+                printed.add(line)
+            assert line_count == 2, process.communicate()
             time.sleep(chance.random() * 0.05)
             process.kill()
-            seen |= {*process.communicate()[0].splitlines()}
-    rest = run(killed, "train.py").splitlines()
-    assert re.fullmatch(r"goes on after step \d+", rest[0])
-    seen |= {*rest}
-    assert {line for line in seen if not line.startswith("goes on")} <= {*expected}
+            printed |= {*process.communicate()[0].splitlines()}
+    last_lines = run(killed_folder, "train.py").splitlines()
+    assert re.fullmatch(r"goes on after step \d+", last_lines[0])
+    printed |= {*last_lines}
+    assert {line for line in printed if not line.startswith("goes on")} <= {*expected}
     weights = [torch.load(folder / "weights.pt", weights_only=True) for folder in folders]
     assert weights[0]["step"] == weights[1]["step"] == steps
     for name, tensor in weights[0]["model"].items():
@@ -75,5 +75,5 @@ def test_the_loop_goes_on_with_the_same_data_after_every_kill(tmp_path: Path, ki
 def test_the_table_of_tensors_is_complete() -> None:
     for cls in (Pad, Pack):
         documented = set(re.findall(r"`(\w+)`", "".join(re.findall(r"(?m)^    \| (`.*?) \|", cls.__doc__ or ""))))
-        both = {*DTYPES, "uids"}
-        assert documented == (both if cls is Pad else both - {"attention_mask"} | {"cu_seqlens", "max_seqlen"})
+        columns = {*DTYPES, "uids"}
+        assert documented == (columns if cls is Pad else columns - {"attention_mask"} | {"cu_seqlens", "max_seqlen"})

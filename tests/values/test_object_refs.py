@@ -50,10 +50,10 @@ async def test_objects_are_stored_by_value_and_come_back_as_new_ones(ray: FakeRa
         await buffer.put([sample], "math")
         assert ray.gets == [3]
         assert threading.get_ident() not in ray.threads
-        [[back]] = await buffer.get(1, "math")
-    new = [back.pixels["a"][0], *back.pixels["a"][1], back.inner.pixels]
-    assert [ray.get(ref) for ref in new] == [b"\0", b"\1", b"\0", b"\2"]
-    assert not {*new} & {*refs}
+        [[restored]] = await buffer.get(1, "math")
+    new_refs = [restored.pixels["a"][0], *restored.pixels["a"][1], restored.inner.pixels]
+    assert [ray.get(ref) for ref in new_refs] == [b"\0", b"\1", b"\0", b"\2"]
+    assert not {*new_refs} & {*refs}
     assert sample.pixels["a"][0] is refs[0]
 
 
@@ -65,30 +65,30 @@ async def test_objects_in_deferred_fields_come_back_as_handles(ray: FakeRay, url
         await buffer.put([sample], "math")
         monkeyed, ray.put = ray.put, None  # type: ignore[method-assign, assignment]
         async with buffer.lease_batch({"math": 1}, deferred=["pixels", "inner"], timeout=0) as lease:
-            [found] = load_into(lease.items["math"])[0].item
+            [loaded] = load_into(lease.items["math"])[0].item
         ray.put = monkeyed  # type: ignore[method-assign]
-    assert found.inner.pixels == b"x"
-    assert all(one.tobytes() == array.tobytes() for one in (found.pixels[0], found.pixels[1]["deep"]))
+    assert loaded.inner.pixels == b"x"
+    assert all(pixels.tobytes() == array.tobytes() for pixels in (loaded.pixels[0], loaded.pixels[1]["deep"]))
 
 
 async def test_objects_may_come_back_as_values(ray: FakeRay, url: str) -> None:
     inside = ray.put({"b": b"x"})
     async with build(url, object_refs="value") as buffer:
         await buffer.put([Sample(pixels=[1, ray.put({"a": inside})])], "math")
-        [[back]] = await buffer.get(1, "math")
-    assert back.pixels == [1, {"a": {"b": b"x"}}]
+        [[restored]] = await buffer.get(1, "math")
+    assert restored.pixels == [1, {"a": {"b": b"x"}}]
     assert ray.gets == [1, 1]  # what an object holds is known when it is there
 
 
 async def test_a_refresh_and_a_copy_touch_no_object(ray: FakeRay, url: str) -> None:
     async with build(url) as buffer, build("memory://") as other:
         await buffer.put([Sample(pixels=ray.put(b"x"))], "math")
-        there = len(ray.objects)
+        object_count = len(ray.objects)
         await buffer.refresh_staleness(task_stale_thresholds={"math": None}, current_train_step=8)
         load_snapshot(other, snapshot_of(buffer))
-        assert (len(ray.objects), ray.gets) == (there, [1])
-        [[back]] = await other.get(1, "math")
-        assert ray.get(back.pixels) == b"x"
+        assert (len(ray.objects), ray.gets) == (object_count, [1])
+        [[restored]] = await other.get(1, "math")
+        assert ray.get(restored.pixels) == b"x"
 
 
 async def test_other_puts_go_on_while_one_waits_for_an_object(ray: FakeRay, url: str) -> None:
@@ -118,18 +118,18 @@ async def test_a_put_that_is_cancelled_while_it_waits_stores_nothing(ray: FakeRa
 
 
 async def test_an_object_that_can_not_be_had_fails_its_put_alone(ray: FakeRay, url: str) -> None:
-    lost = ray.put(OwnerDiedError())
-    samples = [Sample(pixels=[ray.put(b"x")]), Sample(pixels={"a": [ray.put(b"y"), lost]}), Sample()]
+    lost_ref = ray.put(OwnerDiedError())
+    samples = [Sample(pixels=[ray.put(b"x")]), Sample(pixels={"a": [ray.put(b"y"), lost_ref]}), Sample()]
     async with build(url, free_object_refs=True) as buffer:
         puts = [buffer.put([sample], "math") for sample in samples]
-        done = await asyncio.gather(*puts, return_exceptions=True)
-        assert [isinstance(one, RolloutError) for one in done] == [False, True, False]
+        outcomes = await asyncio.gather(*puts, return_exceptions=True)
+        assert [isinstance(outcome, RolloutError) for outcome in outcomes] == [False, True, False]
         place = r"rollouts\[0\]\.pixels\['a'\]\[1\]: the object of .* can't be fetched: OwnerDiedError"
         with pytest.raises(RolloutError, match=place):
-            raise done[1]  # type: ignore[misc]
+            raise outcomes[1]  # type: ignore[misc]
         assert len(buffer) == 2
     assert samples[0].pixels == [None]
-    assert samples[1].pixels["a"][1] is lost
+    assert samples[1].pixels["a"][1] is lost_ref
 
 
 async def test_the_wait_for_objects_is_bounded(ray: FakeRay) -> None:
@@ -143,20 +143,20 @@ async def test_the_wait_for_objects_is_bounded(ray: FakeRay) -> None:
 
 
 async def test_objects_are_let_go_after_the_commit(ray: FakeRay, url: str) -> None:
-    kept, given = (
+    referring, nested = (
         Sample(pixels=ray.put(b"x")),
         Sample(pixels=(1, [ray.put(b"x")]), inner=Sample(pixels={ray.put(b"y")})),
     )
     async with build(url) as buffer:
-        await buffer.put([kept], "math")
-    assert isinstance(kept.pixels, ObjectRef)
+        await buffer.put([referring], "math")
+    assert isinstance(referring.pixels, ObjectRef)
     async with build(url, free_object_refs=True) as buffer:
-        await buffer.put([given], "math")
-        assert given.pixels == (1, [None])
-        assert given.inner is not None
-        assert given.inner.pixels == {None}
-        *_, [back] = await buffer.get(9, "math")
-        assert ray.get(back.pixels[1][0]) == b"x"
+        await buffer.put([nested], "math")
+        assert nested.pixels == (1, [None])
+        assert nested.inner is not None
+        assert nested.inner.pixels == {None}
+        *_, [restored] = await buffer.get(9, "math")
+        assert ray.get(restored.pixels[1][0]) == b"x"
 
 
 async def test_nothing_holds_an_object_after_its_put(ray: FakeRay, url: str) -> None:
@@ -191,8 +191,8 @@ async def test_without_ray_a_group_is_set_aside_until_it_is_there(ray: FakeRay, 
         assert "Ray isn't running in this process: call ray.init() before, or" in str(failed.error)
         ray.running = True
         await buffer.update({"status": "failed"}, status="completed")
-        [[back]] = await buffer.get(9, "math")
-        assert ray.get(back.pixels) == b"x"
+        [[restored]] = await buffer.get(9, "math")
+        assert ray.get(restored.pixels) == b"x"
 
 
 def test_what_an_object_holds_is_refused_with_its_place(ray: FakeRay) -> None:

@@ -45,8 +45,8 @@ async def test_objects_come_back_as_new_ones_or_as_values(ray: Any, url: str) ->
     async with build(url) as buffer, build("memory://", object_refs="value") as other:
         await buffer.put(group([ref, {"a": (nested,)}]), "math")
         load_snapshot(other, snapshot_of(buffer))
-        [[[back]], [[values]]] = [await one.get(1, "math") for one in (buffer, other)]
-    first, second = back["value"][0], back["value"][1]["a"][0]
+        [[[with_refs]], [[values]]] = [await store.get(1, "math") for store in (buffer, other)]
+    first, second = with_refs["value"][0], with_refs["value"][1]["a"][0]
     assert isinstance(first, ray.ObjectRef)
     assert first != ref
     assert np.array_equal(ray.get(first), PIXELS)
@@ -94,30 +94,30 @@ async def test_an_object_that_can_not_be_had_says_why(ray: Any, url: str) -> Non
     ]
     async with build(url, object_ref_timeout=2) as buffer:
         await buffer.put(group(ray.put(1)), "math")
-        for ref, why in cases:
-            with pytest.raises(RolloutError, match=r"rollouts\[0\]\['value'\]\[1\]\['a'\]: the object of .*: " + why):
+        for ref, cause in cases:
+            with pytest.raises(RolloutError, match=r"rollouts\[0\]\['value'\]\[1\]\['a'\]: the object of .*: " + cause):
                 await buffer.put(group([ray.put(2), {"a": ref}]), "math")
         assert len(buffer) == 1
     ray.cancel(slow, force=True)
 
 
 async def test_objects_are_deleted_when_nobody_needs_them_any_more(ray: Any, url: str) -> None:
-    rollouts, kept = group({"a": [ray.put(PIXELS)]}), ray.put(PIXELS)
-    key, kept_key = rollouts[0]["value"]["a"][0].hex(), kept.hex()
+    rollouts, kept_ref = group({"a": [ray.put(PIXELS)]}), ray.put(PIXELS)
+    key, kept_key = rollouts[0]["value"]["a"][0].hex(), kept_ref.hex()
     counts = ray._private.worker.global_worker.core_worker.get_all_reference_counts
     gc.disable()  # what is left to the garbage collector would hold the object for any time
     try:
         async with build(url, free_object_refs=True) as buffer:
-            rollouts.append({"status": "completed", "value": kept})
+            rollouts.append({"status": "completed", "value": kept_ref})
             await buffer.put(rollouts, "math")
-            assert [one["value"] for one in rollouts] == [{"a": [None]}, None]
+            assert [rollout["value"] for rollout in rollouts] == [{"a": [None]}, None]
 
-            async def gone() -> bool:
+            async def is_deleted() -> bool:
                 return key.encode() not in counts() and bytes.fromhex(key) not in counts()
 
-            await until(gone)
+            await until(is_deleted)
             assert kept_key.encode() in counts() or bytes.fromhex(kept_key) in counts()
-            assert np.array_equal(ray.get(kept), PIXELS)
+            assert np.array_equal(ray.get(kept_ref), PIXELS)
     finally:
         gc.enable()
 
@@ -141,11 +141,11 @@ async def test_actors_put_and_take(ray: Any, url: str) -> None:
 
     workers = [Worker.remote(config) for _ in range(2)]
     taker = Worker.remote(config)
-    taken = taker.take.remote()
+    taking = taker.take.remote()
     await asyncio.to_thread(ray.get, [workers[number % 2].put.remote(number) for number in range(3)])
-    refs = await asyncio.to_thread(ray.get, taken)
+    refs = await asyncio.to_thread(ray.get, taking)
     for worker in workers:  # the objects that they made are gone with them; those of the taker aren't
         ray.kill(worker)
-    found = sorted(int(array[0]) for array in await asyncio.to_thread(ray.get, refs))
-    assert found == [0, 1, 2]
+    numbers = sorted(int(array[0]) for array in await asyncio.to_thread(ray.get, refs))
+    assert numbers == [0, 1, 2]
     ray.kill(taker)

@@ -63,13 +63,13 @@ def test_values_come_back_from_every_store_and_its_snapshots(url: str, tmp_path:
                 await buffer.put(group(value), "math")
             folder = tmp_path / str(next(_numbers))
             await buffer.save(folder)
-            taken = values_of(await buffer.get(99, "math"))
+            own_values = values_of(await buffer.get(99, "math"))
         async with build("sqlite:///:memory:") as other:
             await other.resume(folder)
-            return taken, values_of(await other.get(99, "math"))
+            return own_values, values_of(await other.get(99, "math"))
 
-    for back in asyncio.run(through()):
-        assert same(back, given_)
+    for restored in asyncio.run(through()):
+        assert same(restored, given_)
 
 
 async def test_what_is_done_to_drawn_arrays_changes_nothing_in_the_store(url: str) -> None:
@@ -78,11 +78,11 @@ async def test_what_is_done_to_drawn_arrays_changes_nothing_in_the_store(url: st
     async with build(url, max_times_sampled=3) as buffer:
         await buffer.put(group(arrays), "math")
         for _ in range(3):
-            [back] = values_of(await buffer.get(1, "math"))
-            assert same(back, arrays)
-            for array in back.values():
+            [restored] = values_of(await buffer.get(1, "math"))
+            assert same(restored, arrays)
+            for array in restored.values():
                 array += 1
-            assert same(back, {name: array + 1 for name, array in arrays.items()})
+            assert same(restored, {name: array + 1 for name, array in arrays.items()})
 
 
 async def test_tensors_and_images_come_back_from_every_store_and_its_snapshots(url: str, tmp_path: Path) -> None:
@@ -94,11 +94,11 @@ async def test_tensors_and_images_come_back_from_every_store_and_its_snapshots(u
         assert await buffer.count_where({"reward": 0.5}) == 1
         await buffer.save(tmp_path / "snapshot")
         await other.resume(tmp_path / "snapshot")
-        for one in (buffer, other):
-            [back] = values_of(await one.get(1, "math"))
-            assert back["image"] == image
-            assert torch.equal(back["tensor"], tensor)
-            assert back["tensor"].dtype == torch.bfloat16
+        for store in (buffer, other):
+            [restored] = values_of(await store.get(1, "math"))
+            assert restored["image"] == image
+            assert torch.equal(restored["tensor"], tensor)
+            assert restored["tensor"].dtype == torch.bfloat16
 
 
 async def test_a_refresh_keeps_tensors_and_what_a_reader_does_not_know(url: str) -> None:
@@ -109,10 +109,10 @@ async def test_a_refresh_keeps_tensors_and_what_a_reader_does_not_know(url: str)
         await buffer.refresh_staleness(
             task_stale_thresholds={"math": None}, task_token_stale_thresholds={"math": 4}, current_train_step=8
         )
-        [[back]] = await buffer.get(1, "math")
-    assert (back["value"].text, back["seq_staleness"]) == ("a", 7)
-    assert torch.equal(back["response_model_steps"], torch.tensor([0, 7]))
-    assert torch.equal(back["response_mask"], torch.tensor([0, 1], dtype=torch.int32))
+        [[restored]] = await buffer.get(1, "math")
+    assert (restored["value"].text, restored["seq_staleness"]) == ("a", 7)
+    assert torch.equal(restored["response_model_steps"], torch.tensor([0, 7]))
+    assert torch.equal(restored["response_mask"], torch.tensor([0, 1], dtype=torch.int32))
 
 
 async def test_a_group_whose_converter_is_not_there_is_set_aside_until_it_is(tmp_path: Path, url: str) -> None:
@@ -132,5 +132,5 @@ async def test_a_group_whose_converter_is_not_there_is_set_aside_until_it_is(tmp
     async with build("sqlite:///:memory:", converters=CONVERTERS) as knowing:
         await knowing.resume(tmp_path / "again")
         assert await knowing.update({"status": "failed"}, status="completed") == 1
-        [back] = values_of(await knowing.get(9, "math"))
-        assert back.text == "a"
+        [restored] = values_of(await knowing.get(9, "math"))
+        assert restored.text == "a"

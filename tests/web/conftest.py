@@ -69,8 +69,8 @@ class Client:
     def data(self, name: str, parameters: Mapping[str, object] | None = None, **path: object) -> dict[str, Any]:
         """Return what a page reads, as plain values; `path` has the numbers in the page's path."""
         ask = Ask({key: str(value) for key, value in (parameters or {}).items()}, {k: str(v) for k, v in path.items()})
-        found = open_reader(self._url).read(lambda tx: PAGES[name].show(tx, ask))
-        plain: dict[str, Any] = units.plain(found, datetime.isoformat)
+        values = open_reader(self._url).read(lambda tx: PAGES[name].show(tx, ask))
+        plain: dict[str, Any] = units.plain(values, datetime.isoformat)
         return plain
 
     def request(self, method: str, path: str, **settings: Any) -> httpx.Response:
@@ -156,12 +156,12 @@ async def _insert_records(url: str) -> None:
 def _groups_drawn(now: float) -> str:
     """Return the statement that inserts the groups of all batches."""
     workers = " ".join(f"WHEN {number} THEN '{name}'" for number, name in enumerate(WORKERS))
-    drawn = {"worker": f"CASE uid % 3 {workers} END", "reward": "0.25 * (uid % 3)"}
-    drawn |= {"oldest_step": "40", "created_at": f"{now - 500}"}
+    expressions = {"worker": f"CASE uid % 3 {workers} END", "reward": "0.25 * (uid % 3)"}
+    expressions |= {"oldest_step": "40", "created_at": f"{now - 500}"}
     names = [column.name for column in tables.group.columns]
-    copied = ", ".join(drawn.get(name, f"g.{name}") for name in names)
+    columns = ", ".join(expressions.get(name, f"g.{name}") for name in names)
     return f"""INSERT INTO rb_past ({", ".join(names)}, draw, staleness)
-    SELECT {copied}, b.id, uid % 4 FROM rb_group g, rb_batch b WHERE uid <= 8"""
+    SELECT {columns}, b.id, uid % 4 FROM rb_group g, rb_batch b WHERE uid <= 8"""
 
 
 def _records(now: float) -> dict[str, list[dict[str, Any]]]:

@@ -40,12 +40,12 @@ def chromium(folder: Path) -> Iterator[Any]:
     for argument in (*_ARGUMENTS, f"--user-data-dir={folder}"):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
-    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
     try:
-        found.set_page_load_timeout(30)
-        yield found
+        chrome.set_page_load_timeout(30)
+        yield chrome
     finally:
-        found.quit()
+        chrome.quit()
 
 
 @contextmanager
@@ -53,9 +53,9 @@ def serving(url: str, *arguments: str) -> Iterator[str]:
     """Yield the address at which `replaybuf serve` shows a database; in the end it is interrupted."""
     process = Script(COMMAND, "serve", url, "--port", "0", *arguments)
     try:
-        found = re.search(r"http://\S+", process.stdout.readline())
-        assert found is not None, process.end()
-        yield found[0].rstrip("/")
+        match = re.search(r"http://\S+", process.stdout.readline())
+        assert match is not None, process.end()
+        yield match[0].rstrip("/")
     finally:
         process.send_signal(signal.SIGINT)
         code, _, errors = process.end(20)
@@ -65,7 +65,7 @@ def serving(url: str, *arguments: str) -> Iterator[str]:
 def requests_of(driver: Any) -> list[str]:
     """Return the addresses that were asked for since the last call."""
     messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
-    return [one["params"]["request"]["url"] for one in messages if one["method"] == "Network.requestWillBeSent"]
+    return [sent["params"]["request"]["url"] for sent in messages if sent["method"] == "Network.requestWillBeSent"]
 
 
 def show(driver: Any, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
@@ -94,14 +94,14 @@ PATHS = (
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with chromium(tmp_path_factory.mktemp("profile")) as found:
-        yield found
+    with chromium(tmp_path_factory.mktemp("profile")) as chrome:
+        yield chrome
 
 
 @pytest.fixture(scope="module")
 def address(reader: str) -> Iterator[str]:
-    with serving(reader) as found:
-        yield found
+    with serving(reader) as served:
+        yield served
 
 
 @pytest.fixture(autouse=True)
@@ -169,8 +169,8 @@ def test_hostile_rollouts_stay_texts(driver: Any, address: str) -> None:
         assert not driver.find_elements("css selector", "main script, main img, main iframe, main [onerror]")
     driver.get(f"{address}/groups/{HOSTILE_UID}")
     text = text_of(driver)
-    for shown in (SCRIPT, r"abc\u202edef", r"\x1b[31mred", r"NUL:\x00", r"surrogate:\ud800"):
-        assert shown in text
+    for text_shown in (SCRIPT, r"abc\u202edef", r"\x1b[31mred", r"NUL:\x00", r"surrogate:\ud800"):
+        assert text_shown in text
 
 
 def test_a_line_of_a_megabyte_is_cut_and_shown_when_asked_for(driver: Any, address: str) -> None:
@@ -185,25 +185,25 @@ def test_a_line_of_a_megabyte_is_cut_and_shown_when_asked_for(driver: Any, addre
 def test_nothing_else_is_asked_for_and_nothing_is_refused(driver: Any, address: str) -> None:
     for path in PATHS:
         driver.get(address + path)
-    asked = [one for one in requests_of(driver) if not one.startswith("about:")]
-    assert asked
-    assert all(one.startswith((address, "data:")) for one in asked), asked
-    complaints = [one["message"] for one in driver.get_log("browser") if "404" not in one["message"]]
+    requests = [request for request in requests_of(driver) if not request.startswith("about:")]
+    assert requests
+    assert all(request.startswith((address, "data:")) for request in requests), requests
+    complaints = [entry["message"] for entry in driver.get_log("browser") if "404" not in entry["message"]]
     assert not complaints
 
 
-def brightness(driver: Any, selector: str, of: str) -> float:
+def brightness(driver: Any, selector: str, place: str) -> float:
     """Return the relative luminance of a colour of an element, from 0 to 1."""
     colour = driver.execute_script(
         "const c = document.createElement('canvas').getContext('2d');"
         "c.fillStyle = getComputedStyle(document.querySelector(arguments[0]))[arguments[1]];"
         "c.fillRect(0, 0, 1, 1); return [...c.getImageData(0, 0, 1, 1).data]",
         selector,
-        of,
+        place,
     )
     parts = [value / 255 for value in colour[:3]]
-    linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in parts]
-    return sum(share * one for share, one in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    linear = [channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4 for channel in parts]
+    return sum(share * channel for share, channel in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 @pytest.mark.parametrize("dark", [False, True])

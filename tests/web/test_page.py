@@ -45,9 +45,9 @@ def test_the_application_is_made_as_the_page_says(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     with ReplayBufferConfig(url="sqlite:///run.db").build_sync():
         pass
-    made: dict[str, Any] = {}
-    exec(PAGE.sections.split("```python\n", 1)[1].split("```", 1)[0], made)
-    assert made["app"] is not None
+    names: dict[str, Any] = {}
+    exec(PAGE.sections.split("```python\n", 1)[1].split("```", 1)[0], names)
+    assert names["app"] is not None
 
 
 @dataclass
@@ -56,8 +56,8 @@ class Row:
     value: float | None
 
 
-def listed(rows: list[Any], asked: Ask, names: tuple[str, ...]) -> Table:
-    return table_of("any", rows, columns(*names), asked, datetime.now(UTC))
+def listed(rows: list[Any], ask: Ask, names: tuple[str, ...]) -> Table:
+    return table_of("any", rows, columns(*names), ask, datetime.now(UTC))
 
 
 ROWS = [Row("a", 2.0), Row("b", None), Row("c", 1.0)]
@@ -67,21 +67,21 @@ ROWS = [Row("a", 2.0), Row("b", None), Row("c", 1.0)]
     ("order", "expected"), [(None, "abc"), ("value", "cab"), ("-value", "acb"), ("-name", "cba"), ("name", "abc")]
 )
 def test_rows_without_a_value_come_last_in_both_directions(order: str | None, expected: str) -> None:
-    asked = Ask({} if order is None else {"order": order})
-    assert "".join(row.name for row in listed(ROWS, asked, ("name", "value")).rows) == expected
+    ask = Ask({} if order is None else {"order": order})
+    assert "".join(row.name for row in listed(ROWS, ask, ("name", "value")).rows) == expected
 
 
 def test_every_row_is_on_one_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "SIZE", 3)
-    rows, found, after = [{"n": n} for n in range(10)], [], 0
+    rows, listed_rows, after = [{"n": n} for n in range(10)], [], 0
     while True:
         page = listed(rows, Ask({"after": str(after)}), ("n",))
-        found += page.rows
+        listed_rows += page.rows
         assert (page.total, page.first) == (10, after)
         if page.next is None:
             break
         after = page.next
-    assert found == rows
+    assert listed_rows == rows
 
 
 @pytest.mark.parametrize("order", ["nope", "-", "--name", "name; DROP TABLE groups"])
@@ -230,16 +230,16 @@ def addresses(text: str) -> list[str]:
 @pytest.mark.parametrize("filled", ["sqlite"], indirect=True)
 def test_all_that_a_page_leads_to_is_below_the_prefix_and_there(behind: Client) -> None:
     """Each kind of page once, with its files."""
-    seen: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for path in PATHS:
         answer = behind.get(PREFIX + path)
         assert answer.status_code == 200, answer.text
-        there = [urljoin(PREFIX + path, one) for one in addresses(answer.text) if not one.startswith("#")]
-        assert len(there) > 10
-        assert [one for one in there if not one.startswith(f"{PREFIX}/")] == []
-        seen |= {re.sub(r"\d+", "N", one.partition("?")[0]): one for one in there if one not in seen.values()}
-    assert len(seen) > 10
-    assert [one for one in seen.values() if behind.get(one).status_code != 200] == []
+        linked = [urljoin(PREFIX + path, link) for link in addresses(answer.text) if not link.startswith("#")]
+        assert len(linked) > 10
+        assert [link for link in linked if not link.startswith(f"{PREFIX}/")] == []
+        paths |= {re.sub(r"\d+", "N", link.partition("?")[0]): link for link in linked if link not in paths.values()}
+    assert len(paths) > 10
+    assert [link for link in paths.values() if behind.get(link).status_code != 200] == []
 
 
 def test_a_token_is_kept_for_the_prefix_only(filled: str) -> None:

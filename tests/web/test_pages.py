@@ -61,7 +61,7 @@ def test_overview_says_who_waits_and_why(page: Client) -> None:
 
 
 def test_overview_counts_groups_by_task_and_status(page: Client) -> None:
-    tasks = {one["task_name"]: one for one in page.data("overview")["tasks"]}
+    tasks = {task["task_name"]: task for task in page.data("overview")["tasks"]}
     assert tasks["code"]["failed"] == len(range(1, GROUPS, FAILED_EVERY))
     assert tasks["math"]["completed"] == GROUPS // 2
 
@@ -113,10 +113,10 @@ def test_a_run_that_ended_has_no_rates_and_is_not_live(ended: Client) -> None:
 
 
 def test_where_nobody_read_for_minutes_the_rate_holds_from_the_beginning_of_the_gap() -> None:
-    began = datetime(2026, 1, 1, tzinfo=UTC)
+    start = datetime(2026, 1, 1, tzinfo=UTC)
     puts = [(0, 0), (1, 60), (121, 60), (122, 30)]  # the last after a restore
-    history = [Minute(began + timedelta(minutes=minute), {}, {}, put, 0) for minute, put in puts]
-    rates = [((time - began).total_seconds(), one.put) for time, one in rates_of(history)]
+    history = [Minute(start + timedelta(minutes=minute), {}, {}, put_count, 0) for minute, put_count in puts]
+    rates = [((time - start).total_seconds(), rate.put) for time, rate in rates_of(history)]
     assert rates == [(60, 60), (61, 0), (7260, 0), (7320, 0)]
 
 
@@ -131,9 +131,9 @@ def test_where_nobody_read_for_minutes_the_rate_holds_from_the_beginning_of_the_
     ],
 )
 def test_the_rate_now_is_that_since_a_minute_ago(puts: list[tuple[float, int]], expected: float | None) -> None:
-    history = [Minute(datetime.fromtimestamp(time, UTC), {}, {}, put, 0) for time, put in puts]
-    found = rates_now(history)
-    assert (None if found is None else found.put) == expected
+    history = [Minute(datetime.fromtimestamp(time, UTC), {}, {}, put_count, 0) for time, put_count in puts]
+    rate = rates_now(history)
+    assert (None if rate is None else rate.put) == expected
 
 
 def test_a_run_without_a_sign_of_life_is_not_live(url: str) -> None:
@@ -157,21 +157,21 @@ def test_plots_end_with_what_there_is_now(ended: Client) -> None:
     assert re.search(r'aria-label="Groups by status, from [^"]*; at the end: completed 72"', text)
     assert re.search(r'aria-label="Groups a minute, from [^"]*; at the end: put 0, drawn 0"', text)
     history = ended.data("overview")["view"]["history"]
-    assert [one["put"] for one in history] == [history[0]["put"], 72, 72]
+    assert [minute["put"] for minute in history] == [history[0]["put"], 72, 72]
 
 
 @pytest.mark.parametrize("order", ["uid", "-reward", "task_name"])
 def test_pages_together_have_every_group_once(page: Client, order: str) -> None:
-    seen: list[int] = []
+    uids: list[int] = []
     after = None
     while True:
-        found = page.data("groups", {"order": order} | ({"after": after} if after else {}))["table"]
-        seen += [row["uid"] for row in found["rows"]]
-        if (after := found["next"]) is None:
+        table = page.data("groups", {"order": order} | ({"after": after} if after else {}))["table"]
+        uids += [row["uid"] for row in table["rows"]]
+        if (after := table["next"]) is None:
             break
-    assert sorted(seen) == list(range(1, GROUPS + 3))
+    assert sorted(uids) == list(range(1, GROUPS + 3))
     if order.endswith("uid"):
-        assert seen == sorted(seen, reverse=order == "-uid")
+        assert uids == sorted(uids, reverse=order == "-uid")
 
 
 #: NULL while others are connected: a connection counts what it has read at its end.
@@ -194,9 +194,9 @@ def work_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], int]:
         sqlite3.Connection.set_progress_handler(connection, count, 100)
 
     def rows(url: str) -> int:
-        while (found := asyncio.run(ask(url, _ROWS_READ))[0]) is None:
+        while (count := asyncio.run(ask(url, _ROWS_READ))[0]) is None:
             pass
-        return int(found)
+        return int(count)
 
     def work(url: str, path: str) -> int:
         before = steps if url.startswith("sqlite") else rows(url)
@@ -211,21 +211,21 @@ def work_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], int]:
 def test_a_first_page_is_no_more_work_however_many_groups_there_are(
     new_url: Callable[[], str], work_of: Callable[[str, str], int]
 ) -> None:
-    few, many = new_url(), new_url()
-    for url, count in ((few, 1_000), (many, 8_000)):
+    small_url, large_url = new_url(), new_url()
+    for url, count in ((small_url, 1_000), (large_url, 8_000)):
         asyncio.run(fill_many(url, count, seed=500))
         if url.startswith("postgresql"):
             execute(url, "ANALYZE")  # as its autovacuum does within a minute
     for path in ("/", "/groups", "/groups?status=completed&order=uid"):
-        assert 0 < work_of(many, path) <= 1.5 * work_of(few, path), path
+        assert 0 < work_of(large_url, path) <= 1.5 * work_of(small_url, path), path
 
 
 def test_groups_are_chosen_by_task_status_and_query(page: Client) -> None:
     query = json.dumps({"tags.level": {"$in": [1, 3]}})
-    found = page.data("groups", {"task": "code", "status": "completed", "where": query})["table"]
-    assert found["rows"]
-    assert {(row["task_name"], row["status"]) for row in found["rows"]} == {("code", "completed")}
-    assert {row["tags"]["level"] for row in found["rows"]} == {1, 3}
+    table = page.data("groups", {"task": "code", "status": "completed", "where": query})["table"]
+    assert table["rows"]
+    assert {(row["task_name"], row["status"]) for row in table["rows"]} == {("code", "completed")}
+    assert {row["tags"]["level"] for row in table["rows"]} == {1, 3}
 
 
 MISTAKES = [
@@ -282,7 +282,7 @@ def test_annotations_are_columns_of_steps_and_facts_and_colours_of_groups(url: s
 
 
 def test_responses_are_ordered_by_reward(page: Client) -> None:
-    rewards = [float(one) for one in re.findall(r'title="reward">([\d.]+)<', read(page, "/groups/1", sort="worst"))]
+    rewards = [float(text) for text in re.findall(r'title="reward">([\d.]+)<', read(page, "/groups/1", sort="worst"))]
     assert rewards == sorted(rewards)
 
 
@@ -357,7 +357,7 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Client:
                 buffer.checkpoint(20)
             dip = 0.06 if step == 15 else 0.0
             rewards = [0.6 + 0.01 * (number % 5) - dip for number in range(36)]
-            train(buffer, step, [0.1 if step > 5 and n % 3 == 2 else one for n, one in enumerate(rewards)])
+            train(buffer, step, [0.1 if step > 5 and n % 3 == 2 else reward for n, reward in enumerate(rewards)])
         buffer.restore(20)
         buffer.take_batch({"math": 36}, current_train_step=21)
     return client_of(url)
@@ -386,8 +386,8 @@ def test_a_step_has_links_to_the_steps_beside_it(troubled: Client) -> None:
 
 def test_workers_are_side_by_side_the_worst_first_and_lead_to_their_groups(troubled: Client) -> None:
     """Steps that a restore undid don't count."""
-    made = troubled.data("workers")["found"]["made"]
-    assert [(one["name"], one["stands_out"]) for one in made][:2] == [("gen-2", True), (made[1]["name"], False)]
+    makers = troubled.data("workers")["found"]["made"]
+    assert [(row["name"], row["stands_out"]) for row in makers][:2] == [("gen-2", True), (makers[1]["name"], False)]
     text = html.unescape(troubled.get("/workers").text)
     assert "What they made of steps 1 to 20" in text
     [link] = {*re.findall(r'href="(/groups\?[^"]*gen-2[^"]*)"', text)}
@@ -406,12 +406,12 @@ def test_of_equal_answers_those_of_different_tasks_and_groups_are_the_lowest_and
     for step, archive in ((1, 1000), (2, None)):
         with ReplayBufferConfig(url=url, archive=archive).build_sync() as buffer:
             for task, other in (("code", 0.5), ("math", 0.0), ("math", 0.0), ("math", 0.5)):
-                group = [RolloutState(message=[], reward=one, status=Status.COMPLETED) for one in (0.0, other)]
+                group = [RolloutState(message=[], reward=reward, status=Status.COMPLETED) for reward in (0.0, other)]
                 buffer.put(group, task)
             buffer.take_batch({"math": 3, "code": 1}, current_train_step=step)
     page = client_of(url)
-    [lowest] = [run["worst"] for run in page.data("step", step=1)["runs"]]
-    assert [(one["uid"], one["position"]) for one in lowest] == [(3, 0), (1, 0), (2, 0)]
+    [worst_answers] = [run["worst"] for run in page.data("step", step=1)["runs"]]
+    assert [(answer["uid"], answer["position"]) for answer in worst_answers] == [(3, 0), (1, 0), (2, 0)]
     assert "Its answers have left" not in page.get("/steps/1").text
     assert "Its answers have left" in page.get("/steps/2").text
 
@@ -423,22 +423,22 @@ def test_a_step_has_its_lowest_answers_and_its_groups_page_by_page_in_any_order(
     with ReplayBufferConfig(url=url, archive=1000).build_sync() as buffer:
         for number in range(7):
             rewards = (0.21 if number == 6 else 0.9, 0.5 - 0.05 * number)
-            rollouts = [{"response": f"{number}:{one:.2f}", "reward": one} for one in rewards]
-            group = [RolloutState(message=[], status=Status.COMPLETED, **one) for one in rollouts]
+            rollouts = [{"response": f"{number}:{reward:.2f}", "reward": reward} for reward in rewards]
+            group = [RolloutState(message=[], status=Status.COMPLETED, **fields) for fields in rollouts]
             buffer.put(group, "math")
         buffer.take_batch({"math": 7}, current_train_step=1)
     page = client_of(url)
-    [lowest] = [run["worst"] for run in page.data("step", step=1)["runs"]]
-    assert [one["response"] for one in lowest] == ["6:0.20", "6:0.21", "5:0.25"]
-    assert [(one["uid"], one["position"]) for one in lowest] == [(7, 1), (7, 0), (6, 1)]
+    [worst_answers] = [run["worst"] for run in page.data("step", step=1)["runs"]]
+    assert [answer["response"] for answer in worst_answers] == ["6:0.20", "6:0.21", "5:0.25"]
+    assert [(answer["uid"], answer["position"]) for answer in worst_answers] == [(7, 1), (7, 0), (6, 1)]
     assert "6:0.20" in page.get("/steps/1").text
-    seen = []
+    uids = []
     for order in ("uid", "-uid"):
         for after in (0, 3, 6):
             text = page.get(f"/steps/1?order={order}&after={after}").text
-            seen += [int(uid) for uid in re.findall(r'<td [^>]*><a href="/groups/(\d+)"', text)]
+            uids += [int(uid) for uid in re.findall(r'<td [^>]*><a href="/groups/(\d+)"', text)]
             assert ('rel="next"' in text) == (after < 6)
-    assert seen == [*range(1, 8), *range(7, 0, -1)]
+    assert uids == [*range(1, 8), *range(7, 0, -1)]
     assert page.get("/steps/1?order=nix").status_code == 400
 
 
@@ -462,7 +462,7 @@ def test_what_every_run_does_is_no_news_and_events_are_told_in_words(tmp_path: P
             buffer.checkpoint(step)
         buffer.delete({})
     page = client_of(url)
-    assert [one["kind"] for one in page.data("overview")["view"]["events"]] == ["deleted"]
+    assert [event["kind"] for event in page.data("overview")["view"]["events"]] == ["deleted"]
     text = page.get("/events").text
     assert ("checkpoint of step 22" in text, "pruned</a>" in text) == (True, False)
     assert "old checkpoint of step 21 pruned" in page.get("/events?kind=checkpoint_dropped").text

@@ -173,13 +173,13 @@ def test_a_read_that_takes_too_long_is_stopped(file: Path) -> None:
 
 def test_few_reads_go_on_at_the_same_time(file: Path) -> None:
     readings = server.Readings(open_reader(str(file)))
-    now, most, lock = 0, 0, threading.Lock()
+    now, highest, lock = 0, 0, threading.Lock()
 
     def work(tx: object) -> None:
-        nonlocal now, most
+        nonlocal now, highest
         with lock:
             now += 1
-            most = max(most, now)
+            highest = max(highest, now)
         time.sleep(0.02)
         with lock:
             now -= 1
@@ -188,7 +188,7 @@ def test_few_reads_go_on_at_the_same_time(file: Path) -> None:
         await asyncio.gather(*(read(readings, work) for _ in range(4 * server.AT_ONCE)))
 
     asyncio.run(many())
-    assert most <= server.AT_ONCE
+    assert highest <= server.AT_ONCE
 
 
 def test_a_read_whose_turn_doesnt_come_says_so(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,12 +218,12 @@ def test_an_empty_database_has_pages(tmp_path: Path) -> None:
 
 
 def test_a_port_that_is_taken_is_named(file: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        said = run("serve", file, "--port", port, code=1).stderr
-    assert said.startswith(f"Error: can't listen at port {port} of 127.0.0.1: ")
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        port = listening.getsockname()[1]
+        error = run("serve", file, "--port", port, code=1).stderr
+    assert error.startswith(f"Error: can't listen at port {port} of 127.0.0.1: ")
 
 
 @pytest.mark.parametrize("host", ["nix.invalid", "203.0.113.1"])
@@ -243,9 +243,9 @@ def test_the_extra_is_asked_for_where_it_is_missing(missing: str, file: Path, mo
     for name in [name for name in sys.modules if name.startswith(("replaybuf.web", "starlette", missing))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)
-    said = run("serve", file, code=1).stderr
-    assert ": pip install starlette uvicorn jinja2" in said
-    assert "No module" not in said
+    error = run("serve", file, code=1).stderr
+    assert ": pip install starlette uvicorn jinja2" in error
+    assert "No module" not in error
 
 
 def test_the_command_serves_says_where_and_ends_quietly(file: Path) -> None:

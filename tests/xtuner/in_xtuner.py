@@ -26,19 +26,19 @@ class Buffer:
         self.buffer, self.refresh_staleness = buffer, buffer.refresh_staleness
 
     async def put(self, group: list[XtunerRollout], task_name: str, **options: Any) -> None:
-        theirs = [RolloutState(**fields_of(one), status=Status(one.status.value)) for one in group]
-        await self.buffer.put(theirs, task_name, **options)
+        converted = [RolloutState(**fields_of(rollout), status=Status(rollout.status.value)) for rollout in group]
+        await self.buffer.put(converted, task_name, **options)
 
     async def get(self, size: int, task_name: str, status: XtunerStatus) -> list[list[XtunerRollout]]:
         return [ours(group) for group in await self.buffer.get(size, task_name, Status(status.value))]
 
     async def stored(self) -> list[Any]:
         items = self.buffer._storage._items.values()
-        return [(said(ours(one.item)), one.status.value, one.staleness) for one in items]
+        return [(said(ours(item.item)), item.status.value, item.staleness) for item in items]
 
 
 def ours(group: list[Any]) -> list[XtunerRollout]:
-    return [XtunerRollout(**fields_of(one), status=XtunerStatus(one.status.value)) for one in group]
+    return [XtunerRollout(**fields_of(rollout), status=XtunerStatus(rollout.status.value)) for rollout in group]
 
 
 def fields_of(rollout: Any) -> dict[str, Any]:
@@ -46,13 +46,13 @@ def fields_of(rollout: Any) -> dict[str, Any]:
 
 
 async def main(runs: int) -> None:
-    different = []
+    differing_seeds = []
     for seed in range(runs):
         buffer = Buffer((AsyncReplayBufferConfig if seed % 4 else SyncReplayBufferConfig)().build())
-        rules = Theirs(by_staleness=seed % 4 > 0, stepless_last=False)
+        rules = Theirs(by_staleness=seed % 4 > 0, by_steps=False)
         if await Run(seed, rules, buffer).differs(buffer.stored):
-            different.append(seed)
-    print(different)
+            differing_seeds.append(seed)
+    print(differing_seeds)
 
 
 if __name__ == "__main__":

@@ -87,9 +87,9 @@ def installed(*, is_installed: bool = True) -> Iterator[None]:
 
 def _forget() -> dict[str, ModuleType]:
     """Remove the modules of xtuner, and those that depend on it, from those that are imported. Return them."""
-    found = [
+    names = [
         name
         for name in sys.modules
         if name.partition(".")[0] == "xtuner" or name.startswith("replaybuf.integrations.xtuner")
     ]
-    return {name: sys.modules.pop(name) for name in found}
+    return {name: sys.modules.pop(name) for name in names}

@@ -66,7 +66,7 @@ def rollout(number: int, step: int | None = 1, **fields: Any) -> XtunerRollout:
 
 
 def numbers(groups: list[list[XtunerRollout]]) -> list[int]:
-    return [one.rollout_id or 0 for group in groups for one in group]
+    return [member.rollout_id or 0 for group in groups for member in group]
 
 
 async def refresh(buffer: Any, retryable: bool, step: int = 4, **options: Any) -> dict[str, int]:
@@ -91,8 +91,8 @@ async def test_segments_of_a_session_are_one_rollout_and_come_back_in_one_list(b
     """As the trainer counts them: by session, or by rollout without one."""
     rewards = {1: 1.0, 2: 1.0, 3: 0.0, 4: 0.0}
     sessions = {1: 7, 2: 7, 3: 8, 4: None}
-    put = [rollout(number, session_id=sessions[number], reward={"score": rewards[number]}) for number in rewards]
-    await buffer.put(put, "math")
+    members = [rollout(number, session_id=sessions[number], reward={"score": rewards[number]}) for number in rewards]
+    await buffer.put(members, "math")
     [item] = [item async for item in buffer.buffer.find({})]
     assert (item.rollouts, item.reward) == (3, pytest.approx(1 / 3))
     assert numbers(await buffer.get(1, "math", COMPLETED)) == [1, 2, 3, 4]
@@ -104,8 +104,8 @@ async def test_segments_of_a_session_are_one_rollout_and_come_back_in_one_list(b
 async def test_a_response_without_token_ids_stays_without_model_steps(buffer: Any) -> None:
     texts = {"response": "4", "response_ids": None, "response_mask": None}
     await buffer.put([rollout(1, None, **texts)], "math", model_step=3, current_train_step=9, stale_threshold=2)
-    ((got,),) = await buffer.get(1, "math", COMPLETED)
-    assert (got.response, got.response_model_steps, got.seq_staleness) == ("4", None, 0)
+    ((restored,),) = await buffer.get(1, "math", COMPLETED)
+    assert (restored.response, restored.response_model_steps, restored.seq_staleness) == ("4", None, 0)
 
 
 async def test_groups_that_a_refresh_drops_are_counted_and_released_in_one_call(buffer: Any) -> None:
@@ -159,9 +159,9 @@ async def test_a_run_that_starts_again_resumes_in_place_of_what_the_last_one_lef
     await first.save(tmp_path / "checkpoint")
     await first.put([rollout(2)], "math")
     await first.close()
-    again = build(shared_url)
-    await again.resume(tmp_path / "checkpoint")
-    assert numbers(await again.get(9, "math", COMPLETED)) == [1]
+    second = build(shared_url)
+    await second.resume(tmp_path / "checkpoint")
+    assert numbers(await second.get(9, "math", COMPLETED)) == [1]
 
 
 async def test_a_run_that_has_begun_resumes_only_into_an_empty_buffer(buffer: Any, tmp_path: Path) -> None:
@@ -181,10 +181,10 @@ async def test_checkpoints_in_the_database_are_not_replaced(
     await first.put([rollout(1)], "math")
     await first.save(tmp_path / "checkpoint")
     await first.buffer.checkpoint(1)
-    again = build(shared_url)
+    second = build(shared_url)
     with pytest.raises(SnapshotError, check=because("not empty")):
-        await again.resume(tmp_path / "checkpoint")
-    assert len(again) == 1
+        await second.resume(tmp_path / "checkpoint")
+    assert len(second) == 1
 
 
 async def test_a_file_of_xtuners_own_buffer_is_named(buffer: Any, tmp_path: Path) -> None:

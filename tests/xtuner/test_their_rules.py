@@ -36,8 +36,9 @@ async def build() -> AsyncIterator[Callable[..., Any]]:
 class Run:
     """The same random calls of a buffer by xtuner's rules, and of another one: ours, or xtuner's own (`in_xtuner`).
 
-    xtuner draws by the staleness of each group's put or last refresh, and ours by the oldest model step. In these runs
-    that is the same order: no group has model steps, or all that are drawn were refreshed to one train step.
+    xtuner draws by the staleness of each group's put or last refresh, and ours by the oldest model step that is left.
+    In these runs that is nearly always the same order: no group has model steps, or all that are drawn were refreshed
+    to one train step.
     """
 
     def __init__(self, seed: int, theirs: Theirs, ours: Any) -> None:
@@ -53,7 +54,7 @@ class Run:
             self.step += self.chance.randint(0, 2)
             await self.chance.choices([self.put, self.refresh, self.get], [6, 2, 2])[0]()
         expected = [(said(group), status.value, staleness) for group, status, staleness in self.theirs.groups]
-        return await stored() != expected or any(one != other for one, other in self.results)
+        return await stored() != expected or any(result != other_result for result, other_result in self.results)
 
     def rule(self) -> dict[str, Any]:
         return {"tokens": self.tokens, "threshold": self.chance.randint(1, 6), "retryable": self.chance.random() < 0.8}
@@ -116,22 +117,22 @@ class Run:
 
 def said(group: list[XtunerRollout]) -> list[dict[str, Any]]:
     """The rollouts, but for their masks: tokens too old to train on are masked here when they are stored."""
-    return [one.model_dump(exclude={"response_mask"}) for one in group]
+    return [member.model_dump(exclude={"response_mask"}) for member in group]
 
 
 @pytest.mark.parametrize("runs", [20, pytest.param(600, marks=pytest.mark.long)])
 async def test_random_runs_are_the_same_as_xtuners(build: Callable[..., Any], shared_url: str, runs: int) -> None:
     buffers = {kind: build(kind, shared_url) for kind in ("Async", "Sync")}
-    different: list[int] = []
+    differing_seeds: list[int] = []
     for seed in range(runs):
         kind = "Async" if seed % 4 else "Sync"
         ours = buffers[kind]
 
-        async def stored(found: Any = ours.buffer.find) -> list[Any]:
-            there = found({}, order_by="timestamp_id")
-            return [(said(one.item), one.status.value, one.staleness) async for one in there]
+        async def stored(find: Any = ours.buffer.find) -> list[Any]:
+            items = find({}, order_by="timestamp_id")
+            return [(said(item.item), item.status.value, item.staleness) async for item in items]
 
         if await Run(seed, Theirs(by_staleness=kind == "Async"), ours).differs(stored):
-            different.append(seed)
+            differing_seeds.append(seed)
         await ours.buffer.delete({})
-    assert not different
+    assert not differing_seeds

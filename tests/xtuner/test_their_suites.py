@@ -54,8 +54,8 @@ def failed_in(report: Path) -> dict[str, str]:
     """The tests that failed or broke, each with the beginning of what it said."""
     failed: dict[str, str] = {}
     for case in ElementTree.parse(report).iter("testcase"):
-        for said in (*case.iter("failure"), *case.iter("error")):
-            failed[case.get("name", "").partition(" ")[0]] = (said.get("message") or "")[:500]
+        for failure in (*case.iter("failure"), *case.iter("error")):
+            failed[case.get("name", "").partition(" ")[0]] = (failure.get("message") or "")[:500]
     return failed
 
 
@@ -97,7 +97,7 @@ def test_their_suite_passes(
     report = tmp_path / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.xtuner.over_replaybuf"]
     environment = theirs | {"REPLAYBUF_XTUNER_URL": url}
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, f"tests/rl/{suite}.py", f"--junit-xml={report}"],
         cwd=checkout,
         env=environment,
@@ -105,7 +105,7 @@ def test_their_suite_passes(
         text=True,
         timeout=600,
     )
-    assert report.is_file(), done.stdout[-2000:] + done.stderr[-2000:]
+    assert report.is_file(), process.stdout[-2000:] + process.stderr[-2000:]
     if suite == "test_replay_buffer" and database == "sqlite":
         assert (tmp_path / "theirs.db").is_file(), "the suite ran over xtuner's own buffer"
     failed = failed_in(report)

@@ -24,6 +24,7 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.cli.demo.policy import Policy
 from replaybuf.cli.demo.worker import (
     BATCH_GROUPS,
+    NAME,
     STOP,
     TASK,
     Run,
@@ -35,6 +36,8 @@ from replaybuf.cli.demo.worker import (
 from replaybuf.errors import CheckpointError, NotReadyError, ReplayBufError
 from replaybuf.produce import TrainState, publish
 from replaybuf.storage.sql.engine.urls import is_memory, parse_url, url_or_path, written
+from replaybuf.storage.sql.inspection.group_metadata import buffers_of
+from replaybuf.storage.sql.inspection.reader import open_reader
 
 DEFAULT_STEPS = 200
 DEFAULT_SECONDS = 60.0  # unless --steps is given
@@ -179,7 +182,8 @@ async def train(
     await buffer.checkpoint(run.step)  # includes groups generated since, for a continued run
     with_password = " (with PGPASSWORD)" if has_password else ""
     say(*training.result(), "", f"The weights are in {folder.path}. To look into the run{with_password}:")
-    say(*commands(argument))
+    alone = await asyncio.to_thread(open_reader(url).read, buffers_of) == [NAME]
+    say(*commands(shlex.quote(argument) + ("" if alone else f" --buffer {NAME}")))
 
 
 class Training:
@@ -282,8 +286,8 @@ _COMMANDS_TO_TRY = {
 
 
 def commands(database: str) -> list[str]:
-    """Return commands for looking into a run, each below its description."""
-    examples = {purpose: look.format(shlex.quote(database)) for purpose, look in _COMMANDS_TO_TRY.items()}
+    """Return commands for looking into a run, of a database as a shell reads it, each below its description."""
+    examples = {purpose: look.format(database) for purpose, look in _COMMANDS_TO_TRY.items()}
     return [line for purpose, look in examples.items() for line in (f"  # {purpose}", f"  replaybuf {look}")]
 
 

@@ -59,7 +59,9 @@ class FolderStore(PlaceStore):
                 fault = "isn't there: make it (mkdir -p), mount it, or name another one"
                 fault = "is a file: name a folder" if self.path.exists() else fault
                 raise PayloadStoreError(f"the folder for payloads {self.path} {fault} (payloads=)")
-            if not (self.path / FILES).is_dir():
+            if self.read_marker() is not None:
+                self.check_there()
+            elif not (self.path / FILES).is_dir():
                 (self.path / FILES).mkdir(exist_ok=True)
                 sync_folder(self.path)
                 sync_folder(self.path.parent)  # the folder may be as new
@@ -132,6 +134,14 @@ class FolderStore(PlaceStore):
                 with contextlib.suppress(FileNotFoundError):
                     status = entry.stat()
                     yield StoredFile(entry.name, status.st_size, status.st_mtime)
+
+    def check_there(self) -> None:
+        super().check_there()
+        if not (files := self.path / FILES).is_dir():
+            raise PayloadStoreError(
+                f"{files} isn't there: mount it, or put it back (if its files are lost, make it anew: mkdir); else "
+                "nothing is lost"
+            )
 
     def _file(self, name: str) -> Path:
         return self.path / FILES / name

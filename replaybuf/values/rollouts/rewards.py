@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from numbers import Real
@@ -14,17 +13,20 @@ import numpy as np
 SCORE: Final = "score"
 
 _MOST_NAMED = 5
+#: Larger numbers count as not finite: sums of their squares, in SQL and in Python, aren't.
+_LARGEST: Final = 1e100
 
 
 def reward_value(reward: Any, key: str = SCORE) -> float | None:
-    """Return a reward as a number: itself, or the part `key` of a dict; None if missing, not a number or not finite.
+    """Return a reward as a number: itself, or the part `key` of a dict; None if missing, not a number, not finite or
+    beyond 1e100.
 
     A tensor or array of one element counts as that number.
     """
     if isinstance(reward, dict):
         reward = reward.get(key)
     if type(reward) is float:  # nearly all are
-        return reward if math.isfinite(reward) else None
+        return reward if -_LARGEST <= reward <= _LARGEST else None
     if reward is not None and not isinstance(reward, Real):
         reward = _single_number(reward)
     if reward is None:
@@ -33,7 +35,7 @@ def reward_value(reward: Any, key: str = SCORE) -> float | None:
         value = float(reward)
     except (OverflowError, TypeError, ValueError):  # an int too large for a float, or a numpy.timedelta64
         return None
-    return value if math.isfinite(value) else None
+    return value if -_LARGEST <= value <= _LARGEST else None
 
 
 def numeric_parts(reward: Any) -> Sequence[str]:

@@ -6,6 +6,7 @@ imports SQLAlchemy, which takes longer than common reads do, only for queries.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import sqlite3
@@ -63,7 +64,10 @@ def _sqlite_reader(url: str, database: str, where: str | None = None) -> Reader:
     if os.path.isdir(path):
         raise UnreachableError(f"{redact(str(path))} is a folder; give the database file in it")
     if not os.path.exists(path):
-        raise UnreachableError(f"there is no database {where} (file {redact(str(path.absolute()))})")
+        files = os.listdir(path.parent) if path.parent.is_dir() and os.access(path.parent, os.R_OK) else []
+        near = difflib.get_close_matches(path.name, [one for one in files if one.endswith(path.suffix)], n=1)
+        hint = f"; did you mean {redact(str(path.parent / near[0]))}?" if near else ""
+        raise UnreachableError(f"there is no database {where} (file {redact(str(path.absolute()))}){hint}")
     return SqliteReader(url, where, path.absolute())
 
 

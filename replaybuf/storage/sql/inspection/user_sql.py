@@ -100,9 +100,8 @@ def _explain(error: StorageError, statement: str, timeout: float) -> NoReturn:
         raise QueryError(f"the statement has parameters, which can't be given here: {message}") from error
     if type(error) is StorageError:
         # The statement is at fault: the message needs no URL.
-        nearest = _nearest_name(message)
-        hint = f"; did you mean {nearest}?" if nearest else "; `replaybuf sql URL` lists the views and their columns"
-        raise QueryError(f"{message}{hint}") from error
+        hint = _hint(message, statement) or "`replaybuf sql URL` lists the views and their columns"
+        raise QueryError(f"{message}; {hint}") from error
     raise error
 
 
@@ -110,13 +109,20 @@ def _explain(error: StorageError, statement: str, timeout: float) -> NoReturn:
 _UNKNOWN = re.compile(r'no such (column|table): (?:\w+\.)?(\w+)|(column|relation) "?(?:\w+\.)?(\w+)"? does not exist')
 
 
-def _nearest_name(message: str) -> str | None:
-    """Return the view or the column that was probably meant by one that a database's error calls unknown."""
+def _hint(message: str, statement: str) -> str | None:
+    """Return what was probably meant by a view or a column that a database's error calls unknown."""
     if (match := _UNKNOWN.search(message)) is None:
         return None
-    names = {column.name for view in VIEW_COLUMNS.values() for column in view.columns}
-    candidates = names if "column" in match.group(1, 3) else VIEW_COLUMNS
-    return next(iter(difflib.get_close_matches((match[2] or match[4])[:100], candidates, n=1)), None)
+    name, candidates = (match[2] or match[4])[:100], [*VIEW_COLUMNS]
+    if is_column := "column" in match.group(1, 3):
+        words = set(re.findall(r"\w+", statement.lower()))
+        views = [view for view in VIEW_COLUMNS if view in words] or candidates
+        candidates = [column.name for view in views for column in VIEW_COLUMNS[view].columns]
+    longer = [column for column in candidates if column.startswith(f"{name}_")]
+    if nearest := next(iter(longer or difflib.get_close_matches(name, candidates, n=1)), None):
+        return f"did you mean {nearest}?"
+    is_value = is_column and re.search(rf'(?:[=<>]|\bin\s*\()\s*"?{name}\b', statement, re.IGNORECASE)
+    return f"a text is in single quotes: '{name}'" if is_value else None
 
 
 def _unique_names(names: Sequence[str]) -> list[str]:

@@ -228,6 +228,8 @@ class GroupCommit:
         """Commit a batch. If the database refuses it, commit its groups one by one, so that only the bad ones fail."""
         members = self._drop_gone(batch)
         groups = [pending.encoded for pending in members if pending.encoded is not None]
+        if len(members) < len(batch):
+            self._files.discard([pending.encoded for pending in batch if pending.encoded is not None], groups)
         if not groups:
             return
         try:
