@@ -85,7 +85,7 @@ _ROLLOUTS = [
     ("marks-keep-oldest", _MARKS, "self.oldest = [None if expired else step", "self.oldest = [step", "an expired rollout has no steps"),
     ("mean-over-all", _MARKS, "return sum(numbers) / len(numbers)", "return sum(numbers) / len(self.reward)", "the mean is over those that have a reward"),
     ("mixed-never", _MARKS, "return 0 < self.oldest.count(None) < len(self.oldest)", "return False", "a mixed group's staleness is never below 0"),
-    ("infinite-reward", "values/rollouts/rewards.py", "return value if math.isfinite(value) else None", "return value", "infinite rewards don't count"),
+    ("infinite-reward", "values/rollouts/rewards.py", "return value if -_LARGEST <= value <= _LARGEST else None", "return value", "infinite rewards don't count"),
     ("dropped-not-told", _NORMALISE, "return Normalised(Status.EXPIRED, staleness, train_step, dropped=True)", "return Normalised(Status.EXPIRED, staleness, train_step)", "what isn't retryable is dropped"),
     ("expired-follows-step", _NORMALISE, "return Normalised(Status.EXPIRED, staleness, None)", "return Normalised(Status.EXPIRED, staleness, train_step)", "an expired group's staleness is pinned"),
     ("put-keeps-stale-tokens", _NORMALISE, "    mask_stale_tokens(rollouts, through, kind)\n", "", "put masks tokens that are too old"),
