@@ -74,9 +74,10 @@ class Pair(RuleBasedStateMachine):
         return ReplayBuffer(storage, put_timeout=0)
 
     def teardown(self) -> None:
-        self.clock.stop()
-        self.run(self.other.close())
-        self.place.leave()
+        if hasattr(self, "other"):  # else the example ended before it began
+            self.clock.stop()
+            self.run(self.other.close())
+            self.place.leave()
         self.run(self.loop.shutdown_default_executor())
         self.loop.close()
         shutil.rmtree(self.folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import cycle
@@ -41,7 +42,7 @@ def plain_error(result: Any) -> Any:
     # Only a database knows the workers of other processes, which its sentence and other facts are about; the numbers of
     # tasks are the same.
     since, separator, reasons = str(result).partition(": ")
-    numbers = "; ".join(sorted(reason for reason in reasons.split("; ") if reason.startswith("task ")))
+    numbers = "; ".join(sorted(re.findall(r"\b[Tt]ask \w+: [^;]*", reasons)))
     numbers = f"{since}: {numbers}" if separator and since.startswith("after ") and numbers else str(result)
     return type(result).__name__, numbers
 

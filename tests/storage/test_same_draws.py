@@ -100,8 +100,9 @@ async def test_draws_are_those_of_the_model(
 
 
 @pytest.mark.parametrize("remover", ["uniform", "prioritized"])
-async def test_evictions_are_those_of_the_model(buffers: Any, remover: str) -> None:
-    """Of groups of several statuses and priorities; and what is drawn from those that are left."""
+@pytest.mark.parametrize("policy", ["random", "fifo"])
+async def test_evictions_are_those_of_the_model(buffers: Any, policy: str, remover: str) -> None:
+    """Of groups of several statuses and priorities; and what is drawn from those that are left, at random or not."""
 
     async def evicted(buffer: ReplayBuffer) -> Any:
         states = []
@@ -111,4 +112,5 @@ async def test_evictions_are_those_of_the_model(buffers: Any, remover: str) -> N
             states.append((ids([item.item for item in await found(buffer)]), await drawn(buffer, number % 3)))
         return states
 
-    await same(buffers(remover, remover=remover, capacity=6, max_times_sampled=0), evicted)
+    sampler = remover if policy == "random" else policy
+    await same(buffers(sampler, remover=remover, capacity=6, max_times_sampled=0), evicted)

@@ -278,6 +278,7 @@ _known_lane = and_(
     lane.c.task_name == _TASK,
     lane.c.status == _STATUS,
     lane.c.step.is_not_distinct_from(bindparam("known_step", type_=lane.c.step.type)),
+    lane.c.race.is_(None),  # by whose clock groups that stay get their keys
 )
 _CHECKS = (
     select(func.coalesce(func.max(buffer.c.epoch), 0)).where(buffer.c.name == _BUFFER).scalar_subquery(),

@@ -6,8 +6,9 @@ Rows that lack a value, or the payload, are set aside here. All other damage sho
 the commit, and such a draw is undone and repeated without them (`tasks.delivery`).
 
 Where each statement is a round trip, a plain draw is one statement, based on lanes cached in this process
-(`draw_behind_fence`), and what follows is sent with COMMIT (`Transaction.send`). If a lane has changed since, if the
-buffer was restored, or if there are too few complete groups, `draw_groups` follows in the same transaction.
+(`draw_behind_fence`), and what follows is sent with COMMIT (`Transaction.send`). If a lane has changed since or runs a
+race, if the buffer was restored, or if there are too few complete groups, `draw_groups` follows in the same
+transaction.
 """
 
 from __future__ import annotations
@@ -156,14 +157,14 @@ def draw_behind_fence(
     """
     names = [(task, draw.status) for task in draw.sizes]
     at_once = tx.dialect.is_remote and names and not skip and _is_plain(tx, draw)
-    if at_once and all(name in known for name in names):
+    if at_once and all(name in known and known[name].race is None for name in names):
         rows = _draw_plainly(tx, draw, known)
         if rows is not None:
             return rows, False
     check_fence(tx)
     result = draw_groups(tx, codec, draw, skip)
-    if at_once and result[0]:
-        known |= find_lanes(tx, names)
+    if at_once and result[0] and (changed := [name for name in names if name not in known or known[name].race is None]):
+        known |= find_lanes(tx, changed)
     return result
 
 
