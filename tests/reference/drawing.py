@@ -26,7 +26,7 @@ class Drawing(Memory):
             if items_by_task is not None:
                 train_step = self._groups.train_step(draw, items_by_task)
                 for item in all_of(items_by_task):
-                    item.trained_step = train_step
+                    item.trained_step = item.trained_step if train_step is None else train_step
                     step = transitions.drawn(item, self.rules.limits)
                     self._groups.apply(step, item)
                     item.times_sampled += step.draws

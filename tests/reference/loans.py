@@ -67,7 +67,7 @@ class Loans:
             self._check_not_passed_on(lease, set(uids).difference(loan.item.uid for loan in loans))
         step = self._groups.trained_at(lease, [loan.item for loan in loans])
         for loan in loans:
-            loan.item.trained_step = step
+            loan.item.trained_step = loan.item.trained_step if step is None else step
             self._end(loan, transitions.acknowledged(loan.item, self._limits))
 
     def give_back(self, lease: Leased, uids: Sequence[int], reason: str | None) -> int:
