@@ -41,9 +41,9 @@ class Figures:
         lost, doubled = len(set(put_numbers) - set(delivered)), len(delivered) - len(set(delivered))
         self.add(faults=faults, groups=len(put_numbers), lost=lost, doubled=doubled)
 
-    def judge(self, faults: int, calls: Sequence[Call]) -> None:
+    def judge(self, faults: int, calls: Sequence[Call], crashes: Sequence[int] = ()) -> None:
         """Add what became of the groups of a history that ends when nothing is left; fail if no order explains it."""
-        problems = violations(calls)
+        problems = violations(calls, crashes=crashes)
         put_numbers, received = (set(numbers_of_calls(calls, *kinds)) for kinds in (("put",), ("take", "acknowledge")))
         lost = any(problem.startswith("nobody got") for problem in problems)
         missing = len(put_numbers - received) * any(call.died for call in calls)

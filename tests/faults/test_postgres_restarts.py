@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,10 +57,13 @@ def url(databases: Databases) -> Iterator[str]:
         yield lend()
 
 
-async def crash(server: Server, away: float = 0.0) -> None:
+async def crash(server: Server, away: float = 0.0) -> int:
+    """Stop and start the server; return a moment at which it didn't run."""
     await asyncio.to_thread(server.stop)
+    moment = time.monotonic_ns()
     await asyncio.sleep(away)
     await asyncio.to_thread(server.start)
+    return moment
 
 
 @contextlib.asynccontextmanager
@@ -76,7 +80,7 @@ async def test_no_crash_of_the_server_loses_or_doubles_a_group(
     server: Server, url: str, crashes: int, figures: Figures, tmp_path: Path
 ) -> None:
     """Tasks of two buffers call all the while, and record it."""
-    recorder, over = Recorder(Ledger(tmp_path / "calls")), asyncio.Event()
+    recorder, over, moments = Recorder(Ledger(tmp_path / "calls")), asyncio.Event(), list[int]()
 
     async def work(buffer: ReplayBuffer, number: int) -> None:
         worker = Worker(buffer, recorder, 1_000_000 * number, number, seconds=2)
@@ -92,14 +96,14 @@ async def test_no_crash_of_the_server_loses_or_doubles_a_group(
                 return recorder.done["put"] > before + 50
 
             await until(go_on, 30)
-            await crash(server, 0.3 * (count % 2))
+            moments.append(await crash(server, 0.3 * (count % 2)))
         over.set()
         await asyncio.gather(*working)
         await first.put(group(7), "another")
         batch, _ = await waiting
         assert numbers_of(batch["another"]) == [7]
         await take_all_left(first, recorder)
-    figures.judge(crashes, calls_in([tmp_path / "calls"]))
+    figures.judge(crashes, calls_in([tmp_path / "calls"]), moments)
 
 
 @contextlib.asynccontextmanager

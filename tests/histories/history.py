@@ -113,14 +113,17 @@ def numbers_of_calls(calls: Iterable[Call], *kinds: str, known: bool = True) -> 
     return [number for call in calls if call.kind in kinds and (call.known or not known) for number in call.groups]
 
 
-def violations(calls: Sequence[Call], *, fifo: bool = True) -> list[str]:
-    """Return what no order of the calls explains. The last calls took what was left (`fifo`: in order of insertion)."""
+def violations(calls: Sequence[Call], *, fifo: bool = True, crashes: Sequence[int] = ()) -> list[str]:
+    """Return what no order of the calls explains. The last calls took what was left (`fifo`: in order of insertion).
+
+    At the moments of `crashes` the server had none of the transactions any more that calls had begun.
+    """
     calls = sorted(calls, key=lambda call: call.begin)
     restores = [call for call in calls if call.kind == "restore"]
     problems = [*_from_nowhere(calls), *_not_cuts(calls, restores)]
     for epoch in _epochs(calls, restores):
         problems += [*_twice(epoch), *_held_twice(epoch), *_after_acknowledgement(epoch)]
-    last = _Whole.of(epoch)
+    last = _Whole.of(epoch, crashes)
     return [*problems, *last.lost(), *last.too_few(), *(last.out_of_order() if fifo else ())]
 
 
@@ -212,7 +215,8 @@ def _not_cuts(calls: Sequence[Call], restores: Sequence[Call]) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Whole:
-    """A history since its last restore: the calls that put and took each group, and those of which nothing is known."""
+    """A history since its last restore: the calls that put and took each group; takes of which nothing is known, and
+    draws that were begun again after a crash."""
 
     puts: dict[int, Call]
     takes: dict[int, Call]
@@ -220,11 +224,13 @@ class _Whole:
     short: list[Call]
 
     @classmethod
-    def of(cls, calls: Sequence[Call]) -> _Whole:
+    def of(cls, calls: Sequence[Call], crashes: Sequence[int]) -> _Whole:
+        draws = _of(calls, "take", "lease")
         return cls(
             {number: call for call in _of(calls, "put") for number in call.groups},
             {number: call for call in _of(calls, "take", "acknowledge", known=False) for number in call.groups},
-            [call for call in _of(calls, "take", known=False) if not call.known],
+            [call for call in _of(calls, "take", known=False) if not call.known]
+            + [call for call in draws if any(call.begin < moment < call.end for moment in crashes)],
             [call for call in _of(calls, "take") if len(call.groups) < call.asked],
         )
 
@@ -257,5 +263,5 @@ class _Whole:
                 first = number, take.end
 
     def _hidden(self, put_call: Call, call: Call) -> bool:
-        """Return whether a take that failed may have held the group at the time of a call, and given it back later."""
+        """Return whether a draw that failed may have held the group at the time of a call, and given it back later."""
         return any(put_call.begin < unknown_call.end and unknown_call.begin < call.end for unknown_call in self.unknown)

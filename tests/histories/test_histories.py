@@ -112,6 +112,13 @@ def test_a_history_that_no_order_explains_is_named(name: str) -> None:
     assert violations(PLANTED[name])
 
 
+def test_a_draw_that_was_begun_again_after_a_crash_held_groups_before_it() -> None:
+    """Others skip what its transaction has locked, which the crash rolls back."""
+    calls = [*PUTS, take(6, 12, 3), take(7, 8, 2), take(10, 11, 1)]
+    assert violations(calls) == ["group 1 was put before 2, and taken after it"]
+    assert violations(calls, crashes=[9]) == []
+
+
 @pytest.mark.parametrize("returned", [False, True])
 def test_a_failed_take_is_excused_if_its_process_died_before_it_was_undone(tmp_path: Path, returned: bool) -> None:
     """A call that began after it, and returned, has waited for that."""
