@@ -154,7 +154,7 @@ SELECT task_name, status, count(*) AS groups, avg(staleness) AS staleness, avg(r
 
 # Steps
 
-The last steps, and what they were trained on:
+The last steps (the worst: `ORDER BY reward`), and what they were trained on:
 SELECT step, worker, tasks, groups, reward, min_reward, max_staleness, oldest_model_step
   FROM batches ORDER BY id DESC LIMIT 10
 
