@@ -110,7 +110,7 @@ _UNKNOWN = re.compile(r'no such (column|table): (?:\w+\.)?(\w+)|(column|relation
 
 
 def _hint(message: str, statement: str) -> str | None:
-    """Return what was probably meant by a view or a column that a database's error calls unknown."""
+    """Return a hint for an error about an unknown view or column: a similar name, or the quotes of a text."""
     if (match := _UNKNOWN.search(message)) is None:
         return None
     name, candidates = (match[2] or match[4])[:100], [*VIEW_COLUMNS]

@@ -72,6 +72,17 @@ def find_lanes(tx: Transaction, names: Iterable[LaneName], *, leased: bool = Fal
 _TASK_LANES = f"{_BUFFER_LANES} AND leased = :leased AND task_name {{in_texts:tasks}}"
 
 
+def raceless(known: KnownLanes, names: Iterable[LaneName]) -> KnownLanes:
+    """Return the cached lanes of these names that run no race: groups of the others need sampling keys."""
+    return {name: known[name] for name in names if name in known and known[name].race is None}
+
+
+def cache_lanes(tx: Transaction, known: KnownLanes, names: Iterable[LaneName]) -> None:
+    """Read lanes into the cache, but those that are known to run a race."""
+    if changed := [name for name in names if name not in known or known[name].race is None]:
+        known |= find_lanes(tx, changed)
+
+
 def need_lanes(tx: Transaction, names: Iterable[LaneName], *, leased: bool = False) -> dict[LaneName, Lane]:
     """Return the lanes of these (task, status) pairs, creating missing ones."""
     names = set(names)

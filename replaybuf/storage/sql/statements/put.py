@@ -25,7 +25,7 @@ from replaybuf.storage.sql.statements.eviction import (
 )
 from replaybuf.storage.sql.statements.fence import check_fence, ticket_column, ticket_of
 from replaybuf.storage.sql.statements.files import name_files
-from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, find_lanes, need_lanes, start_steps
+from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, cache_lanes, need_lanes, start_steps
 from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of
 from replaybuf.storage.sql.statements.ledger import move_cursor, note_drawn, note_judged
 from replaybuf.storage.sql.statements.matching import WITH_KEYS
@@ -62,10 +62,7 @@ def put_behind_fence(
     check_fence(tx)
     outcomes = put_groups(tx, groups)
     if at_once:
-        names = {(encoded.group.task_name, encoded.group.status) for encoded in groups}
-        # Lanes with a race always need more than one statement.
-        if changed := [name for name in names if name not in known or known[name].race is None]:
-            known |= find_lanes(tx, changed)
+        cache_lanes(tx, known, {(encoded.group.task_name, encoded.group.status) for encoded in groups})
     return outcomes
 
 

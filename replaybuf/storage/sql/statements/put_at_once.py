@@ -19,7 +19,7 @@ from replaybuf.storage.sql.schema.tables import group, payload
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, lock_tasks
 from replaybuf.storage.sql.statements.eviction import evict
 from replaybuf.storage.sql.statements.files import name_files
-from replaybuf.storage.sql.statements.lanes import KnownLanes
+from replaybuf.storage.sql.statements.lanes import KnownLanes, raceless
 from replaybuf.storage.sql.statements.new_rows import (
     MOST_BYTES,
     EncodedGroup,
@@ -61,7 +61,7 @@ def store_at_once(
     names, limits = {(encoded.group.task_name, encoded.group.status) for encoded in groups}, tx.scope.rules.limits
     if limits.slows_puts:
         lock_tasks(tx, {task for task, _ in names})
-    lanes = {name: known[name] for name in names if name in known and known[name].race is None}
+    lanes = raceless(known, names)
     if len(lanes) < len(names) or first_steps(groups, lanes):
         return []
     # Heavy payloads follow in further statements, while the next put may already reserve its uids.

@@ -22,7 +22,7 @@ from replaybuf.rules.policies import PRIORITIZED, SLOWEST, UNIT, share
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.counts import lock_tasks, move, read_levels, set_aside, trained_at
 from replaybuf.storage.sql.statements.fence import check_fence
-from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, find_lanes
+from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, cache_lanes, find_lanes, raceless
 from replaybuf.storage.sql.statements.leases import end_leases
 from replaybuf.storage.sql.statements.ordering import Source, advance, check_races, skip_arrived
 from replaybuf.storage.sql.statements.rows import GroupRow, read_heads
@@ -157,14 +157,14 @@ def draw_behind_fence(
     """
     names = [(task, draw.status) for task in draw.sizes]
     at_once = tx.dialect.is_remote and names and not skip and _is_plain(tx, draw)
-    if at_once and all(name in known and known[name].race is None for name in names):
+    if at_once and len(raceless(known, names)) == len(names):
         rows = _draw_plainly(tx, draw, known)
         if rows is not None:
             return rows, False
     check_fence(tx)
     result = draw_groups(tx, codec, draw, skip)
-    if at_once and result[0] and (changed := [name for name in names if name not in known or known[name].race is None]):
-        known |= find_lanes(tx, changed)
+    if at_once and result[0]:
+        cache_lanes(tx, known, names)
     return result
 
 
