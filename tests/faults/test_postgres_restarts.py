@@ -108,13 +108,11 @@ async def test_no_crash_of_the_server_loses_or_doubles_a_group(
 
 @contextlib.asynccontextmanager
 async def connections_used_up(url: str) -> AsyncIterator[None]:
-    """All that the server has, also those for its administrators, and those of others that were just ending."""
+    """All that the server has, also those for its administrators."""
     connections = []
-    for _ in range(3):
-        with contextlib.suppress(asyncpg.TooManyConnectionsError):
-            while True:
-                connections.append(await asyncpg.connect(url))
-        await asyncio.sleep(0.1)
+    with contextlib.suppress(asyncpg.TooManyConnectionsError):
+        while True:
+            connections.append(await asyncpg.connect(url))
     try:
         yield
     finally:
@@ -132,6 +130,7 @@ async def test_operations_wait_for_a_connection_when_the_server_has_none_left(ur
     async with build(url) as buffer:
         await fill(buffer, 3)
         await end_background_work(buffer)
+        await all_told(buffer)
         execute(url, END_ALL)
         async with connections_used_up(url):
             calls = [asyncio.create_task(buffer.get(1, TASK)) for _ in range(3)]
@@ -147,6 +146,7 @@ async def test_a_server_without_connections_is_spoken_of(url: str, caplog: Any) 
     async with build(url) as buffer:
         await fill(buffer, 100)
         await end_background_work(buffer)
+        await all_told(buffer)
         with caplog.at_level(logging.INFO, logger="replaybuf.database"):
             async with connections_used_up(url):
                 for _ in range(5):
