@@ -89,9 +89,7 @@ def _sampler(buffer: ReplayBuffer, batches: int) -> Sampler:
 
 
 async def _produce(buffer: ReplayBuffer, sampler: Sampler, engine: Engine) -> None:
-    await _STRATEGY.produce_batch(
-        engine, sampler, BATCH, train_step=groups.TRAIN_STEP, model_step=groups.MODEL_STEP, progress=False
-    )
+    await _STRATEGY.produce_batch(engine, sampler, BATCH, train_step=groups.TRAIN_STEP, model_step=groups.MODEL_STEP)
     await buffer.take_batch({TASK: BATCH})
 
 

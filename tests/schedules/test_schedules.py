@@ -4,13 +4,15 @@ Each schedule of two lets one go on to one of its statements, then the other as 
 (one preemption: Musuvathi and Qadeer, "Iterative Context Bounding", PLDI 2007); each of three goes from one to another
 as its seed says. Those by default are a sample.
 
-    python -m pytest tests/schedules -m long    # all of two, some thousands; 300 of three
+    python -m pytest tests/schedules -m long                                    # all pairs, at six moments each
+    REPLAYBUF_TEST_MOMENTS=1000 python -m pytest tests/schedules -m long        # at all of them: hours
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -31,6 +33,8 @@ PAIRS = [*itertools.combinations_with_replacement(CALLS, 2)]
 KNOWN = [("update", "update")]
 #: Those that a user can cancel.
 CANCELLED_CALLS = [name for name in CALLS if name not in ("leases end", "sweep")]
+#: The moments of each pair that the long forms try.
+MOMENTS = int(os.environ.get("REPLAYBUF_TEST_MOMENTS", "6"))
 
 
 async def seen(url: str) -> Any:
@@ -89,32 +93,35 @@ class Calls:
         return self._undone[cancelled]
 
 
-@pytest.mark.parametrize("schedules", [6, pytest.param(None, marks=pytest.mark.long)])
+def some(chance: random.Random, entries: Sequence[Any], number: int) -> list[Any]:
+    """Return so many of them, or all."""
+    return chance.sample(entries, min(number, len(entries)))
+
+
+@pytest.mark.parametrize(("pairs", "moments"), [(1, 3), pytest.param(len(PAIRS), MOMENTS, marks=pytest.mark.long)])
 def test_two_calls_are_as_one_after_the_other(
-    started: tuple[Copies, list[Actor]], schedules: int | None, figures: Figures
+    started: tuple[Copies, list[Actor]], pairs: int, moments: int, figures: Figures
 ) -> None:
     (original, actors), chance, problems = started, random.Random(1), []
-    for names in PAIRS if schedules is None else [*KNOWN, *chance.sample(PAIRS, schedules // 3 - len(KNOWN))]:
+    for names in [*KNOWN, *some(chance, PAIRS, pairs)]:
         pair = Calls(names, actors, original)
-        moments = sorted(pair.moments)
-        for first, at in moments if schedules is None else chance.sample(moments, 3):
+        for first, at in some(chance, sorted(pair.moments), moments):
             figures.add(faults=1)
             if problem := pair.problem(pair.interrupted(first, at)):
                 problems.append(f"{names[first]}, interrupted by {names[1 - first]} at point {at}: {problem}")
     assert not problems, "\n\n".join(problems[:5])
 
 
-@pytest.mark.parametrize("schedules", [3, pytest.param(None, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("pairs", "moments"), [(1, 3), pytest.param(1000, MOMENTS, marks=pytest.mark.long)])
 def test_a_call_that_is_cancelled_is_done_or_undone(
-    started: tuple[Copies, list[Actor]], schedules: int | None, figures: Figures
+    started: tuple[Copies, list[Actor]], pairs: int, moments: int, figures: Figures
 ) -> None:
     """At any of its statements, before or after another call has come between."""
     (original, actors), chance, problems = started, random.Random(2), []
-    pairs = [*itertools.product(CANCELLED_CALLS, CALLS)]
-    for names in pairs if schedules is None else chance.sample(pairs, schedules // 3):
+    for names in some(chance, [*itertools.product(CANCELLED_CALLS, CALLS)], pairs):
         pair = Calls(names, actors, original)
-        moments = [(at, later) for first, at in sorted(pair.moments) if first == 0 and at > 1 for later in (at, at + 1)]
-        for at, later in moments if schedules is None else chance.sample(moments, min(3, len(moments))):
+        points = [(at, later) for first, at in sorted(pair.moments) if first == 0 and at > 1 for later in (at, at + 1)]
+        for at, later in some(chance, points, moments):
             figures.add(faults=1)
             if problem := pair.problem(pair.interrupted(0, later, {0: at}), 0):
                 problems.append(f"{names[0]}, cancelled at point {at}, and {names[1]} at point {later}: {problem}")
