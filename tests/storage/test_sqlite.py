@@ -27,6 +27,7 @@ from replaybuf.storage.sql.engine.sqlite_connection import PAGE_SIZE, SqliteConn
 from replaybuf.storage.sql.engine.sqlite_dialect import SqliteTransaction, of_rows
 from replaybuf.storage.sql.engine.sqlite_raw import RawConnection, patiently
 from replaybuf.storage.sql.engine.transaction import Transaction
+from tests.stores import until
 
 
 @pytest.fixture
@@ -253,6 +254,27 @@ async def test_no_connection_copies_the_log_by_itself(tmp_path: Path) -> None:
         assert await engine.read(pragma) == 0
         async with engine.transaction(write=True) as steps:
             assert await steps.run(pragma) == 0
+
+
+async def test_a_transaction_that_is_cancelled_while_it_begins_is_rolled_back(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    async with opened(path) as engine:
+
+        async def run_steps() -> None:
+            async with engine.transaction(write=True):
+                pass
+
+        await insert(engine, 1)
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            steps = asyncio.create_task(run_steps())
+            await until(lambda: not engine._writer.idle)  # type: ignore[attr-defined]
+            steps.cancel()
+            other.execute("ROLLBACK")
+        await asyncio.wait([steps])
+        assert steps.cancelled()
+        await insert(engine, 1)
+        assert may_write(path)
 
 
 async def test_the_log_begins_anew_while_somebody_writes_without_a_pause(tmp_path: Path) -> None:

@@ -96,8 +96,9 @@ class SqliteDatabase(Database):
         with translated(self.access):
             async with self._connection(write) as connection:
                 begin = partial(connection.begin, scope, write=write, patience=self.lock_timeout)
-                tx = await connection.in_thread(begin)
                 try:
+                    # Who is cancelled here leaves a thread that begins the transaction nevertheless.
+                    tx = await connection.in_thread(begin)
                     yield Steps(tx, connection.in_thread)
                     await connection.in_thread(connection.commit)
                 except BaseException:
