@@ -18,6 +18,7 @@ from replaybuf import FullError, NotReadyError, Status
 from replaybuf.common.worker_name import working_as
 from replaybuf.produce import wait_published
 from replaybuf.rules.diagnosis import Reason
+from replaybuf.storage.reports import EventKind, WorkerEvent
 from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.schema import tables
@@ -182,6 +183,28 @@ async def test_a_locked_database_costs_one_warning_and_no_count(
     assert (await workers_of(url))["me"].groups == 5
     warnings = [record for record in caplog.records if record.name == "replaybuf.presence"]
     assert len([record for record in warnings if record.levelno == logging.WARNING]) <= 1
+
+
+async def test_an_event_that_another_thread_reports_while_a_heartbeat_fails_is_kept(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeats, "_PATIENCE", 0.05)
+
+    def event(worker: str) -> WorkerEvent:
+        return WorkerEvent(EventKind.GAVE_UP, worker, time.time(), 1, "")
+
+    url = f"sqlite:///{tmp_path}/run.db"
+    async with build(url) as buffer:
+        storage = buffer.storage
+        await storage.open()
+        await storage.thread.run(storage.sweeper.stop)
+        append = storage.presence._events.append  # so far the other thread has come
+        storage.report(event("first"))
+        async with locked(str(parse_url(url).database)):
+            await storage.flush()
+        append(event("second"))
+        await storage.flush()
+    assert {found.worker for found in await seen(url, list_events)} == {"first", "second"}
 
 
 async def test_closing_a_locked_database_is_soon_over(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -160,7 +160,8 @@ class Presence:
                 await self._engine.write(write, self._transactions.scope, brief=True, patience=_PATIENCE)
             except BaseException:
                 self._changed_workers |= changed
-                self._events = deque([*events, *self._events], _MOST_WAITS)
+                # In the same deque: other threads may be about to append to it.
+                self._events.extendleft(events[::-1][: _MOST_WAITS - len(self._events)])
                 raise
             self._stored_waits = shown
             for name in [*self._workers][:-_MOST_NAMES]:
@@ -182,11 +183,8 @@ class Presence:
         since = self._failing_since = now if self._failing_since is None else self._failing_since
         warns = not self._has_complained and (not is_known or now - since >= _COMPLAIN_SECONDS)
         self._has_complained |= warns
-        level, text = (
-            logging.WARNING if warns else logging.DEBUG,
-            "workers and waits can't be recorded at present: %s",
-        )
-        _logger.log(level, text, error, exc_info=not is_known)
+        level = logging.WARNING if warns else logging.DEBUG
+        _logger.log(level, "workers and waits can't be recorded at present: %s", error, exc_info=not is_known)
 
 
 def _drawing_workers(waits: Iterable[Waiting], events: Iterable[WorkerEvent]) -> set[str]:
