@@ -56,10 +56,8 @@ class Outage:
         self._where = where
         self.seconds = seconds
         self._broken_since: float | None = None
-        self._logged_at, self._is_logged = (
-            -_QUIET_SECONDS,
-            False,
-        )  # when an outage was logged last; whether this one was
+        # When an outage was logged last, and whether this one was.
+        self._logged_at, self._is_logged = -_QUIET_SECONDS, False
         self._hurry = asyncio.Event()
         self._hurried_at = 0.0
         self._limits: dict[asyncio.Timeout, tuple[float | None, float]] = {}

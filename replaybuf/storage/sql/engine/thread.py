@@ -326,9 +326,8 @@ class DatabaseThread:
 
     async def _perform(self, call: Call[T], work: Callable[[], Awaitable[T]]) -> None:
         try:
-            if (
-                not call.is_gone
-            ):  # checked first: later operations then wait for this one, which must not wait for itself
+            # Later operations wait for that of a caller that has gone, which must not wait for itself.
+            if not call.is_gone:
                 await self.drain()
             if not call.is_gone:
                 call.outcome = await work()
