@@ -19,12 +19,12 @@ from replaybuf.common.units import named
 from replaybuf.errors import FullError, InputError, PartlyStoredError, RolloutError
 from replaybuf.rules.causes import never_put
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.values import UNSET, Leased, NewGroup, Part, Refresh, StorageItem, Unset
+from replaybuf.storage.values import UNSET, Leased, NewGroup, Part, Refresh, Unset
 from replaybuf.values.codec.library_values import UnfetchedError
 from replaybuf.values.rollouts.normalise import Normalised, is_finished, normalise, normalise_fit
 from replaybuf.values.rollouts.rewards import reward_value
 from replaybuf.values.rollouts.rollout import UNFIT, Status
-from replaybuf.values.rollouts.segments import Segments, entries_of, segmented
+from replaybuf.values.rollouts.segments import Segments, segmented
 from replaybuf.values.rollouts.staleness import NO_RULE
 
 T = TypeVar("T")
@@ -77,12 +77,9 @@ class Putting:
         if place is not None and new.status in (Status.COMPLETED, Status.FILTERED):
             self._record_rewards(new, place)
         if is_dropped:
-            await (self._drop(new) if new.dropped is None else shielded(self._drop(new)))
+            await (self.storage.drop(new) if new.dropped is None else shielded(self.storage.drop(new)))
             return None
-        uid = await self.fetching([new], partial(self._store_with_room, new, patience))
-        if uid is None and new.dropped is not None:
-            new.dropped.append(_dropped_item(new))
-        return uid
+        return await self.fetching([new], partial(self._store_with_room, new, patience))
 
     def _record_rewards(self, new: NewGroup, place: tuple[str, int]) -> None:
         """Set the rewards of a group for the statistics of its prompt, if it has any."""
@@ -134,7 +131,7 @@ class Putting:
             elif new is not None:
                 pending[place] = new
         for new in dropped:
-            await self._drop(new)
+            await self.storage.drop(new)
         for place, outcome in zip(pending, await self._store_many([*pending.values()], patience), strict=True):
             results[place] = outcome
         return _uids_or_error(results)
@@ -297,11 +294,6 @@ class Putting:
             new.fetched = None
         return result
 
-    async def _drop(self, new: NewGroup) -> None:
-        await self.storage.drop(new)
-        if new.dropped is not None:
-            new.dropped.append(_dropped_item(new))
-
 
 def _uids_or_error(results: Sequence[int | BaseException | None]) -> list[int | None]:
     """Return the results of a put of many groups. Raises the first error if all were refused, or PartlyStoredError."""
@@ -317,25 +309,6 @@ def _uids_or_error(results: Sequence[int | BaseException | None]) -> list[int | 
     )
     error.results = list(results)
     raise error from first
-
-
-def _dropped_item(new: NewGroup) -> StorageItem:
-    """Return a group that was dropped before it was stored, with the uid 0."""
-    return StorageItem(
-        uid=0,
-        timestamp_id=0,
-        task_name=new.task_name,
-        status=new.status,
-        staleness=new.staleness,
-        priority=new.priority,
-        times_sampled=0,
-        created_at=new.created_at,
-        reward=None,
-        tags=dict(new.tags) if new.tags else None,
-        key=new.key,
-        item=entries_of(new.rollouts, new.segments),
-        segments=new.segments,
-    )
 
 
 def _as_part(normal: Normalised) -> Normalised:

@@ -13,7 +13,7 @@ from replaybuf.common.checks import Tags
 from replaybuf.errors import CheckpointError, FencedError, LeaseLostError
 from replaybuf.rules.query import Node
 from replaybuf.values.rollouts.group_fields import GroupFields
-from replaybuf.values.rollouts.segments import Segments, count_of, flat
+from replaybuf.values.rollouts.segments import Segments, count_of, entries_of, flat
 from replaybuf.values.rollouts.staleness import NO_RULE, ExpiryRule
 from replaybuf.values.rollouts.statuses import Status
 
@@ -125,6 +125,24 @@ class NewGroup:
     fields: GroupFields | None = None
     segments: Segments | None = None
     judged: tuple[str, int, int, float, float] | None = None
+
+    def as_dropped(self) -> StorageItem:
+        """Return the group as one that was dropped before it was stored, with the uid 0."""
+        return StorageItem(
+            uid=0,
+            timestamp_id=0,
+            task_name=self.task_name,
+            status=self.status,
+            staleness=self.staleness,
+            priority=self.priority,
+            times_sampled=0,
+            created_at=self.created_at,
+            reward=None,
+            tags=dict(self.tags) if self.tags else None,
+            key=self.key,
+            item=entries_of(self.rollouts, self.segments),
+            segments=self.segments,
+        )
 
 
 #: Annotations of groups by uid: those of the group, or a list with those of each rollout.

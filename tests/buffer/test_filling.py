@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from replaybuf import ReplayBuffer, RolloutState, Status
+from replaybuf import ReplayBuffer, RolloutState, Status, StorageItem
 from replaybuf.errors import ConflictError, FullError, InputError, StorageError
 from replaybuf.rules.query import parse
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -238,10 +238,14 @@ async def test_a_rollout_that_is_deleted_meanwhile_is_missing(
 
 async def test_the_staleness_rule_of_the_last_put_is_that_of_the_group(buffer: ReplayBuffer) -> None:
     rule = {"current_train_step": 9, "stale_threshold": 3, "expired_groups_retryable": False}
+    left: list[StorageItem] = []
     for number in range(3):
-        await buffer.put(one(number), TASK, model_step=1 if number else 8, **rule, **OPTIONS)
+        await buffer.put(one(number), TASK, model_step=1 if number else 8, dropped=left, **rule, **OPTIONS)
     assert await contents(buffer) == {}
     assert await buffer.dropped(TASK) == 1
+    assert [[rollout.rollout_id for rollout in item.item] for item in left] == [[0], [1], [0, 1, 2]]
+    [activity] = buffer.storage.presence._workers.values()
+    assert (activity.groups, activity.rollouts) == (1, 3)
 
 
 async def test_the_group_needs_room_and_its_rollouts_dont(shared_url: str) -> None:

@@ -58,6 +58,8 @@ class Putting(Memory):
             self._groups.remove(replaced, Tally.REPLACED)
             self._loans.remove(loans)
             self._groups.count(group.task_name, transitions.dropped(group.status))
+            if group.dropped is not None:
+                group.dropped.append(group.as_dropped())
             self._notify()
 
     async def refuse(self, group: NewGroup) -> None:

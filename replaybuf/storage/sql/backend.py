@@ -32,7 +32,6 @@ from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup
 from replaybuf.storage.sql.statements.parts import list_parts
 from replaybuf.storage.sql.statements.refresh import refresh_staleness
-from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.tasks import transactions
 from replaybuf.storage.sql.tasks.delivery import BRIEF_GROUPS, Drawing, Taken
 from replaybuf.storage.values import (
@@ -106,21 +105,10 @@ class SQLStorage(Store):
         """Record a group that isn't stored, and remove the groups that its put would replace.
 
         An expired group counts as put and as dropped, a FILTERED or FAILED one as put and as pruned. One transaction.
-        Removed groups are appended to `group.dropped`, as by `put`. Raises ConflictError and LeaseLostError like `put`;
-        then nothing is removed or counted.
+        Removed groups are appended to `group.dropped`, as by `put`, and then this one. Raises ConflictError and
+        LeaseLostError like `put`; then nothing is removed or counted.
         """
-
-        async def work() -> list[GroupRow]:
-            rows = await self.transactions.write(lambda tx: put.drop(tx, group))
-            self.presence.count_put(group)
-            return rows
-
-        await self._append_dropped(group.dropped, await self._run(work))
-
-    async def _append_dropped(self, dropped: list[StorageItem] | None, rows: Sequence[GroupRow]) -> None:
-        """Append removed groups to the caller's list, if there is one."""
-        if dropped is not None and rows:
-            dropped += await self._run(lambda: self.encoding.decode_removed(rows))
+        await self._run(lambda: self.filling.drop(group))
 
     async def refuse(self, group: NewGroup) -> None:
         """Count a group as refused for lack of room."""
@@ -281,7 +269,8 @@ class SQLStorage(Store):
         also when they were EXPIRED before, and appended to `refresh.dropped`, as by `put`. One transaction.
         """
         counts, rows = await self._write(refresh_staleness, refresh, alone=True)
-        await self._append_dropped(refresh.dropped, rows)
+        if refresh.dropped is not None and rows:
+            refresh.dropped.extend(await self._run(lambda: self.encoding.decode_removed(rows)))
         return counts
 
     # Checkpoints

@@ -166,7 +166,7 @@ class Store:
         self.encoding = Encoding(self.codec, self.transactions, self.files)
         self.draws = Draws(self.transactions, self.encoding, self.presence, self._history)
         self.commits = GroupCommit(self.transactions, self.encoding, self.presence, self.draws.lanes)
-        self.filling = Filling(self.thread, self.transactions, self.encoding, self.commits)
+        self.filling = Filling(self.transactions, self.encoding, self.commits, self.presence)
         self.sweeper = Sweeper(self.transactions, self._history, self.presence, self.files, self.filling)
         self._prepare_lock = asyncio.Lock()
         self._pid, self._is_prepared = os.getpid(), False

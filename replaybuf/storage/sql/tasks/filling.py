@@ -14,11 +14,11 @@ from functools import partial
 from typing import Any
 
 from replaybuf.errors import ClosedError, ConflictError, DecodeError, FullError, ReplayBufError, StorageError
-from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.statements.parts import LastRolloutError, newest_step, overdue, read_parts
 from replaybuf.storage.sql.statements.put import drop
 from replaybuf.storage.sql.statements.rows import read_rows
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
+from replaybuf.storage.sql.tasks.heartbeats import Presence
 from replaybuf.storage.sql.tasks.transactions import Encoding, Transactions
 from replaybuf.storage.values import NewGroup, Part, StorageItem
 from replaybuf.values.rollouts.normalise import Normalised, normalise, normalise_fit
@@ -39,9 +39,10 @@ class Filling:
     """Puts rollouts of groups that fill, and the groups when they are full."""
 
     def __init__(
-        self, thread: DatabaseThread, transactions: Transactions, encoding: Encoding, commits: GroupCommit
+        self, transactions: Transactions, encoding: Encoding, commits: GroupCommit, presence: Presence
     ) -> None:
-        self._thread, self._transactions, self._encoding, self._commits = thread, transactions, encoding, commits
+        self._thread, self._transactions, self._encoding = transactions.thread, transactions, encoding
+        self._commits, self._presence = commits, presence
         self._reading = asyncio.Lock()
         self._warned_names: set[str | int] = set()  # groups that couldn't be completed
 
@@ -75,6 +76,13 @@ class Filling:
                 refused = error
         assert refused is not None
         raise refused
+
+    async def drop(self, group: NewGroup) -> None:
+        """Record a group that isn't stored, and remove the groups that it would replace (database's thread)."""
+        rows = await self._transactions.write(lambda tx: drop(tx, group))
+        self._presence.count_put(group)
+        if group.dropped is not None:
+            group.dropped += [*await self._encoding.decode_removed(rows), group.as_dropped()]
 
     async def _read(self, uids: Sequence[int]) -> list[StorageItem]:
         """Return stored rollouts (database's thread). Many groups may get their last one at the same time."""
@@ -133,7 +141,7 @@ class Filling:
         elif reason is not None and (normal.status != Status.COMPLETED or len(fit) < part.least):
             group.status, group.error = Status.FAILED, reason
         if normal.dropped:
-            await self._thread.run(lambda: self._transactions.write(lambda tx: drop(tx, group)))
+            await self._thread.run(partial(self.drop, group))
             return None
         [outcome] = await self._commits.put([group])
         if isinstance(outcome, BaseException):
