@@ -133,7 +133,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("cli/test_doctor.py::*", ("sqlite",)),
     *((f"cli/test_trace.py::*{law}*", _DATABASES) for law in ("three_commands", "life")),
     ("cli/test_trace.py::*", ("sqlite",)),
-    *((f"cli/test_rm.py::*{law}*", _DATABASES) for law in ("exact_number", "restore_asks")),
+    *((f"cli/test_rm.py::*{law}*", _DATABASES) for law in ("exact_number", "restore_asks", "leave_leases")),
     ("cli/test_rm.py::*", ("sqlite",)),
     *((f"cli/test_show.py::*{law}*", _DATABASES) for law in ("json", "worst_and", "leased")),
     *((f"cli/test_ls.py::*{law}*", _DATABASES) for law in ("where_is", "same_types", "shown_with", "one_b")),

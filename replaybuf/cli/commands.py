@@ -289,7 +289,10 @@ def with_bar(title: str, work: Callable[[OnProgress], T], *, counting: str = "")
 def on_storage(
     url: str | URL, name: str, call: Callable[[SQLStorage], Awaitable[T]], codec: Codec | None = None, **settings: Any
 ) -> T:
-    """Open a buffer's storage, return the result of `call(storage)`, and close it. Imports the modules for writing."""
+    """Open a buffer's storage, return the result of `call(storage)`, and close it. Imports the modules for writing.
+
+    The run's limits aren't known here, so its groups and history aren't maintained.
+    """
     import asyncio
 
     from replaybuf.storage.sql.backend import SQLStorage
@@ -297,7 +300,7 @@ def on_storage(
 
     async def run() -> T:
         text = url if isinstance(url, str) else url.render_as_string(hide_password=False)
-        storage = SQLStorage(text, codec or AS_DICTS, name=name, **settings)
+        storage = SQLStorage(text, codec or AS_DICTS, name=name, maintains=False, **settings)
         try:
             return await call(storage)
         finally:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from replaybuf.cli.commands import on_storage
+from replaybuf.errors import StorageError
 from replaybuf.storage.sql.inspection.reader import Transaction, open_reader
 from tests.cli.conftest import run, run_json
 from tests.scripts import Script
@@ -57,6 +59,8 @@ def test_buffers_in_memory_have_nothing_to_read(url: str) -> None:
 
 def test_a_database_of_something_else_is_an_error(empty: str) -> None:
     assert "has no replaybuf tables" in run("stats", empty, code=1).stderr
+    with pytest.raises(StorageError, match="has no replaybuf tables"):
+        on_storage(empty, "default", lambda storage: storage.open(), read_only=True)
 
 
 def test_a_file_that_is_no_database_is_an_error(tmp_path: Path) -> None:

@@ -9,9 +9,14 @@ import pytest
 from typer.testing import CliRunner
 
 from replaybuf import FencedError, ReplayBufferConfig
-from replaybuf.cli.commands import app
+from replaybuf.cli.commands import app, on_storage
+from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.storage.sql.lifecycle import Store
+from replaybuf.storage.sql.tasks import sweeper
+from replaybuf.storage.sql.tasks.heartbeats import Presence
 from tests.cli.conftest import run, run_json
 from tests.cli.example import fill, fill_busy
+from tests.stores import TASK, group, until
 
 
 @pytest.fixture
@@ -142,3 +147,26 @@ def make_checkpoints(url: str, *steps: int) -> None:
     with ReplayBufferConfig(url=url).build_sync() as buffer:
         for step in steps:
             buffer.checkpoint(step)
+
+
+def test_commands_leave_leases_and_the_history_to_runs_which_know_their_limits(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ReplayBufferConfig(url=shared_url, history=None, max_deliveries=0).build_sync() as buffer:
+        buffer.put(group(1), TASK)
+        for _ in range(6):
+            buffer.lease_batch({TASK: 1}, heartbeat=False).begin().give_back(failed="a crash")
+        buffer.lease_batch({TASK: 1}, seconds=0.001, heartbeat=False).begin()
+    monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.001)
+    monkeypatch.setitem(Store.__init__.__kwdefaults__, "history", 1)
+
+    async def stay_for_some_sweeps(storage: SQLStorage) -> None:
+        beats: list[None] = []
+        monkeypatch.setattr(Presence, "beat", lambda _: asyncio.sleep(0, beats.append(None)))
+        await storage.open()
+        await until(lambda: len(beats) > 3)
+
+    on_storage(shared_url, "default", stay_for_some_sweeps)
+    [row] = run_json("ls", shared_url)
+    assert (row["status"], row["deliveries"]) == ("completed", 7)
+    assert run_json("sql", shared_url, "SELECT count(*) AS draws FROM batches") == [{"draws": 7}]

@@ -7,7 +7,7 @@ import os
 import time
 
 from replaybuf import ReplayBuffer
-from replaybuf.storage.sql.tasks.sweeper import Sweeper
+from replaybuf.storage.sql.tasks import sweeper
 from tests.faults.processes import Ledger
 from tests.stores import TASK, build, group, numbers_of
 
@@ -23,7 +23,7 @@ async def flow(ledger: Ledger, url: str, seconds: float, grace: float) -> None:
     `grace` is how long payloads of taken groups wait for the sweep: less than two seconds for a run that is quicker
     than real ones.
     """
-    Sweeper.__init__.__defaults__ = (grace,)
+    sweeper.GRACE_SECONDS = grace
     async with build(url, policy="prioritized", seed=3, keep_checkpoints=2) as buffer:
         start, step = time.monotonic(), 0
         while time.monotonic() < start + seconds:

@@ -204,7 +204,7 @@ _SQL = [
     ("settled-elsewhere", f"{_STATEMENTS}/batches.py", "            tx.send(query, old=recorded[\"id\"], uids=list(uids))\n", "", "groups of another step are of another batch"),
     ("sweep-at-once", "storage/sql/tasks/sweeper.py", "pause = _random.uniform(0, 2 * _IDLE_SECONDS)", "pause = 0.0", "the first calls come before the background work"),
     ("pool-without-patience", f"{_ENGINE}/postgres_pool.py", "remaining = begun + patience - time.monotonic()", "remaining = 0.0", "a connection is waited for before another is made"),
-    ("sweep-no-grace", "storage/sql/tasks/sweeper.py", "cutoff = now - self._grace", "cutoff = now", "payloads stay for a while after a take"),
+    ("sweep-no-grace", "storage/sql/tasks/sweeper.py", "cutoff = now - GRACE_SECONDS", "cutoff = now", "payloads stay for a while after a take"),
     ("claim-moved-cursor", f"{_STATEMENTS}/ledger.py", " AND version = :known", "", "a cursor that was moved isn't moved again"),
     ("claim-of-other-epoch", f"{_STATEMENTS}/ledger.py", "if moved.epoch != tx.scope.epoch:", "if False:", "a cursor of the run before doesn't move this one"),
     ("replaced-missing", f"{_STATEMENTS}/eviction.py", "    if missing:\n        raise ConflictError", "    if False:\n        raise ConflictError", "what isn't there can't be replaced"),

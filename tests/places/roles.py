@@ -42,7 +42,7 @@ def cut_retries() -> None:
     """Let files be small, and sweeps frequent."""
     place_store.FILE_BYTES = 450_000
     tasks._CHECK_SECONDS = 0.1
-    sweeper.Sweeper.__init__.__defaults__ = (0.1,)  # type: ignore[misc]
+    sweeper.GRACE_SECONDS = 0.1
     sweeper._IDLE_SECONDS = 0.05
 
 

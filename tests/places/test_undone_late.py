@@ -32,7 +32,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def _no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Payloads that were taken are swept at once, whether or not they were read."""
     monkeypatch.setattr(delivery, "READING_SECONDS", 0.0)
-    monkeypatch.setattr(sweeper.Sweeper.__init__, "__defaults__", (0.0,))
+    monkeypatch.setattr(sweeper, "GRACE_SECONDS", 0.0)
     monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.05)
     monkeypatch.setattr(tasks, "_CHECK_SECONDS", 0.1)
 

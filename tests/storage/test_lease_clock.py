@@ -156,7 +156,7 @@ async def test_payloads_wait_for_their_sweep_by_the_clock_of_the_server(
 
 async def test_a_sweep_leaves_what_was_removed_a_moment_ago(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A take that is cancelled may still be undone, though what others took before is due."""
-    monkeypatch.setattr(sweeper.Sweeper.__init__, "__defaults__", (3600.0,))
+    monkeypatch.setattr(sweeper, "GRACE_SECONDS", 3600.0)
     monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.01)
     async with build(url, policy="fifo") as buffer:
         storage: Any = buffer.storage

@@ -27,6 +27,7 @@ from replaybuf.storage.sql.engine.sqlite_files import refuse_network_filesystem
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.engine.urls import at_absolute_path, is_memory, parse_url, public_url
+from replaybuf.storage.sql.schema import no_tables_error
 from replaybuf.storage.sql.schema.create import check_schema, create_schema
 from replaybuf.storage.sql.statements.fence import joined
 from replaybuf.storage.sql.tasks.commit_watch import Watch
@@ -66,6 +67,7 @@ class Store:
     keeps the last `history` draws of the buffer (None: all). `worker` is the worker name recorded in the view `events`
     (restores, deletions, ...). Arrays of payloads, from `payload_threshold` bytes on, are kept in the place `payloads`
     (`replaybuf.storage.places.owners`). `password` is called before each connection and returns PostgreSQL's password.
+    Without `maintains`, other processes end leases and remove what is beyond the limits: a command doesn't know them.
     """
 
     #: Returns the database's URL from a user's. Raises ConfigError, and MissingDriverError.
@@ -88,6 +90,7 @@ class Store:
         worker: str | None = None,
         payloads: str = IN_DATABASE,
         payload_threshold: int = PAYLOAD_THRESHOLD,
+        maintains: bool = True,
     ) -> None:
         self.url = at_absolute_path(parse_url(url))
         if password is not None and (self.url.get_backend_name() == "sqlite" or self.url.password):
@@ -107,6 +110,7 @@ class Store:
         self._access = Access(self.url, durability, lock_timeout, reconnect_timeout, read_only, True, password)
         self._on_any_filesystem = allow_network_filesystem or read_only
         self._history = check_most(history, "history", 0)
+        self._maintains = maintains
         self._worker = None if worker is None else check_worker(worker)
         self._made_in_pid = os.getpid()
         self._lock = threading.Lock()
@@ -167,7 +171,9 @@ class Store:
         self.draws = Draws(self.transactions, self.encoding, self.presence, self._history)
         self.commits = GroupCommit(self.transactions, self.encoding, self.presence, self.draws.lanes)
         self.filling = Filling(self.transactions, self.encoding, self.commits, self.presence)
-        self.sweeper = Sweeper(self.transactions, self._history, self.presence, self.files, self.filling)
+        self.sweeper = Sweeper(
+            self.transactions, self._history, self.presence, self.files, self.filling, maintains=self._maintains
+        )
         self._prepare_lock = asyncio.Lock()
         self._pid, self._is_prepared = os.getpid(), False
         register_database(self.files.reader.url, self)
@@ -194,6 +200,8 @@ class Store:
                 refuse_network_filesystem(engine.path)
             scope = await self._join()
             if scope is None:
+                if self._access.read_only:
+                    raise no_tables_error(engine.where)
                 await engine.write(partial(create_schema, where=engine.where))
                 scope = await engine.read(joined, transactions.scope)
             transactions.scope = scope

@@ -24,7 +24,7 @@ from replaybuf.storage.sql.engine.sqlite_dialect import SqliteTransaction
 from replaybuf.storage.sql.engine.sqlite_files import check_version, quiet_state, quote_path, translate_sqlite
 from replaybuf.storage.sql.engine.sqlite_raw import RawConnection
 from replaybuf.storage.sql.engine.transaction import Transaction as Transaction
-from replaybuf.storage.sql.schema import check_revision
+from replaybuf.storage.sql.schema import check_revision, no_tables_error
 from replaybuf.storage.sql.schema.damage import IMPOSSIBLE, impossible, wrong_cells
 
 if TYPE_CHECKING:
@@ -97,10 +97,7 @@ class Reader(ABC):
 
         def checked(tx: Transaction) -> T:
             if not check_revision(tx.revision(), self.where):
-                raise StorageError(
-                    f"{self.where} has no replaybuf tables; check the name, or wait until a run has opened it",
-                    reason="not a database",
-                )
+                raise no_tables_error(self.where)
             try:
                 return function(tx)
             except ReplayBufError:

@@ -51,3 +51,10 @@ def check_revision(revision: str | None, where: str) -> bool:
             reason="schema",
         )
     return state is State.CURRENT
+
+
+def no_tables_error(where: str) -> StorageError:
+    """Return the error for a reader of a database without a schema."""
+    return StorageError(
+        f"{where} has no replaybuf tables; check the name, or wait until a run has opened it", reason="not a database"
+    )

@@ -68,7 +68,8 @@ class Sweeper:
         presence: Presence,
         files: PayloadFiles,
         filling: Filling,
-        grace: float = GRACE_SECONDS,
+        *,
+        maintains: bool,
     ) -> None:
         self._transactions = transactions
         self._engine = transactions.engine
@@ -76,7 +77,7 @@ class Sweeper:
         self._presence = presence
         self._files = files
         self._filling = filling
-        self._grace = grace
+        self._maintains = maintains
         self._limit = _LEAST_LIMIT
         self._chores = Chores()
         self._looked_at = -math.inf
@@ -104,7 +105,7 @@ class Sweeper:
         while not await self._is_stopped(pause):
             try:
                 changed = full
-                if self._is_poll_due():
+                if self._maintains and self._is_poll_due():
                     changed = True
                     with contextlib.suppress(FencedError):  # those who use the restored buffer look after it
                         await self.maintain_groups()
@@ -136,7 +137,7 @@ class Sweeper:
     async def maintain_groups(self) -> None:
         """Poll for due work, end expired leases, and prune the groups outside the capacity. Raises FencedError."""
         transactions, limits = self._transactions, self._transactions.scope.rules.limits
-        look = partial(find_chores, grace=self._grace, now=time.time())
+        look = partial(find_chores, grace=GRACE_SECONDS, now=time.time())
         self._seen_version = transactions.version
         self._chores = await transactions.read(look, single=True)
         self._looked_at, self._next, self._pause = time.monotonic(), self._chores.next, _pause(self._chores.connections)
@@ -180,7 +181,7 @@ class Sweeper:
     async def _step(self) -> bool:
         """Run one small sweep of each kind that is due; return whether more is due."""
         now = self._chores.now
-        cutoff = now - self._grace
+        cutoff = now - GRACE_SECONDS
         due = dropped = False
         if self._chores.due:
             due = await self._sweep(lambda tx, limit: sweep(tx, cutoff, limit) == limit)
