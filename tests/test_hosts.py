@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from replaybuf.errors import AccessError, UnreachableError
+from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.locks import next_stamp
 from replaybuf.storage.sql.engine.postgres_connect import ServerState
-from replaybuf.storage.sql.engine.postgres_servers import Seen, choose
+from replaybuf.storage.sql.engine.postgres_servers import _MOST_STAMPS, Servers, choose
 from replaybuf.storage.sql.engine.urls import Host, hosts_of, parse_url, public_url
 from tests.stores import build
 
@@ -95,13 +96,14 @@ def test_readers_take_the_newest_primary_wherever_it_is_in_the_url() -> None:
     assert choose({A: AWAY, B: server(None)}, None, writes=False) is B
 
 
-def test_a_mark_stands_for_the_transactions_that_were_known_to_be_committed_before_it_began() -> None:
-    marks, first, second, third = Seen(), next_stamp(None), next_stamp(None), next_stamp(None)
-    marks.add(first, began=0.0)
-    marks.add(second, began=time.monotonic())
-    assert marks.marks == {second.row: second.number}
-    marks.add(third, began=0.0)  # beside it: either may come first in the WAL
-    assert marks.marks == {second.row: second.number, third.row: third.number}
+def test_the_last_commits_of_the_latest_connections_stand_for_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers, stamps = Servers(Access(parse_url("postgresql://a/rl"))), [next_stamp(None) for _ in range(_MOST_STAMPS)]
+    latest = [next_stamp(stamps[0]), next_stamp(None)]
+    for stamp in stamps + latest:
+        servers.note_commit(stamp)
+    assert servers.marks == dict([*stamps[2:], *latest])
+    monkeypatch.setattr(time, "time", lambda: latest[1].number / 1_000_000 + 7 * 86_400)
+    assert servers.marks == {}  # whose rows may have been deleted
 
 
 async def test_a_password_file_in_another_encoding_is_named_without_its_content(tmp_path: Path) -> None:

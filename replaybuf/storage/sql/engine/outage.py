@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from replaybuf.errors import AccessError, ClosedError, ReplayBufError, StorageError, UnreachableError, reason_of
@@ -131,7 +131,6 @@ class Attempt(Generic[T]):
     """One attempt to run a transaction, and its progress. `server` is the `ServerState` of its server."""
 
     since: float | None = None  # time of the operation's first failure
-    began: float = field(default_factory=time.monotonic)
     connected: bool = False
     server: Any = None
     stamp: Stamp | None = None

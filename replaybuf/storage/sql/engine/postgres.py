@@ -138,7 +138,7 @@ class PostgresDatabase(Database):
         if accepts_loss:
             self.pool.servers.accept()
         if attempt.stamp is not None:
-            self.pool.servers.seen.add(attempt.stamp, attempt.began)
+            self.pool.servers.note_commit(attempt.stamp)
 
     def _begin(self, level: str) -> str:
         return f"BEGIN ISOLATION LEVEL {level}{' READ ONLY' if self.access.read_only else ''};"

@@ -29,8 +29,11 @@ _GRACE_SECONDS = 1.0
 _CLOSING_SECONDS = 2.0
 #: How long a connection to the followed server may take before all servers are tried.
 _DIRECT_SECONDS = 2.0
-#: How long commit stamps are remembered: rows of connections are deleted a day later (`statements.upkeep`).
+#: How old commit stamps are compared: rows of connections are deleted a day later (`statements.upkeep`).
 _REMEMBERED_SECONDS = 6 * 86_400
+#: The connections whose last stamps are remembered, more than a store has at a time: an older commit was known before
+#: one of these began, and precedes it in the WAL.
+_MOST_STAMPS = 32
 
 _logger = logging.getLogger("replaybuf.database")
 
@@ -92,30 +95,6 @@ def _no_server_error(reasons: Mapping[Host | None, str]) -> UnreachableError | A
     )
 
 
-class Seen:
-    """The last commits of this process: the stamp of each connection's row."""
-
-    def __init__(self) -> None:
-        self._last_commits: dict[str, tuple[int, float]] = {}  # a stamp, and the time when its commit was known
-
-    def add(self, stamp: Stamp, began: float) -> None:
-        """Record the commit of a transaction that began at `began`, a time of the monotonic clock.
-
-        Stamps known before `began` precede it in the WAL, and are dropped.
-        """
-        self._last_commits = {row: commit for row, commit in self._last_commits.items() if commit[1] >= began}
-        self._last_commits[stamp.row] = stamp.number, time.monotonic()
-
-    def clear(self) -> None:
-        self._last_commits.clear()
-
-    @property
-    def marks(self) -> dict[str, int]:
-        """The last stamp of each connection."""
-        oldest = time.monotonic() - _REMEMBERED_SECONDS
-        return {row: number for row, (number, at) in self._last_commits.items() if at > oldest}
-
-
 class Servers:
     """Chooses the server to connect to out of a URL's hosts; one per open store.
 
@@ -138,7 +117,7 @@ class Servers:
         self.last: Host | None = None
         self._meeting_lock = asyncio.Lock()
         self.followed: ServerState | None = None
-        self.seen = Seen()
+        self._last_numbers: dict[str, int] = {}  # by the row of the stamp, that of the last commit last
         self.lost = ""
 
     async def connect(self) -> Connection:
@@ -161,7 +140,20 @@ class Servers:
         """Accept the state of the current server, after a restore."""
         if self.lost:
             self.lost = ""
-            self.seen.clear()
+            self._last_numbers.clear()
+
+    def note_commit(self, stamp: Stamp) -> None:
+        """Record a commit of this process."""
+        self._last_numbers.pop(stamp.row, None)
+        self._last_numbers[stamp.row] = stamp.number
+        if len(self._last_numbers) > _MOST_STAMPS:
+            del self._last_numbers[next(iter(self._last_numbers))]
+
+    @property
+    def marks(self) -> dict[str, int]:
+        """The numbers that a server with all commits of this process has at least, by the rows of their stamps."""
+        oldest = (time.time() - _REMEMBERED_SECONDS) * 1_000_000
+        return {row: number for row, number in self._last_numbers.items() if number > oldest}
 
     async def _connect_to(self, hosts: Iterable[Host | None]) -> Connection:
         """Connect to all of these hosts, and return the connection to the one that is chosen."""
@@ -232,7 +224,7 @@ class Servers:
             if before is not None and state.timeline > (before.timeline or 0):
                 clause = "it is another server" if host is None else f"this process follows {host}"
                 _logger.warning("%s: %s from now on (timeline %d)", self._where, clause, state.timeline)
-            if (marks := self.seen.marks) and not self.lost:
+            if (marks := self.marks) and not self.lost:
                 stamps = dict(map(tuple, await connection.fetch(_READ_STAMPS, list(marks))))
                 if any(stamps.get(row, 0) < number for row, number in marks.items()):
                     self.lost = (
