@@ -277,11 +277,11 @@ class SQLStorage(Store):
 
     async def check_fence(self) -> None:
         """Raise FencedError when another process has restored the buffer since it was opened here."""
-        await self._run(lambda: self.transactions.read_fenced(check_fence))
+        await self._run(lambda: self.transactions.read(check_fence, single=True, fenced=True))
 
     async def fenced_tallies(self) -> Tallied:
         """Return the tallies, in one statement. Raises FencedError as `check_fence` does."""
-        return await self._run(lambda: self.transactions.read_fenced(read_fenced_tallies))
+        return await self._run(lambda: self.transactions.read(read_fenced_tallies, single=True, fenced=True))
 
     async def checkpoint(self, step: int, keep: int | None) -> Checkpoint:
         """Make a checkpoint of the buffer at this train step, replacing an older one of the same step.

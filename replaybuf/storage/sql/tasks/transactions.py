@@ -55,9 +55,20 @@ class Transactions:
         self._restore_lock = asyncio.Lock()
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="replaybuf-codec")
 
-    async def read(self, function: Callable[[Transaction], T], *, single: bool = False) -> T:
-        """Run `function(tx)` in a read transaction; `single` as in `Database.read`."""
-        return await self.engine.read(function, self.scope, single=single)
+    async def read(self, function: Callable[[Transaction], T], *, single: bool = False, fenced: bool = False) -> T:
+        """Run `function(tx)` in a read transaction; `single` as in `Database.read`.
+
+        With `fenced` the function checks the fence. Raises FencedError.
+        """
+        while True:
+            scope = self.scope
+            try:
+                result = await self.engine.read(function, scope, single=single)
+                if fenced and self.engine.missing_commits:
+                    raise FencedError(self.engine.missing_commits, reason="commits lost")
+                return result
+            except FencedError as error:
+                await self._rejoin(scope, error)
 
     async def write(
         self,
@@ -86,18 +97,6 @@ class Transactions:
                 if wakes:
                     self._watch.committed()
                 return result
-
-    async def read_fenced(self, function: Callable[[Transaction], T]) -> T:
-        """Run `function(tx)`, a single statement that checks the fence. Raises FencedError."""
-        while True:
-            scope = self.scope
-            try:
-                result = await self.engine.read(function, scope, single=True)
-                if self.engine.missing_commits:
-                    raise FencedError(self.engine.missing_commits, reason="commits lost")
-                return result
-            except FencedError as error:
-                await self._rejoin(scope, error)
 
     async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
         """Restore a checkpoint, and continue in the epoch that begins with it."""
