@@ -123,7 +123,7 @@ async def test_payloads_stay_until_their_taker_has_read_them(
     url, place = where
     async with apart(url, place) as buffer, apart(url, place) as other:
         await put(buffer, *range(4))
-        [store] = buffer.storage.files.reader.stores.values()
+        [store] = buffer.storage.files._stores.values()
         real, reading, go_on = store.read, asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -216,7 +216,7 @@ async def test_files_that_no_commit_named_are_deleted_a_day_later(
     async with apart(url, place) as buffer, apart(url, place) as other:
         await put(buffer, 1)
         own_files = await listed(place)
-        store = buffer.storage.files.reader.stores[next(iter(buffer.storage.files.reader.stores))]
+        store = buffer.storage.files._stores[next(iter(buffer.storage.files._stores))]
         await asyncio.to_thread(store.write, [(name, [b"left"]) for name in (file_name(7), "notes.txt")], sync=False)
         await list_place(buffer)
         assert sorted(await listed(place)) == sorted([*own_files, file_name(7), "notes.txt"])

@@ -176,7 +176,7 @@ class Store:
         )
         self._prepare_lock = asyncio.Lock()
         self._pid, self._is_prepared = os.getpid(), False
-        register_database(self.files.reader.url, self)
+        register_database(self.files.url, self)
         # A garbage-collected buffer is closed by its finalizer. So neither `_Closer` nor a task may refer to it, nor a
         # function that runs in a transaction, since the driver's thread keeps a reference to the last one.
         steps = [self.commits.close, self.sweeper.stop, self.presence.end, self.watch.stop, self.files.close]

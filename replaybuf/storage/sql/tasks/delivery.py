@@ -117,7 +117,7 @@ class Drawing:
         try:
             items, failed = await (self._decoding_task or self._fetch_and_decode(taken))
             if failed:
-                await self._files.reader.check_places(row for row in taken.rows if row.uid in failed)
+                await self._files.check_places(row for row in taken.rows if row.uid in failed)
         except BaseException:
             await self._transactions.thread.settle(partial(self._give_back, taken, {}))
             raise
@@ -194,14 +194,14 @@ class Drawing:
 
     async def _fetch_and_decode(self, taken: Taken) -> _Decoded:
         """Return the groups, and the errors of undecodable ones by uid; light batches are decoded in this thread."""
-        await self._files.reader.fetch(taken.apart, self._draw.deferred)
+        await self._files.fetch(taken.apart, self._draw.deferred)
         if not self._codec.runs_code and len(taken.rows) * self._draws.group_seconds <= LIGHT_SECONDS:
             return self._decode(taken)
         return await self._transactions.compute(self._decode, taken)
 
     def _decode(self, taken: Taken) -> _Decoded:
         rows, leased = taken.rows, self._seconds is not None
-        began, deferral = time.thread_time(), self._files.reader.deferral(self._draw.deferred)
+        began, deferral = time.thread_time(), self._files.deferral(self._draw.deferred)
         items: dict[str, list[StorageItem]] = {task: [] for task in self._tasks}
         failed: dict[int, str] = {}
         for row in rows:

@@ -48,16 +48,21 @@ class PayloadFiles:
     """The files of an open buffer.
 
     `place` is where this process stores new payloads, None for the database; existing payloads are read from their own
-    places, by the `reader`. Where commits are fsynced, so are payloads, before the transaction that names them begins.
-    Reads and writes time out after the reconnect timeout.
+    places, which are opened on demand. Where commits are fsynced, so are payloads, before the transaction that names
+    them begins. Reads and writes time out after the reconnect timeout.
     """
 
     def __init__(self, engine: Database, codec: Codec, place: str | None, threshold: int) -> None:
         self._engine = engine
+        self._codec = codec
         self._place = place
         self._threshold = max(threshold, 1)  # a payload without a tail stays in the database
         self._sync = engine.dialect.is_remote or engine.access.durability == "full"
-        self.reader = PlaceReader(engine, codec)
+        self._scope = Scope()
+        self._patience = min(engine.access.reconnect_timeout, READING_SECONDS / 2)
+        self._stores: dict[int, PlaceStore] = {}
+        #: The database's URL in handles; a database in memory has none that other processes could use.
+        self.url = database_url(engine)
         self._own_store: tuple[int, PlaceStore] | None = None
         self._unreachable_places: set[int] = set()
         self._is_due = False  # there may be files to delete
@@ -76,9 +81,9 @@ class PayloadFiles:
 
     async def prepare(self, scope: Scope, *, writes: bool) -> None:
         """Open the place for payloads if any is to be written; a new place is claimed for this database."""
-        self.reader.scope = scope
+        self._scope = scope
         if self._place is not None and self._own_store is None and writes:
-            self._own_store = await self.reader.open_own(self._place)
+            self._own_store = await self._open_own(self._place)
 
     async def close(self) -> None:
         """Release everything; other processes delete what is left to be deleted."""
@@ -93,8 +98,8 @@ class PayloadFiles:
         except (ReplayBufError, TimeoutError) as error:
             _logger.debug("files were left: %s", error)
         if self._own_store is not None:
-            unregister_url(self.reader.scope.database or "", self._own_store[0], self._own_store[1].url)
-        stores = [*self.reader.stores.values()]
+            unregister_url(self._scope.database or "", self._own_store[0], self._own_store[1].url)
+        stores = [*self._stores.values()]
         if stores:  # at the end of the interpreter no thread can be started
             with contextlib.suppress(TimeoutError, RuntimeError):
                 await asyncio.wait_for(asyncio.to_thread(_close_all, stores), _CLOSING_SECONDS)
@@ -165,7 +170,7 @@ class PayloadFiles:
     async def _delete(self) -> bool:
         """Delete files that no group has any more; return whether there may be more."""
         empty = partial(statements.empty_files, limit=_DELETED_AT_ONCE, but=sorted(self._unreachable_places))
-        by_place = await self._engine.read(empty, self.reader.scope)
+        by_place = await self._engine.read(empty, self._scope)
         unnamed, self._unnamed_files = self._unnamed_files, set()
         if unnamed and self._own_store is not None:
             by_place.setdefault(self._own_store[0], []).extend(unnamed)
@@ -181,9 +186,9 @@ class PayloadFiles:
 
     async def _delete_from(self, number: int, files: Iterable[int]) -> None:
         """Delete files in a place, if it is this database's. Raises PayloadStoreError, ConfigError."""
-        await self.reader.open({number})
-        store = self.reader.stores[number]
-        if await self.reader.claimed(store) != number:
+        await self._open_places({number})
+        store = self._stores[number]
+        if await self._claimed(store) != number:
             raise PayloadStoreError(f"{store.url} has lost its {MARKER}")
         await self._in_thread(partial(store.delete, [file_name(file) for file in files]))
 
@@ -201,33 +206,19 @@ class PayloadFiles:
 
         listed = await self._in_thread(list_old)
         old = [file for name in listed if (file := file_number(name)) is not None]
-        unknown = await self._engine.read(partial(statements.unknown, files=old), self.reader.scope)
+        unknown = await self._engine.read(partial(statements.unknown, files=old), self._scope)
         orphans = await self._write(partial(statements.record_orphans, number=number, files=unknown)) if unknown else []
         if orphans:
             await self._delete_from(number, orphans)
             _logger.info("%d files in %s that no commit had named were deleted", len(orphans), store.url)
 
     async def _write(self, function: Callable[[Transaction], Any]) -> Any:
-        return await self._engine.write(function, self.reader.scope)
+        return await self._engine.write(function, self._scope)
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
-        return await in_thread(function, self.reader.patience, self._place or "")
+        return await in_thread(function, self._patience, self._place or "")
 
-
-class PlaceReader:
-    """Reads payloads from the places known to the database, which are opened on demand.
-
-    Reads and writes time out after the reconnect timeout.
-    """
-
-    def __init__(self, engine: Database, codec: Codec) -> None:
-        self._codec = codec
-        self._engine = engine
-        self.scope = Scope()
-        self.patience = min(engine.access.reconnect_timeout, READING_SECONDS / 2)
-        self.stores: dict[int, PlaceStore] = {}
-        #: The database's URL in handles; a database in memory has none that other processes could use.
-        self.url = database_url(engine)
+    # Reading
 
     async def fetch(self, rows: Iterable[GroupRow], deferred: frozenset[str] = frozenset()) -> None:
         """Read the tails of groups whose payloads are kept apart, in another thread.
@@ -239,57 +230,57 @@ class PlaceReader:
         if not apart:
             return
         payloads = [row.payload for row in apart]
-        await self.open(places := places_of(payloads))
+        await self._open_places(places := places_of(payloads))
         parts = partial(self._codec.wanted, deferred=deferred) if deferred else None
-        read = partial(tails_of, payloads, self.stores, self.patience, parts)
-        names = ", ".join(sorted(self.stores[place].url for place in places if place in self.stores))
-        for row, tail in zip(apart, await in_thread(read, self.patience, names), strict=True):
+        read = partial(tails_of, payloads, self._stores, self._patience, parts)
+        names = ", ".join(sorted(self._stores[place].url for place in places if place in self._stores))
+        for row, tail in zip(apart, await in_thread(read, self._patience, names), strict=True):
             row.tail = tail
 
-    async def open(self, numbers: Collection[int]) -> None:
+    async def _open_places(self, numbers: Collection[int]) -> None:
         """Open the places of these ids that the database knows. Raises PayloadStoreError."""
-        unopened = set(numbers) - self.stores.keys()
+        unopened = set(numbers) - self._stores.keys()
         if not unopened:
             return
-        places, _ = await self._engine.read(Transaction.places, self.scope)
+        places, _ = await self._engine.read(Transaction.places, self._scope)
         for number in unopened:
             if number in places:
-                url = local_url(self.scope.database or "", number, places[number])
-                self.stores[number] = await in_thread(partial(self._open_place, number, url), self.patience, url)
+                url = local_url(self._scope.database or "", number, places[number])
+                self._stores[number] = await in_thread(partial(self._open_place, number, url), self._patience, url)
 
     def _open_place(self, number: int, url: str) -> PlaceStore:
-        store = open_place(url, self.patience)
-        recognise(store, self.scope.database or "", number)
+        store = open_place(url, self._patience)
+        recognise(store, self._scope.database or "", number)
         return store
 
     async def check_places(self, rows: Iterable[GroupRow]) -> None:
         """Check that damaged payloads weren't read from another place at our place's URL. Raises PayloadStoreError."""
-        for number in places_of(row.payload for row in rows) & self.stores.keys():
-            store = self.stores[number]
-            await in_thread(store.check_there, self.patience, store.url)
+        for number in places_of(row.payload for row in rows) & self._stores.keys():
+            store = self._stores[number]
+            await in_thread(store.check_there, self._patience, store.url)
 
     def deferral(self, deferred: frozenset[str]) -> Deferral | None:
         """Return the maker of handles for the arrays in these fields, None if there are no fields."""
         if not deferred:
             return None
-        places = {number: store.url for number, store in self.stores.items()}
-        return Deferral(deferred, partial(handles_of, self.url, self.scope.database or "", places))
+        places = {number: store.url for number, store in self._stores.items()}
+        return Deferral(deferred, partial(handles_of, self.url, self._scope.database or "", places))
 
     # The place of this process
 
-    async def open_own(self, url: str) -> tuple[int, PlaceStore]:
+    async def _open_own(self, url: str) -> tuple[int, PlaceStore]:
         """Return the id of the place at a configured URL, and the place, claimed for this database if it is new.
 
         The URL is this process's own, and is recorded for processes without one, which use the last one recorded.
         """
-        engine, scope, store = self._engine, self.scope, open_place(url, self.patience)
-        await in_thread(store.check_writable, self.patience, url)
-        number = await self.claimed(store)
+        engine, scope, store = self._engine, self._scope, open_place(url, self._patience)
+        await in_thread(store.check_writable, self._patience, url)
+        number = await self._claimed(store)
         if number is None:
             new = await engine.write(partial(statements.add_place, url=store.url), scope)
             if engine.path is not None:
                 await asyncio.to_thread(_make_durable, engine.path)
-            number = await self.claimed(store, new)  # or that of a faster process
+            number = await self._claimed(store, new)  # or that of a faster process
             if number is None:
                 raise PayloadStoreError(
                     f"{store.url} has lost its {MARKER}, and this database has payloads there: mount the place that it "
@@ -299,16 +290,18 @@ class PlaceReader:
         if (await engine.read(Transaction.places, scope))[0].get(number) != store.url:
             await engine.write(partial(statements.record_url, number=number, url=store.url), scope)
         register_url(scope.database or "", number, store.url)
-        self.stores[number] = store
+        self._stores[number] = store
         return number, store
 
-    async def claimed(self, store: PlaceStore, number: int | None = None) -> int | None:
+    async def _claimed(self, store: PlaceStore, number: int | None = None) -> int | None:
         """Return the id of a place, which is claimed for this database unless another one, or a copy of it, has it.
 
         None if it has none yet and `number` is None. Raises ConfigError.
         """
-        home = await self._engine.read(home_of, self.scope)
-        return await in_thread(partial(claim, store, self.scope.database or "", number, home), self.patience, store.url)
+        home = await self._engine.read(home_of, self._scope)
+        return await in_thread(
+            partial(claim, store, self._scope.database or "", number, home), self._patience, store.url
+        )
 
 
 def _files_of(groups: Iterable[EncodedGroup]) -> set[int]:

@@ -170,15 +170,15 @@ class Encoding:
     async def read(self, read: Callable[[Transaction], list[GroupRow]], deferred: frozenset[str]) -> list[StorageItem]:
         """Return groups that a transaction reads with their payloads; undecodable ones have an `error`."""
         rows = await self._transactions.read(read)
-        await self.files.reader.fetch(rows, deferred)
+        await self.files.fetch(rows, deferred)
         if any(isinstance(row.tail, DecodeError) for row in rows):  # or the group was removed, or its payload moved
             rows = await self._transactions.read(read)
-            await self.files.reader.fetch(rows, deferred)
+            await self.files.fetch(rows, deferred)
         return await self.decode_leniently(rows, deferred)
 
     async def decode(self, rows: Sequence[GroupRow]) -> list[StorageItem]:
         """Return groups, whose tails that are kept apart are read. Raises DecodeError."""
-        await self.files.reader.fetch(rows)
+        await self.files.fetch(rows)
         return await self._transactions.compute(lambda chunk: [row.decode(self.codec) for row in chunk], rows)
 
     async def decode_removed(self, rows: Sequence[GroupRow]) -> list[StorageItem]:
@@ -187,7 +187,7 @@ class Encoding:
         for piece in in_pieces(rows, lambda row: row.column("bytes"), PIECE_GROUPS, PIECE_BYTES):
             try:  # the removal is committed, and can't fail any more
                 await self._transactions.read(partial(read_removed, rows=piece))
-                await self.files.reader.fetch(piece)
+                await self.files.fetch(piece)
             except ReplayBufError as error:
                 for row in piece:
                     row.tail = row.tail if row.tail is not None or not row.is_apart else DecodeError(str(error))
@@ -199,7 +199,7 @@ class Encoding:
 
     async def decode_leniently(self, rows: Sequence[GroupRow], deferred: frozenset[str]) -> list[StorageItem]:
         """Return fetched groups as `rows.decode_leniently` does, with handles in the fields `deferred`."""
-        decode = partial(decode_leniently, codec=self.codec, deferral=self.files.reader.deferral(deferred))
+        decode = partial(decode_leniently, codec=self.codec, deferral=self.files.deferral(deferred))
         return await self._transactions.compute(decode, rows)
 
 
