@@ -101,6 +101,7 @@ def soon_swept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Payloads of groups that have left are swept at once, and files are small."""
     monkeypatch.setattr(sweeper, "GRACE_SECONDS", 0.0)
     monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(sweeper, "_POLL_SECONDS", 0.05)
     monkeypatch.setattr(place_store, "FILE_BYTES", 450_000)
     monkeypatch.setattr(tasks, "_CHECK_SECONDS", 0.1)
 

@@ -43,7 +43,7 @@ def cut_retries() -> None:
     place_store.FILE_BYTES = 450_000
     tasks._CHECK_SECONDS = 0.1
     sweeper.GRACE_SECONDS = 0.1
-    sweeper._IDLE_SECONDS = 0.05
+    sweeper._IDLE_SECONDS = sweeper._POLL_SECONDS = 0.05
 
 
 # At fail points

@@ -34,6 +34,7 @@ def _no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "READING_SECONDS", 0.0)
     monkeypatch.setattr(sweeper, "GRACE_SECONDS", 0.0)
     monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(sweeper, "_POLL_SECONDS", 0.05)
     monkeypatch.setattr(tasks, "_CHECK_SECONDS", 0.1)
 
 

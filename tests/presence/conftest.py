@@ -25,6 +25,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeats, "_NEWS_SECONDS", 0.02)
     monkeypatch.setattr(heartbeats, "_WAIT_SECONDS", 0.02)
     monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.02)
+    monkeypatch.setattr(sweeper, "_POLL_SECONDS", 0.02)
     monkeypatch.setattr(wait_reports, "SHOW_SECONDS", 0.05)
     monkeypatch.setattr(wait_reports, "REASON_SECONDS", 0.05)
 

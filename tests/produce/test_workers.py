@@ -126,7 +126,7 @@ async def test_a_worker_looks_at_the_store_when_it_has_changed(
     tmp_path: Path, waits_for: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not by the clock: in the time of three sweeps, hardly more often than something was written."""
-    monkeypatch.setattr(sweeper, "_LONGEST_IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(sweeper, "_POLL_SECONDS", 0.5)
     async with build(f"sqlite:///{tmp_path}/idle.db") as buffer:
         loop = ScriptedLoop(forever() if waits_for == "a group" else Script())
         if waits_for != "a trainer":

@@ -158,6 +158,7 @@ async def test_a_sweep_leaves_what_was_removed_a_moment_ago(url: str, monkeypatc
     """A take that is cancelled may still be undone, though what others took before is due."""
     monkeypatch.setattr(sweeper, "GRACE_SECONDS", 3600.0)
     monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(sweeper, "_POLL_SECONDS", 0.01)
     async with build(url, policy="fifo") as buffer:
         storage: Any = buffer.storage
         first, second, third = [await buffer.put(group(number), TASK) for number in range(3)]

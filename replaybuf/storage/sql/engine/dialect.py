@@ -12,7 +12,6 @@ each database has its own SQL (`Dialect.macros`):
     {lock}, {lock:g}, {skip}  at the end of a query: locks its rows; those of the table `g`; those not locked by others
     {insert}                  INSERT of many rows, which SQLite doesn't undo alone when it fails (all errors end the
                               transaction): a large one would make a temporary file, as a call of a date function does
-    {connections}             the number of connections to the database, by the server's count
     {shard}                   the shard of `rb_tally` that the transaction updates
     {draw}                    the id of the batch that the transaction wrote last
     {tables}, {views}, {set_last_uid:last}  whole statements: the names of all tables; the names and definitions of

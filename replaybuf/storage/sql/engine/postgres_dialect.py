@@ -68,7 +68,6 @@ class PostgresDialect(Dialect):
         "lock": "FOR UPDATE",
         "skip": "FOR UPDATE SKIP LOCKED",
         "insert": "INSERT",
-        "connections": "(SELECT numbackends FROM pg_stat_database WHERE datname = current_database())",
         "shard": "pg_backend_pid()",
         "draw": "(SELECT currval(pg_get_serial_sequence('rb_batch', 'id')))",
         "tables": f"SELECT relname {_RELATIONS} IN ('r', 'p')",

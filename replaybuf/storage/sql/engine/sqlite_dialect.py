@@ -35,7 +35,6 @@ class SqliteDialect(Dialect):
         "lock": "",
         "skip": "",
         "insert": "INSERT OR FAIL",
-        "connections": "1",
         "shard": "0",
         "draw": "(SELECT max(id) FROM rb_batch)",
         "tables": "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite@_%' ESCAPE '@'",

@@ -94,7 +94,7 @@ class Chores:
     """Whether leases of the buffer are overdue, payloads can be swept, and dropped checkpoints have versions.
 
     `now` is the server's time at the query (SQLite: this host's), `next` the seconds from then on until another lease
-    of any buffer ends or payloads can be swept, `connections` the server's number of connections to the database.
+    of any buffer ends.
     """
 
     overdue: bool = False
@@ -102,7 +102,6 @@ class Chores:
     dropped: bool = False
     now: float = 0.0
     next: float = math.inf
-    connections: int = 1
 
 
 def find_chores(tx: Transaction, grace: float, now: float) -> Chores:
@@ -110,13 +109,13 @@ def find_chores(tx: Transaction, grace: float, now: float) -> Chores:
     # On a server, its own clock is part of the query.
     clock, wall = (None, None) if tx.dialect.is_remote else (tx.clock(), now)
     [row] = tx.tuples(_CHORES, now=clock, buffer=tx.scope.buffer, wall=wall)
-    overdue, lease_ends, removed_at, dropped, clock, wall_clock, connections = row
-    sweep_at = math.inf if removed_at is None else removed_at + grace
-    delay = min(math.inf if lease_ends is None else lease_ends - clock, sweep_at - wall_clock)
-    return Chores(bool(overdue), sweep_at <= wall_clock, bool(dropped), float(wall_clock), delay, int(connections))
+    overdue, lease_ends, removed_at, dropped, clock, wall_clock = row
+    due = removed_at is not None and removed_at + grace <= wall_clock
+    next_end = math.inf if lease_ends is None else lease_ends - clock
+    return Chores(bool(overdue), due, bool(dropped), float(wall_clock), next_end)
 
 
 _CHORES = f"""SELECT ({OVERDUE} LIMIT 1) IS NOT NULL,
     (SELECT leased_until FROM rb_group WHERE leased_until > {{clock:now}} ORDER BY leased_until LIMIT 1),
     (SELECT removed_at FROM rb_past WHERE until IS NULL AND removed_at >= 0 ORDER BY removed_at LIMIT 1),
-    EXISTS ({DROPPED}), {{clock:now}}, {{clock:wall}}, {{connections}}"""  # noqa: S608
+    EXISTS ({DROPPED}), {{clock:now}}, {{clock:wall}}"""  # noqa: S608

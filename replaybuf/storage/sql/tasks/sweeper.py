@@ -4,8 +4,7 @@ Payloads of removed groups, and what only a dropped checkpoint had, are deleted 
 a take or a checkpoint, so it is deferred to idle times. A grace time keeps payloads of groups that may be returned by
 the undo of a cancelled take.
 
-What is due is read when something has changed, when the next lease ends or the next payload can be swept, and otherwise
-every few seconds: an idle process hardly asks its database for anything.
+What is due is read every other second, and when the next lease ends.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import random
 import time
 from collections.abc import Callable
@@ -46,9 +44,9 @@ _LONGEST_SECONDS = 0.02
 _LEAST_LIMIT = 64
 _NARROW_ROWS = 8  # rows of metadata changed in the time of deleting one payload
 _IDLE_SECONDS = 0.5
-#: The shortest time between two polls is `connections / this` seconds: with two or three connections per process, some
-#: 20 polls per second of all processes together; and the longest one, of one process.
-_LOOKS_TOGETHER, _LONGEST_IDLE_SECONDS = 50, 4.0
+#: The mean time between two polls of a process. One takes a third of a millisecond, so that those of 64 processes take
+#: some 1 % of a processor.
+_POLL_SECONDS = 2.0
 _TIDY_SECONDS = 30.0
 _BATCHES = 20  # pruned in one transaction
 _PATIENCE = 1.0  # lock timeout of tidying
@@ -80,10 +78,7 @@ class Sweeper:
         self._maintains = maintains
         self._limit = _LEAST_LIMIT
         self._chores = Chores()
-        self._looked_at = -math.inf
-        self._seen_version = -1  # the version of the store at the last poll
-        self._next = self._pause = 0.0  # seconds from the last poll on: until more is due, and before the next poll
-        self._tidy_at = 0.0
+        self._poll_at = self._tidy_at = 0.0
         self._pruned_at = 0  # the newest batch at the last time
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -105,18 +100,17 @@ class Sweeper:
         while not await self._is_stopped(pause):
             try:
                 changed = full
-                if self._maintains and self._is_poll_due():
+                if self._maintains and time.monotonic() >= self._poll_at:
                     changed = True
                     with contextlib.suppress(FencedError):  # those who use the restored buffer look after it
                         await self.maintain_groups()
                 full = await self._step()
-                if await self._files.maintain(changed):
-                    full, self._seen_version = True, -1
+                full |= await self._files.maintain(changed)
                 failing = False
             except Exception as error:  # the next sweep may succeed
                 level, is_known = logging.DEBUG if failing else logging.WARNING, isinstance(error, ReplayBufError)
                 _logger.log(level, "sweeping failed and will be tried again: %s", error, exc_info=not is_known)
-                full, failing, self._seen_version = False, True, -1
+                full, failing = False, True
             await self._presence.beat()
             # Writers get at least as much of the write lock's time as the sweep.
             pause = _LONGEST_SECONDS if full else _IDLE_SECONDS
@@ -128,19 +122,13 @@ class Sweeper:
                 await self._stopping.wait()
         return self._stopping.is_set()
 
-    def _is_poll_due(self) -> bool:
-        """Return whether to poll: something has changed, is due by now, or may have been overlooked."""
-        elapsed = time.monotonic() - self._looked_at
-        longest_pause = self._pause if self._transactions.version != self._seen_version else _LONGEST_IDLE_SECONDS
-        return elapsed >= max(self._pause, min(self._next, longest_pause))
-
     async def maintain_groups(self) -> None:
         """Poll for due work, end expired leases, and prune the groups outside the capacity. Raises FencedError."""
         transactions, limits = self._transactions, self._transactions.scope.rules.limits
         look = partial(find_chores, grace=GRACE_SECONDS, now=time.time())
-        self._seen_version = transactions.version
+        self._poll_at = time.monotonic() + _POLL_SECONDS * _random.uniform(0.8, 1.2)
         self._chores = await transactions.read(look, single=True)
-        self._looked_at, self._next, self._pause = time.monotonic(), self._chores.next, _pause(self._chores.connections)
+        self._poll_at = min(self._poll_at, time.monotonic() + self._chores.next)
         now = self._chores.now
         if self._chores.overdue:
             returned = await transactions.write(end_leases, wakes=False)
@@ -197,9 +185,3 @@ class Sweeper:
         elapsed = time.monotonic() - started
         self._limit = max(_LEAST_LIMIT, limit // 2) if elapsed > _LONGEST_SECONDS else min(512, limit * 2)
         return more
-
-
-def _pause(connections: int) -> float:
-    """Return the shortest time until the next poll, in seconds, for a database with this number of connections."""
-    interval = connections / _LOOKS_TOGETHER * _random.uniform(0.8, 1.2)
-    return max(_IDLE_SECONDS, min(_LONGEST_IDLE_SECONDS, interval))

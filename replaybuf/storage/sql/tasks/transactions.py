@@ -51,7 +51,6 @@ class Transactions:
         self.thread = thread
         self.scope = scope
         self._watch = watch
-        self._write_count = 0
         self._restore_lock = asyncio.Lock()
         self._executor = ThreadPoolExecutor(2, thread_name_prefix="replaybuf-codec")
 
@@ -93,7 +92,6 @@ class Transactions:
             except FencedError as error:
                 await self._rejoin(scope, error)
             else:
-                self._write_count += 1
                 if wakes:
                     self._watch.committed()
                 return result
@@ -116,11 +114,6 @@ class Transactions:
         async with self._restore_lock:  # a restore may be committed, but not yet known to be
             if self.scope.epoch == scope.epoch:
                 raise error
-
-    @property
-    def version(self) -> int:
-        """A number that grows with every write of this buffer here, and with every commit that `Watch` notices."""
-        return self._write_count + self._watch.version()
 
     def committed(self) -> None:
         """Wake callers that wait for a change of the buffer."""
