@@ -133,6 +133,18 @@ async def test_an_undo_that_fails_is_made_again_and_awaited_at_the_end(thread: D
     await waits_for_undo(work, lambda: asyncio.to_thread(thread.run_blocking, thread.drain_all, 30))
 
 
+async def test_an_undo_that_fails_by_a_defect_is_given_up(thread: DatabaseThread) -> None:
+    """Later calls don't wait for it for ever."""
+    work = Work(undo_errors=(ValueError("a value that can't be there"),))
+    work.may_end.clear()
+    call = asyncio.create_task(thread.run(work, undo=work.undo))
+    assert await asyncio.to_thread(work.begun.wait, 30)
+    await cancelled(call)
+    work.may_end.set()
+    async with asyncio.timeout(10):
+        await thread.run(nothing)
+
+
 async def test_who_catches_up_waits_for_an_undo_that_is_made_again(thread: DatabaseThread) -> None:
     """As long as it may: a restore undoes nothing of the run that it begins."""
     work = Work(undo_errors=(UnreachableError("away"),))

@@ -138,11 +138,13 @@ class Call(Generic[T]):
 
     async def undo_outcome(self) -> None:
         """Undo what was done for a caller that has gone."""
-        if self.undo is not None and self.outcome is not None:
-            await self._thread.settle(partial(self.undo, self.outcome))
-        self._state = _ENDED
-        if self._ended is not None:
-            self._ended.set()
+        try:
+            if self.undo is not None and self.outcome is not None:
+                await self._thread.settle(partial(self.undo, self.outcome))
+        finally:
+            self._state = _ENDED
+            if self._ended is not None:
+                self._ended.set()
 
     async def wait_undone(self) -> None:
         """Wait until what was done for a caller that has gone is undone."""
