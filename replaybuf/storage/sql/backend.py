@@ -124,7 +124,7 @@ class SQLStorage(Store):
         been drawn.
         """
         taken = await self._draw(draw)
-        return None if taken is None else taken.items
+        return None if taken is None else taken.leased.items
 
     async def lease(self, draw: Draw, seconds: float) -> Leased | None:
         """Draw like `take`, but only hide the groups until the lease is acknowledged, given back, or expires.
@@ -133,7 +133,7 @@ class SQLStorage(Store):
         counts. A group that was delivered `max_deliveries` times is set aside as FAILED instead.
         """
         taken = await self._draw(draw, seconds)
-        return None if taken is None else taken.lease()
+        return None if taken is None else taken.leased
 
     async def _draw(self, draw: Draw, seconds: float | None = None) -> Taken | None:
         await self.open()
@@ -352,11 +352,11 @@ class SQLStorage(Store):
             if result is None:
                 return None
             rows, token, until = result
-            return Taken(rows, {}, token, until, tx.scope.epoch, database=tx.scope.database)
+            return Taken(rows, Leased(token, until, {}, tx.scope.epoch, database=tx.scope.database))
 
         async def undo(taken: Taken) -> None:  # the next claim or lease gets these prompts
-            lease, uids = taken.lease(), [row.uid for row in taken.rows]
-            await self.transactions.write(lambda tx: leases.unhold(tx, lease, uids))
+            uids = [row.uid for row in taken.rows]
+            await self.transactions.write(lambda tx: leases.unhold(tx, taken.leased, uids))
 
         async def work() -> Taken | None:
             taken = await self.encoding.write(groups, claimed)
@@ -370,11 +370,11 @@ class SQLStorage(Store):
                     raise
                 for item in items:
                     item.times_sampled, item.deliveries = 1, 1
-                    taken.items.setdefault(item.task_name, []).append(item)
+                    taken.leased.items.setdefault(item.task_name, []).append(item)
             return taken
 
         taken = await self._run(work, undo=undo)
-        return None if taken is None else taken.lease()
+        return None if taken is None else taken.leased
 
     async def put_with_cursor(self, groups: Sequence[NewGroup], cursor: Cursor, event: EventKind | None = None) -> bool:
         """Move a cursor like `move_cursor`, and put groups like `put`, all in one transaction, with an event.

@@ -37,29 +37,19 @@ _Decoded = tuple[dict[str, list[StorageItem]], dict[int, str]]
 
 @dataclass(slots=True)
 class Taken:
-    """Drawn rows, and their groups by task; for a lease, its token and its end.
+    """Drawn rows, and what the caller gets of them, for a draw without a lease with the token 0.
 
-    `epoch`, `checkpoint` (the newest one) and `database` are the store's at the draw; `train_step` is the step of the
-    draw, `named_step` the one that its caller named, and `batch` the key of its record in the table of batches. `stay`
-    has the uids of groups that are still in the buffer, where others may draw them, `apart` the rows of those whose
+    `checkpoint` is the newest one at the draw, and `batch` the key of its record in the table of batches. `stay` has
+    the uids of groups that are still in the buffer, where others may draw them, `apart` the rows of those whose
     payloads are kept apart.
     """
 
     rows: list[GroupRow]
-    items: dict[str, list[StorageItem]]
-    token: int = 0
-    until: float = 0.0
-    epoch: int = 0
+    leased: Leased
     checkpoint: int = 0
-    database: str | None = None
-    train_step: int | None = None
-    named_step: int | None = None
     batch: BatchKey | None = None
     stay: Sequence[int] = ()
     apart: Sequence[GroupRow] = ()
-
-    def lease(self) -> Leased:
-        return Leased(self.token, self.until, self.items, self.epoch, self.train_step, self.database, self.named_step)
 
 
 @dataclass(slots=True)
@@ -100,7 +90,7 @@ class Drawing:
             while (taken := await self._take()) is not None:
                 items, failed = await self._read(taken)
                 if not failed:
-                    taken.items = items
+                    taken.leased.items.update(items)
                     self._files.read({row.uid for row in taken.apart}.difference(taken.stay))
                     self._draws.presence.of(self._draw.worker).taken += len(taken.rows)
                     return taken
@@ -137,10 +127,10 @@ class Drawing:
 
     async def undo(self, taken: Taken) -> None:
         """Put back groups that never reached the caller; may be repeated after an error (database's thread)."""
-        if taken.items:
+        if taken.leased.items:
             self._draws.presence.of(self._draw.worker).taken -= len(taken.rows)
             self._files.unread(row.uid for row in taken.rows)
-            taken.items = {}
+            taken.leased.items.clear()
         await self._give_back(taken, {})
 
     def _transact(self, tx: Transaction) -> Taken | None:
@@ -151,17 +141,16 @@ class Drawing:
         if rows is None:
             return None
         scope, step = tx.scope, train_step_of(self._draw, rows)
-        taken = Taken(rows, {}, 0, 0.0, scope.epoch, newest(tx), scope.database, step, self._draw.train_step)
-        taken.apart = [row for row in rows if row.is_apart]
-        if self._seconds is not None:
-            taken.token, taken.until = begin_lease(tx, self._seconds)
+        token, until = (0, 0.0) if self._seconds is None else begin_lease(tx, self._seconds)
+        leased = Leased(token, until, {}, scope.epoch, step, scope.database, self._draw.train_step)
+        taken = Taken(rows, leased, newest(tx), apart=[row for row in rows if row.is_apart])
         if recorded := bool(rows) and self._draws.history != 0:
-            taken.batch = write_batch(tx, self._draw, rows, step, taken.token or None)
+            taken.batch = write_batch(tx, self._draw, rows, step, token or None)
         if self._seconds is None:
             taken.stay = consume(tx, rows, step, drawn=recorded)
             keep_for_reading(tx, [row.uid for row in taken.apart], READING_SECONDS)
         else:
-            taken.stay = hold(tx, rows, taken.token, taken.until, self._draw.worker)
+            taken.stay = hold(tx, rows, token, until, self._draw.worker)
         if recorded:
             record(tx, taken.stay)
         if tx.dialect.is_remote:  # decoded while the answer to COMMIT is awaited
@@ -181,12 +170,12 @@ class Drawing:
             lock(tx, uids)  # so that a sweep, which goes by the batch and deletes payloads, has ended or skips them
             if taken.batch is not None:
                 remove_batch(tx, taken.batch)
-            if tx.scope.epoch != taken.epoch:  # a restore has replaced the state of these groups
+            if tx.scope.epoch != taken.leased.epoch:  # a restore has replaced the state of these groups
                 return
             if self._seconds is None:
                 reasons = unconsume(tx, taken.rows, taken.checkpoint) | failed
             else:
-                unhold(tx, taken.lease(), uids)
+                unhold(tx, taken.leased, uids)
             if reasons:
                 _fail(tx, reasons, self._draw.worker)
 
@@ -212,8 +201,8 @@ class Drawing:
                 continue
             item.times_sampled += 1
             item.deliveries += leased
-            if not leased and taken.train_step is not None:
-                item.trained_step = taken.train_step
+            if not leased and taken.leased.train_step is not None:
+                item.trained_step = taken.leased.train_step
             items[row.task_name].append(item)
         if len(failed) < len(rows):
             self._draws.group_bytes = sum([len(row.payload or b"") for row in rows]) / len(rows)
