@@ -208,8 +208,8 @@ async def test_who_waited_for_the_tables_of_another_finds_them(postgres_database
             await asyncio.sleep(0.01)
 
     try:
-        async with first.transaction(write=True) as steps:
-            await steps.run(create_version)
+        async with first.transaction(write=True) as step:
+            await step(create_version)
             finding = asyncio.create_task(second.write(find_version))
             await asyncio.wait_for(waits(), 30)
         assert await finding == HEAD

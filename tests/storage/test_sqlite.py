@@ -252,8 +252,8 @@ async def test_no_connection_copies_the_log_by_itself(tmp_path: Path) -> None:
     async with opened(tmp_path / "run.db") as engine:
         assert await engine.write(pragma) == 0
         assert await engine.read(pragma) == 0
-        async with engine.transaction(write=True) as steps:
-            assert await steps.run(pragma) == 0
+        async with engine.transaction(write=True) as step:
+            assert await step(pragma) == 0
 
 
 async def test_a_transaction_that_is_cancelled_while_it_begins_is_rolled_back(tmp_path: Path) -> None:

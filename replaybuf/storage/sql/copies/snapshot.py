@@ -37,7 +37,7 @@ from replaybuf.storage.sql.copies.snapshot_file import (
     same_file,
     write_facts,
 )
-from replaybuf.storage.sql.engine.database import Database, Steps
+from replaybuf.storage.sql.engine.database import Database, Step
 from replaybuf.storage.sql.engine.dialect import check_row
 from replaybuf.storage.sql.engine.driver_errors import translated
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
@@ -126,8 +126,8 @@ async def copy_from(
             end = _CopyEnd(source, DEFAULT, reading, source, path)
             payloads = await check_facts(end.run, path)
             async with target.transaction(scope, write=True, alone=True) as writing:
-                await writing.run(check_fence)
-                await writing.run(make_room)
+                await writing(check_fence)
+                await writing(make_room)
                 if await _copy_rows(end, _CopyEnd(target, scope, writing, source), None, progress) != payloads:
                     raise damaged(path, "not all of its groups can be found")
     finally:
@@ -141,14 +141,14 @@ class _CopyEnd:
 
     engine: Database
     scope: Scope
-    steps: Steps
+    step: Step
     source: Database
     snapshot: str | None = None  # the path, where a snapshot is read
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         try:
             with translated(self.engine.access):
-                return await self.steps.run(function, *args)
+                return await self.step(function, *args)  # type: ignore[no-any-return]
         except Exception as error:
             if self.snapshot is not None and is_damage(error):
                 raise damaged(self.snapshot, error) from error

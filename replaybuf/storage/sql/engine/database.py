@@ -24,6 +24,8 @@ from replaybuf.storage.values import LOCK_SECONDS, RECONNECT_SECONDS
 T = TypeVar("T")
 
 Function = Callable[[Transaction], T]
+#: Returns the result of `function(tx, *args)`, a step of a transaction.
+Step = Callable[..., Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ class Database(ABC):
     @abstractmethod
     def transaction(
         self, scope: Scope = DEFAULT, *, write: bool, alone: bool = False
-    ) -> AbstractAsyncContextManager[Steps]:
+    ) -> AbstractAsyncContextManager[Step]:
         """Return a transaction of several steps: committed at the end of the block, rolled back on errors, no retry."""
 
     @abstractmethod
@@ -128,18 +130,6 @@ class Database(ABC):
     @abstractmethod
     async def dispose(self) -> None:
         """Close all connections."""
-
-
-class Steps:
-    """A transaction that is run in several steps."""
-
-    def __init__(self, tx: Transaction, run: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
-        self._tx, self._run = tx, run
-
-    async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Return the result of `function(tx, *args)`."""
-        result: T = await self._run(lambda: function(self._tx, *args))
-        return result
 
 
 #: The shortest time between two hints that wake callers, which then read the store, however often others commit.

@@ -13,11 +13,12 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from replaybuf.errors import FencedError, LockedError, ReplayBufError
 from replaybuf.storage.sql.engine import locks
-from replaybuf.storage.sql.engine.database import Access, CommitWatch, Database, Function, Steps
+from replaybuf.storage.sql.engine.database import Access, CommitWatch, Database, Function, Step
 from replaybuf.storage.sql.engine.driver_errors import (
     CommitUnansweredError,
     OtherServerError,
@@ -272,7 +273,7 @@ class PostgresDatabase(Database):
                 yield connection
 
     @asynccontextmanager
-    async def transaction(self, scope: Scope = DEFAULT, *, write: bool, alone: bool = False) -> AsyncIterator[Steps]:
+    async def transaction(self, scope: Scope = DEFAULT, *, write: bool, alone: bool = False) -> AsyncIterator[Step]:
         attempt: Attempt[None] = Attempt()
         with translated(self.access):
             async with self.pool.lend() as connection:
@@ -284,7 +285,8 @@ class PostgresDatabase(Database):
                     if write
                     else self._transaction(connection, self._begin(_READS))
                 ):
-                    yield Steps(PostgresTransaction(connection, scope), run)
+                    tx = PostgresTransaction(connection, scope)
+                    yield lambda function, *args: run(partial(function, tx, *args))
                     await self._commit(connection)
                     self._note_commit(attempt)
 

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
-from replaybuf.storage.sql.engine.database import HINT_SECONDS, Access, CommitWatch, Database, Function, Steps
+from replaybuf.storage.sql.engine.database import HINT_SECONDS, Access, CommitWatch, Database, Function, Step
 from replaybuf.storage.sql.engine.driver_errors import translated
 from replaybuf.storage.sql.engine.sqlite_connection import Connections, SqliteConnection
 from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
@@ -92,14 +92,14 @@ class SqliteDatabase(Database):
         return writer
 
     @asynccontextmanager
-    async def transaction(self, scope: Scope = DEFAULT, *, write: bool, alone: bool = False) -> AsyncIterator[Steps]:
+    async def transaction(self, scope: Scope = DEFAULT, *, write: bool, alone: bool = False) -> AsyncIterator[Step]:
         with translated(self.access):
             async with self._connection(write) as connection:
                 begin = partial(connection.begin, scope, write=write, patience=self.lock_timeout)
                 try:
                     # Who is cancelled here leaves a thread that begins the transaction nevertheless.
                     tx = await connection.in_thread(begin)
-                    yield Steps(tx, connection.in_thread)
+                    yield lambda function, *args: connection.in_thread(partial(function, tx, *args))
                     await connection.in_thread(connection.commit)
                 except BaseException:
                     await asyncio.shield(connection.in_thread(connection.roll_back))
