@@ -167,7 +167,8 @@ class Encoding:
         if any(isinstance(row.tail, DecodeError) for row in rows):  # or the group was removed, or its payload moved
             rows = await self._transactions.read(read)
             await self.files.fetch(rows, deferred)
-        return await self.decode_leniently(rows, deferred)
+        decode = partial(decode_leniently, codec=self.codec, deferral=self.files.deferral(deferred))
+        return await self._transactions.compute(decode, rows)
 
     async def decode(self, rows: Sequence[GroupRow]) -> list[StorageItem]:
         """Return groups, whose tails that are kept apart are read. Raises DecodeError."""
@@ -189,11 +190,6 @@ class Encoding:
             for row in piece:
                 row.payload = row.tail = None
         return items
-
-    async def decode_leniently(self, rows: Sequence[GroupRow], deferred: frozenset[str]) -> list[StorageItem]:
-        """Return fetched groups as `rows.decode_leniently` does, with handles in the fields `deferred`."""
-        decode = partial(decode_leniently, codec=self.codec, deferral=self.files.deferral(deferred))
-        return await self._transactions.compute(decode, rows)
 
 
 def _behind_fence(function: Callable[[Transaction], T]) -> Callable[[Transaction], T]:
