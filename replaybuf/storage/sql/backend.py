@@ -260,7 +260,7 @@ class SQLStorage(Store):
     async def annotate(self, annotations: ByGroup, step: int | None) -> int:
         """Write annotations of groups for the last draw of each; return their number (`statements.annotate`)."""
         write = partial(annotate, annotations=await asyncio.to_thread(check_annotations, annotations), step=step)
-        return await self._run(lambda: self.transactions.write(write, wakes=False))
+        return await self._write(write)
 
     async def refresh(self, refresh: Refresh) -> dict[str, int]:
         """Set the staleness of all groups of the tasks and statuses for the train step, and apply the expiry rules.
@@ -288,11 +288,7 @@ class SQLStorage(Store):
 
         All but the last `keep` checkpoints are dropped (None keeps all). Payloads aren't copied.
         """
-
-        def make(tx: Transaction) -> Checkpoint:
-            return make_checkpoint(tx, step, keep, time.time())
-
-        return await self._run(lambda: self.transactions.write(make, alone=True, wakes=False))
+        return await self._write(lambda tx: make_checkpoint(tx, step, keep, time.time()), alone=True)
 
     async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
         """Restore the buffer to its checkpoint of this step. Raises CheckpointError when there is none.
