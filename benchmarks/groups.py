@@ -32,7 +32,7 @@ def lists(kilobytes: int = 100) -> list[RolloutState]:
     return rollouts(fields.lists(kilobytes))
 
 
-def payload(group: list[RolloutState], model_step: int = MODEL_STEP) -> bytes:
+def payload(group: list[RolloutState], model_step: int = MODEL_STEP) -> bytes | bytearray:
     """Return the bytes that the store keeps for a group."""
     for rollout in group:
         fill_model_steps(rollout, model_step, CODEC.rollout_type)
