@@ -33,8 +33,7 @@ from replaybuf.values.rollouts.rollout import Status
 
 _CHUNK = 5_000
 
-#: Values of columns after a refresh (`_values_of`), and the uids of the groups that share them.
-Alike = tuple[tuple[Any, ...], list[int]]
+Row = tuple[Any, ...]
 
 
 def refresh_staleness(tx: Transaction, refresh: Refresh) -> tuple[dict[str, int], list[GroupRow]]:
@@ -125,9 +124,8 @@ WHERE lane = :lane AND pinned_staleness IS NULL AND {STEP_ORDER} <= :newest"""  
     by_marks: dict[str, list[int]] = {}  # many groups of a step have the same metadata, and change alike
     for uid, text in candidates.items():
         by_marks.setdefault(text, []).append(uid)
-    expired: list[Alike] = []
-    reset: list[Alike] = []
-    masked: list[tuple[Any, ...]] = []
+    # By uid, with the values of _EXPIRED but the lane, or of _MASKED.
+    expired, reset, masked = list[Row](), list[Row](), list[Row]()
     unreadable: dict[int, str] = {}
     for text, uids in by_marks.items():
         try:
@@ -135,10 +133,12 @@ WHERE lane = :lane AND pinned_staleness IS NULL AND {STEP_ORDER} <= :newest"""  
             # A group that is EXPIRED already isn't counted again when rollouts that were EXPIRED at the put are reset.
             is_known = home.status == Status.EXPIRED and not any(marks.too_old(rule, step))
             has_expired, has_masked = marks.expire(rule, step), marks.mask(rule, step)
+            new_text = dump_json(marks.to_json()) if has_expired or has_masked else text
             if has_expired:
-                (reset if is_known else expired).append((_values_of(marks), uids))
+                oldest, staleness = marks.oldest_step, max(marks.staleness or [0])
+                values = oldest, staleness, None, marks.mixed, marks.mean_reward, new_text, None
+                (reset if is_known else expired).extend((uid, *values) for uid in uids)
             elif has_masked:
-                new_text = dump_json(marks.to_json())
                 masked += [(uid, new_text) for uid in uids]
         except DAMAGE as error:
             unreadable |= {uid: str(damaged(uid, error)) for uid in uids}
@@ -147,41 +147,29 @@ WHERE lane = :lane AND pinned_staleness IS NULL AND {STEP_ORDER} <= :newest"""  
     keep(tx, [uid for uid, _ in masked])
     tx.set_columns(_MASKED, sorted(masked))
     _write_expired(tx, home, reset)
+    expired_uids = sorted(uid for uid, *_ in expired)
     if expired and rule.retryable:
-        _keep_expired(tx, home, expired)
+        _keep_expired(tx, home, expired, expired_uids)
     else:
-        _drop(tx, home, _expired_uids(expired), leaving)
-    return _expired_uids(expired)
+        _drop(tx, home, expired_uids, leaving)
+    return expired_uids
 
 
-def _values_of(marks: Marks) -> tuple[Any, ...]:
-    """Return the values of columns in `_EXPIRED` without the lane."""
-    staleness, text = max(marks.staleness or [0]), dump_json(marks.to_json())
-    return marks.oldest_step, staleness, None, marks.mixed, marks.mean_reward, text, None
-
-
-def _expired_uids(expired: Sequence[Alike]) -> list[int]:
-    return sorted(uid for _, uids in expired for uid in uids)
-
-
-def _keep_expired(tx: Transaction, home: Lane, expired: Sequence[Alike]) -> None:
+def _keep_expired(tx: Transaction, home: Lane, expired: Sequence[Row], uids: Sequence[int]) -> None:
     step, name = transitions.expired(home.status), (home.task_name, Status.EXPIRED)
     lanes = {home.name: home, **need_lanes(tx, [name])}
     _write_expired(tx, lanes[name], expired)
     if step.enters_races:
-        enter_race(tx, lanes[name], _expired_uids(expired))
+        enter_race(tx, lanes[name], uids)
     counts: Counts = Counter()
-    add_step(counts, lanes, home.task_name, step, len(_expired_uids(expired)))
+    add_step(counts, lanes, home.task_name, step, len(uids))
     add_counts(tx, counts)
 
 
-def _write_expired(tx: Transaction, target: Lane, expired: Sequence[Alike]) -> None:
+def _write_expired(tx: Transaction, target: Lane, expired: Sequence[Row]) -> None:
     """Write the metadata of groups with expired rollouts, which move into a lane or are in it."""
     # In primary key order, so that no page is written twice.
-    rows = []
-    for values, uids in expired:
-        rows += [(uid, target.id, *values) for uid in uids]
-    rows.sort(key=itemgetter(0))
+    rows = sorted(((uid, target.id, *values) for uid, *values in expired), key=itemgetter(0))
     keep(tx, [uid for uid, *_ in rows])
     tx.set_columns(_EXPIRED, rows)
 
