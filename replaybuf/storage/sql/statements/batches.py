@@ -39,9 +39,9 @@ class BatchKey:
 def write_batch(tx: Transaction, draw: Draw, rows: Sequence[GroupRow], step: int | None, lease: int | None) -> BatchKey:
     """Write the batch of a draw of these groups, at least one; call it before they are changed."""
     try:
-        figures = _figures((row.uid, row.values[_REWARD], row.staleness, row.values[_OLDEST]) for row in rows)
+        figures = _figures([(row.uid, row.values[_REWARD], row.staleness, row.values[_OLDEST]) for row in rows])
     except (TypeError, ValueError):  # damaged metadata: if the group can't be decoded, the draw is undone
-        figures = _figures((row.uid, None, 0, None) for row in rows)
+        figures = _figures([(row.uid, None, 0, None) for row in rows])
     values = figures | {
         "buffer": tx.scope.buffer,
         "taken_at": time.time(),
