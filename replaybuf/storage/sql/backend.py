@@ -181,7 +181,8 @@ class SQLStorage(Store):
         """Renew the lease of these groups to `seconds` from now; return its new end.
 
         Groups that the lease no longer holds are skipped before its end, since other holders of its token may have
-        acknowledged or released them; after its end LeaseLostError is raised for them.
+        acknowledged or released them; after its end LeaseLostError is raised for them. If it holds none of them, its
+        end stays.
         """
         return await self._write(leases.extend, lease, uids, seconds, brief=len(uids) <= BRIEF_GROUPS)
 

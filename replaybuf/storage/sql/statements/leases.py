@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from replaybuf.errors import LeaseLostError
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import LaneName, Place, Tally
 from replaybuf.storage.decoding import extent_of
@@ -58,12 +59,21 @@ def rows_of(tx: Transaction, uids: Sequence[int]) -> list[GroupRow]:
 def acknowledge(tx: Transaction, lease: Leased, uids: Sequence[int]) -> None:
     """Consume groups of a lease."""
     check_lease(lease, tx.scope.epoch, tx.scope.database)
-    limits, rows = tx.scope.rules.limits, _check_held(tx, lease, uids)
+    limits = tx.scope.rules.limits
+    try:
+        rows = _check_held(tx, lease, uids)
+    except LeaseLostError:
+        if tx.value(_UNSETTLED, lease=lease.token) == 0:  # other handles have acknowledged all of its groups
+            return
+        raise
     if len(rows) < len(uids):
         _check_not_passed_on(tx, lease, set(uids).difference(row.uid for row in rows))
     step, lanes = _trained_at(tx, lease, rows)
     move(tx, rows, lambda row: transitions.acknowledged(row, limits), lanes, **trained_at(step))
     settle(tx, lease, [row.uid for row in rows], step)
+
+
+_UNSETTLED = "SELECT sum(groups - settled) FROM rb_batch WHERE lease = :lease"
 
 
 def _trained_at(tx: Transaction, lease: Leased, rows: Sequence[GroupRow]) -> tuple[int | None, Iterable[Lane]]:
@@ -80,13 +90,14 @@ def _trained_at(tx: Transaction, lease: Leased, rows: Sequence[GroupRow]) -> tup
 
 
 def extend(tx: Transaction, lease: Leased, uids: Sequence[int], seconds: float) -> float:
-    """Renew the lease of these groups; return its new end."""
+    """Renew the lease of these groups; return its new end, or the old one if other handles have settled all of them."""
     check_lease(lease, tx.scope.epoch, tx.scope.database)
     held = [row.uid for row in _check_held(tx, lease, uids)]
+    if not held:
+        return lease.until
     until = tx.start_clock() + seconds
-    if held:
-        keep(tx, held)
-        change(tx, held, {"leased_until": until})
+    keep(tx, held)
+    change(tx, held, {"leased_until": until})
     return until
 
 
@@ -245,7 +256,7 @@ def _restore(tx: Transaction, row: GroupRow, made_before: int, lost: dict[int, s
         return False
     come_back(tx, row.uid, row.column("since"))
     if row.payload is not None and not tx.tuples("SELECT 1 FROM rb_payload WHERE uid = :uid", uid=row.uid):
-        # The payload was swept already. (The outline isn't restored: it only serves the views.)
+        # The payload was swept already. (The outline isn't restored: it serves the views, and checks of annotations.)
         extent = extent_of(row.payload) if row.whole is row.payload else None
         if extent is not None and not count_back(tx, extent.file):
             lost[row.uid], extent = _TOO_LATE, None
