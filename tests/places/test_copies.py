@@ -100,7 +100,7 @@ async def test_files_stay_while_they_are_copied(
 ) -> None:
     """All groups leave in the middle of a copy."""
     reading, going_on = asyncio.Event(), asyncio.Event()
-    original = snapshot._tails_of
+    original = snapshot.read_tails
     loop = asyncio.get_running_loop()
 
     async def slow(*args: Any) -> Any:
@@ -109,7 +109,7 @@ async def test_files_stay_while_they_are_copied(
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(going_on.wait(), loop))
         return await original(*args)
 
-    monkeypatch.setattr(snapshot, "_tails_of", slow)
+    monkeypatch.setattr(snapshot, "read_tails", slow)
     monkeypatch.setattr(snapshot, "_RENEW_SECONDS", 0.05)
     monkeypatch.setattr(place_store, "FILE_BYTES", 100_000)
     async with filled(shared_url, tmp_path / "payloads") as buffer:

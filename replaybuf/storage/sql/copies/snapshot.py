@@ -13,7 +13,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import Table
@@ -24,7 +23,7 @@ from replaybuf.common.redact import redact_path
 from replaybuf.errors import DecodeError, ReplayBufError, SnapshotError
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.decoding import Places, extent_of, in_thread, joined, read_tails
+from replaybuf.storage.decoding import Places, extent_of, joined, read_tails
 from replaybuf.storage.places.store import EXTENT_BYTES
 from replaybuf.storage.sql.copies.snapshot_file import (
     BUFFER,
@@ -325,17 +324,9 @@ async def _read_whole(payloads: Sequence[bytes], places: Places) -> list[bytes]:
     Raises PayloadStoreError where a place can't be reached.
     """
     whole_payloads = []
-    for stored, tail in zip(payloads, await _tails_of(payloads, places), strict=True):
+    for stored, tail in zip(payloads, await read_tails(payloads, places, _PATIENCE), strict=True):
         try:
             whole_payloads.append(joined(stored, tail))
         except DecodeError:
             whole_payloads.append(stored[:-EXTENT_BYTES] if extent_of(stored) else stored)
     return whole_payloads
-
-
-async def _tails_of(payloads: Sequence[bytes], places: Places) -> list[Any]:
-    """Return the tails of payloads that are kept apart, read in another thread. Raises PayloadStoreError."""
-    if not any(map(extent_of, payloads)):
-        return [None] * len(payloads)
-    read = partial(read_tails, payloads, places, _PATIENCE)
-    return await in_thread(read, _PATIENCE, ", ".join(places[0].values()))
