@@ -168,10 +168,10 @@ def read_figures(
 ) -> dict[str, Any]:
     """Return the figures of one buffer of a database, or of all, as plain dicts; `prometheus` writes them. Blocks.
 
-    `source` is a URL, the path of a SQLite file, or a reader. `buffers[name]["tasks"]` is as in `buffer.metrics()`,
-    without rates. Staleness, draws, rewards and bytes of a buffer with more than `scanned` groups are left out, since
-    computing them scans every group. Raises UnreachableError, InputError, LockedError (also when the read takes more
-    than `timeout` seconds), ...
+    `source` is a URL, the path of a SQLite file, or a reader. `buffers[name]["tasks"]` is as in `buffer.metrics()`.
+    Staleness, draws, rewards and bytes of a buffer with more than `scanned` groups are left out, since computing them
+    scans every group. Raises UnreachableError, InputError, LockedError (also when the read takes more than `timeout`
+    seconds), ...
     """
     reader = open_reader(source) if isinstance(source, str) else source
 
@@ -227,7 +227,6 @@ def prometheus(figures: Mapping[str, Any], *, buffer: str = "default") -> str:
     """Return figures in Prometheus's text format, of the type CONTENT_TYPE.
 
     `figures` are those of `await buffer.metrics()`, and `buffer` the name of the buffer, or those of `read_figures`.
-    Rates are left out: Prometheus computes its own.
     """
     from prometheus_client import generate_latest
 
