@@ -194,10 +194,12 @@ def save(url: Url, folder: Folder, output: Out = TEXT, buffer: OneBuffer = None)
       replaybuf checkpoint save run.db backup
       replaybuf checkpoint save postgresql://rl@db/run7 backup --buffer eval
     """
-    from replaybuf.storage.sql.inspection.writer import save_snapshot
-
     reader, name = open_buffer(url, buffer)
-    file, total = with_bar("saved", lambda tell: save_snapshot(reader, name, Path(folder), tell))
+
+    def write(tell: OnProgress) -> Path:
+        return on_storage(reader.url, name, lambda storage: storage.save(Path(folder), {}, tell), read_only=True)
+
+    file, total = with_bar("saved", write)
     row = {"url": reader.where, "buffer": name, "file": str(file), "groups": total.groups, "bytes": total.bytes}
     output.rows([row], _COPY_COLUMNS)
 
@@ -231,9 +233,9 @@ def resume(
     """
     from replaybuf.rules.limits import Rules
     from replaybuf.rules.policies import resolve_policy
-    from replaybuf.storage.sql.inspection.writer import Target, saved_buffer
+    from replaybuf.storage.sql.inspection.writer import saved_buffer, target_at
 
-    target = Target.at(url)
+    target = target_at(url)
     file, own_name, policy = saved_buffer(Path(folder))
     name = buffer or own_name
     rules = Rules()  # only the name of a user's own policy is known, which is enough
