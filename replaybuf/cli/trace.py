@@ -202,8 +202,10 @@ def _print_step(run: Step, now: datetime, limit: int | None) -> None:
     if run.worst:
         write([f"\nthe lowest {units.number_of(len(run.worst), 'answer')}\n"])
         for answer in run.worst:
-            print_line(answer.title, "bold", indent="  ")
-            text = textwrap.indent(escape(answer.response or "", keep="\n"), "    ")
+            by = f", by {answer['worker']}" if answer["worker"] else ""
+            title = f"group {answer['uid']}, rollout {answer['position']}, reward {answer['reward']:.3f}{by}"
+            print_line(title, "bold", indent="  ")
+            text = textwrap.indent(escape(answer["response"] or "", keep="\n"), "    ")
             console().print(text, soft_wrap=True)
     several = len({group["batch"] for group in run.groups}) > 1
     members = [column for column in annotated(MEMBERS, run.groups) if several or column.name != "batch"]
