@@ -193,7 +193,7 @@ _SQL = [
     ("checkpoint-without-cursors", f"{_STATEMENTS}/checkpoints.py", "    copy_cursors(tx, 0, new)\n    note", "    note", "cursors are part of checkpoints"),
     ("checkpoint-keeps-one-less", f"{_STATEMENTS}/checkpoints.py", "list_checkpoints(tx, tx.scope.buffer)[:-keep])", "list_checkpoints(tx, tx.scope.buffer)[: 1 - keep])", "the last n checkpoints stay"),
     ("dropped-not-passed-on", f"{_STATEMENTS}/past.py", "AND c.id < :dropped AND c.id > rb_past.since", "AND c.id < :dropped AND c.id < 0", "what a dropped checkpoint had stays for earlier ones"),
-    ("checkpoint-beside-writers", "storage/sql/backend.py", "write(make, alone=True", "write(make, alone=False", "each write is before a checkpoint or after it"),
+    ("checkpoint-beside-writers", "storage/sql/backend.py", "time.time(), alone=True", "time.time(), alone=False", "each write is before a checkpoint or after it"),
     ("checkpoint-next-ticket", f"{_STATEMENTS}/fence.py", "last_uid(tx) + 1)", "last_uid(tx) + 2)", "random draws go on as they would have"),
     ("sweep-what-checkpoints-need", f"{_STATEMENTS}/past.py", "AND NOT EXISTS (SELECT 1 FROM rb_past p WHERE p.uid = rb_payload.uid AND p.removed_at IS NOT NULL)\n", "", "payloads of checkpoints are not swept"),
     ("sweep-forgets-draws", f"{_STATEMENTS}/past.py", "if key[2] in recorded]", "if key[2] < 0]", "the groups of a draw are known as long as it is"),

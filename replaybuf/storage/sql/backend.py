@@ -124,7 +124,7 @@ class SQLStorage(Store):
 
     async def refuse(self, group: NewGroup) -> None:
         """Count a group as refused for lack of room."""
-        await self._write(put.refuse, group)
+        await self._write(put.refuse, group, wakes=False)
 
     async def take(self, draw: Draw) -> dict[str, list[StorageItem]] | None:
         """Draw groups in the sampler's order, in one transaction; by the rules they are removed, kept, or archived.
@@ -184,7 +184,8 @@ class SQLStorage(Store):
         acknowledged or released them; after its end LeaseLostError is raised for them. If it holds none of them, its
         end stays.
         """
-        return await self._write(leases.extend, lease, uids, seconds, brief=len(uids) <= BRIEF_GROUPS)
+        brief = len(uids) <= BRIEF_GROUPS
+        return await self._write(leases.extend, lease, uids, seconds, brief=brief, wakes=False)
 
     # Reading
 
@@ -272,8 +273,8 @@ class SQLStorage(Store):
 
     async def annotate(self, annotations: ByGroup, step: int | None) -> int:
         """Write annotations of groups for the last draw of each; return their number (`statements.annotate`)."""
-        write = partial(annotate, annotations=await asyncio.to_thread(check_annotations, annotations), step=step)
-        return await self._run(lambda: self.transactions.write(write, wakes=False))
+        checked = await asyncio.to_thread(check_annotations, annotations)
+        return await self._write(annotate, checked, step, wakes=False)
 
     async def refresh(self, refresh: Refresh) -> dict[str, int]:
         """Set the staleness of all groups of the tasks and statuses for the train step, and apply the expiry rules.
@@ -300,11 +301,7 @@ class SQLStorage(Store):
 
         All but the last `keep` checkpoints are dropped (None keeps all). Payloads aren't copied.
         """
-
-        def make(tx: Transaction) -> Checkpoint:
-            return make_checkpoint(tx, step, keep, time.time())
-
-        return await self._run(lambda: self.transactions.write(make, alone=True, wakes=False))
+        return await self._write(make_checkpoint, step, keep, time.time(), alone=True, wakes=False)
 
     async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
         """Restore the buffer to its checkpoint of this step. Raises CheckpointError when there is none.
