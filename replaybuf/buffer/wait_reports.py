@@ -22,20 +22,17 @@ _FLUSH_SECONDS = 2.0
 _logger = logging.getLogger("replaybuf.waits")
 
 
-class WaitReport:
+class WaitReport(Waiting):
     """One wait of a worker, in the log and in the view `waiters`. A wait of less than `SHOW_SECONDS` isn't reported.
 
-    `wait` is its current description.
+    `wait` is its current description; `activity` begins its warnings in the log. The caller closes it.
     """
 
-    def __init__(self, storage: SQLStorage, what: str, worker: str, wait: Wait) -> None:
-        self._storage = storage
-        self._activity = what
+    def __init__(self, storage: SQLStorage, activity: str, wait: Wait) -> None:
+        super().__init__(wait, storage.worker, reason="")
+        self._storage, self._activity = storage, activity
         self._began_at = time.monotonic()
         self._log_at, self._show_at = self._began_at + REPORT_SECONDS, self._began_at + SHOW_SECONDS
-        self._worker = worker
-        self.wait = wait
-        self._published: Waiting | None = None
 
     @property
     def pause(self) -> float:
@@ -56,11 +53,8 @@ class WaitReport:
         if now < self._show_at:
             return
         self._show_at = now + REASON_SECONDS
-        if self._published is not None:
-            self._published.wait, self._published.reason = self.wait, reason
-        else:
-            self._published = Waiting(self.wait, self._worker, reason)
-            self._storage.publish_wait(self._published)
+        self.reason = reason
+        self._storage.presence.publish_wait(self)
 
     @property
     def is_long(self) -> bool:
@@ -75,12 +69,12 @@ class WaitReport:
         """
         self.close()
         if self.is_long:
-            self._storage.report(timeout_event(self.wait, self._worker, time.time(), reason, task_name))
+            self._storage.presence.report(timeout_event(self.wait, self.worker, time.time(), reason, task_name))
             with suppress(TimeoutError):
                 async with asyncio.timeout(_FLUSH_SECONDS):
                     await self._storage.flush()
 
     def close(self) -> None:
         """Withdraw the finished wait from the view."""
-        if self._published is not None:
-            self._storage.withdraw_wait(self._published)
+        if self.reason:
+            self._storage.presence.withdraw_wait(self)

@@ -409,7 +409,7 @@ class Generations:
                 )
             except FullError as error:  # keep the group, and renew its lease, until there is room
                 _logger.warning("task %s: %s", self.task_name, error)
-                await self.buffer.waits.changed(version, _ROOM_SECONDS)
+                await self.buffer.waits.changed(_ROOM_SECONDS, version)
             else:
                 status_now = group_status(map(self._kind.status, flat(group)))
                 # The rollouts change only if they expire; their class may have other names for EXPIRED and FILTERED.

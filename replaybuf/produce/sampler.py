@@ -164,7 +164,7 @@ class Sampler:
                     f"after {patience:g} s: task {self.task_name}: {self.why_none}, and "
                     f"{counts.in_flight} are in flight with workers"
                 )
-            await self.buffer.waits.changed(version, min(remaining, _LONGEST_WAIT))
+            await self.buffer.waits.changed(min(remaining, _LONGEST_WAIT), version)
 
     @property
     def why_none(self) -> str:

@@ -17,7 +17,7 @@ from replaybuf.rules.circumstances import Circumstances
 from replaybuf.rules.policies import Order
 from replaybuf.rules.query import Node
 from replaybuf.rules.transitions import LaneName, Tally
-from replaybuf.storage.reports import EventKind, Waiting, WorkerEvent
+from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.copies.snapshot import copy_from, copy_to
 from replaybuf.storage.sql.copies.snapshot_file import snapshot_file
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -413,28 +413,11 @@ class SQLStorage(Store):
         """Return soon after groups were committed by anyone, or after `timeout` seconds at the latest.
 
         Returns at once when `version()` is no longer `since`: callers read the version, try to draw, and then wait, so
-        that a commit in between isn't missed. Spurious wake-ups are possible: callers try again and wait again.
+        that a commit in between isn't missed. Spurious wake-ups are possible: callers try again and wait again. No
+        statement is sent for it: what callers read then is `fenced_tallies`, or else they check the fence.
         """
         await self.open()
         await self.watch.wait(timeout, since)
-
-    def publish_wait(self, waiting: Waiting) -> None:
-        """Publish a waiting call to other processes until it is withdrawn, with its current `reason`.
-
-        `publish_wait`, `withdraw_wait` and `report` never block or raise database errors. Any thread may call them.
-        """
-        if self.is_running:
-            self.presence.publish_wait(waiting)
-
-    def withdraw_wait(self, waiting: Waiting) -> None:
-        """Stop publishing a waiting call."""
-        if self.is_running:
-            self.presence.withdraw_wait(waiting)
-
-    def report(self, event: WorkerEvent) -> None:
-        """Record an event for the view `events`, in the background."""
-        if self.is_running:
-            self.presence.report(event)
 
     async def flush(self) -> None:
         """Write reported events and published waits now, as before an exit. Raises no database error."""
