@@ -7,8 +7,9 @@ import logging
 import time
 from contextlib import suppress
 
+from replaybuf.common import units
 from replaybuf.rules.circumstances import Wait
-from replaybuf.storage.reports import Waiting, timeout_event
+from replaybuf.storage.reports import EventKind, Waiting, WorkerEvent
 from replaybuf.storage.sql.backend import SQLStorage
 
 #: Seconds before the first warning of a wait in the log, and between warnings.
@@ -65,11 +66,17 @@ class WaitReport(Waiting):
     async def timed_out(self, reason: str, task_name: str | None = None) -> None:
         """Record the timeout of the wait and its `reason`, at once, since the process may exit on the error.
 
-        Waits shorter than `SHOW_SECONDS` aren't recorded.
+        `task_name` is the task that the reason is about, if any: the event then has the number of its groups that the
+        wait needed. Waits shorter than `SHOW_SECONDS` aren't recorded.
         """
         self.close()
         if self.is_long:
-            self._storage.presence.report(timeout_event(self.wait, self.worker, time.time(), reason, task_name))
+            wait, now = self.wait, time.time()
+            groups = sum(wait.wants.values()) if task_name is None else wait.wants.get(task_name, 0)
+            subject = "the trainer" if wait.kind == "trainer" else wait.kind
+            detail = f"after {units.age(now - (wait.since or now))} of waiting for {subject}: {reason}"
+            event = WorkerEvent(EventKind.GAVE_UP, self.worker, now, groups, detail, task_name, wait.kind == "groups")
+            self._storage.presence.report(event)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_FLUSH_SECONDS):
                     await self._storage.flush()
