@@ -225,7 +225,7 @@ class Waits:
 
     def for_trainer(self, timeout: float) -> WaitReport:
         """Return the report of a producer's wait for the trainer, to be closed by the caller."""
-        wait = self._new_wait({}, time.time(), timeout, kind="trainer", worker=self._storage.worker)
+        wait = self._new_wait({}, time.time(), timeout, kind="trainer")
         return WaitReport(self._storage, "waiting for the trainer", wait)
 
     def dataset_ended(self, task_name: str, ledger: str, drawn: int) -> None:
@@ -237,12 +237,12 @@ class Waits:
         wants = {task: least for task, least in draw.at_least.items() if least}
         query = None if draw.where is None else to_text(draw.where)
         takes_more = any(draw.sizes[task] > least for task, least in wants.items())
-        about = {"status": draw.status, "query": query, "worker": draw.worker, "at_least": takes_more}
-        return self._new_wait(wants, since, timeout, **about)
+        return self._new_wait(wants, since, timeout, status=draw.status, query=query, at_least=takes_more)
 
     def _new_wait(self, wants: Mapping[str, int], since: float, timeout: float, **about: Any) -> Wait:
         deadline = None if math.isinf(timeout) else since + timeout
-        return Wait(wants, since=since, deadline=deadline, limits=self._storage.rules.limits, **about)
+        limits, worker = self._storage.rules.limits, self._storage.worker
+        return Wait(wants, since=since, deadline=deadline, limits=limits, worker=worker, **about)
 
     # For room
 
@@ -261,7 +261,7 @@ class Waits:
                 if limits.on_full == "reject" or timeout <= 0:
                     await self._refuse(new, f"{error}; nothing was stored. {_ADVICE}", error)
 
-        wait = self._new_wait({}, began, timeout, kind="room", status=new.status, worker=new.worker)
+        wait = self._new_wait({}, began, timeout, kind="room", status=new.status)
         queue.waiting += 1
         try:
             report = WaitReport(self._storage, "waiting for room", wait)
