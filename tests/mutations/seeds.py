@@ -246,6 +246,7 @@ _OWNER = [
     ("owner-tried-once", f"{_ENGINE}/thread.py", "        if not await _is_settled(attempt):\n", "        if not await _is_settled(attempt) and False:\n", "an undo that fails is tried again"),
     ("owner-undone-in-doubt", f"{_ENGINE}/outage.py", "            if await doubt.was_committed():\n", "            if await doubt.was_committed() and False:\n", "an undo whose answer was lost isn't done twice"),
     ("owner-of-some", "storage/sql/tasks/group_commit.py", "call.left -= 1", "call.left = 0", "puts of several groups return when all are stored"),
+    ("refused-puts-wake", "storage/sql/tasks/group_commit.py", "if any(isinstance(outcome, int) for outcome in outcomes):", "if outcomes:", "a put that waits for room doesn't wake itself"),
 ]  # fmt: skip
 
 _PROMPTS = [
@@ -256,6 +257,7 @@ _PROMPTS = [
     ("prompts-uid-not-moved", "produce/prompt.py", "self.uid = self.uid if uid is None else uid", "pass", "a saved prompt can be finished"),
     ("prompts-share-rollouts", "produce/sampler.py", "[copy.copy(rollout) for rollout in group]", "list(group)", "the dataset keeps its own rollouts"),
     ("prompts-counts", "produce/sampler.py", "drawn - returned - in_flight)", "drawn - returned)", "prompts in flight aren't finished"),
+    ("prompts-excluded-wait", "produce/sampler.py", "{status for status, where in statuses if where is None}", "{status for status, where in statuses}", "a draw waits for no prompt that its query excludes"),
     ("epochs-one-more", "produce/datasets.py", "elif index and epoch + 1 != self._epochs:", "elif index and epoch != self._epochs:", "a dataset is read so many times"),
     ("shuffle-every-epoch-alike", "produce/datasets.py", "spawn_key=(epoch,)", "spawn_key=(0,)", "every epoch has another order"),
     ("shuffle-other-seed", "produce/datasets.py", "if seed != source.seed:", "if False:", "a run goes on with its own order"),
