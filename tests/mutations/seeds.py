@@ -193,7 +193,7 @@ _SQL = [
     ("checkpoint-without-cursors", f"{_STATEMENTS}/checkpoints.py", "    copy_cursors(tx, 0, new)\n    note", "    note", "cursors are part of checkpoints"),
     ("checkpoint-keeps-one-less", f"{_STATEMENTS}/checkpoints.py", "list_checkpoints(tx, tx.scope.buffer)[:-keep])", "list_checkpoints(tx, tx.scope.buffer)[: 1 - keep])", "the last n checkpoints stay"),
     ("dropped-not-passed-on", f"{_STATEMENTS}/past.py", "AND c.id < :dropped AND c.id > rb_past.since", "AND c.id < :dropped AND c.id < 0", "what a dropped checkpoint had stays for earlier ones"),
-    ("checkpoint-beside-writers", "storage/sql/backend.py", "write(make, alone=True", "write(make, alone=False", "each write is before a checkpoint or after it"),
+    ("checkpoint-beside-writers", "storage/sql/backend.py", "time.time(), alone=True", "time.time(), alone=False", "each write is before a checkpoint or after it"),
     ("checkpoint-next-ticket", f"{_STATEMENTS}/fence.py", "last_uid(tx) + 1)", "last_uid(tx) + 2)", "random draws go on as they would have"),
     ("sweep-what-checkpoints-need", f"{_STATEMENTS}/past.py", "AND NOT EXISTS (SELECT 1 FROM rb_past p WHERE p.uid = rb_payload.uid AND p.removed_at IS NOT NULL)\n", "", "payloads of checkpoints are not swept"),
     ("sweep-forgets-draws", f"{_STATEMENTS}/past.py", "if key[2] in recorded]", "if key[2] < 0]", "the groups of a draw are known as long as it is"),
@@ -246,6 +246,7 @@ _OWNER = [
     ("owner-tried-once", f"{_ENGINE}/thread.py", "        if not await _is_settled(attempt):\n", "        if not await _is_settled(attempt) and False:\n", "an undo that fails is tried again"),
     ("owner-undone-in-doubt", f"{_ENGINE}/outage.py", "            if await doubt.was_committed():\n", "            if await doubt.was_committed() and False:\n", "an undo whose answer was lost isn't done twice"),
     ("owner-of-some", "storage/sql/tasks/group_commit.py", "call.left -= 1", "call.left = 0", "puts of several groups return when all are stored"),
+    ("refused-puts-wake", "storage/sql/tasks/group_commit.py", "if any(isinstance(outcome, int) for outcome in outcomes):", "if outcomes:", "a put that waits for room doesn't wake itself"),
 ]  # fmt: skip
 
 _PROMPTS = [
@@ -256,6 +257,7 @@ _PROMPTS = [
     ("prompts-uid-not-moved", "produce/prompt.py", "self.uid = self.uid if uid is None else uid", "pass", "a saved prompt can be finished"),
     ("prompts-share-rollouts", "produce/sampler.py", "[copy.copy(rollout) for rollout in group]", "list(group)", "the dataset keeps its own rollouts"),
     ("prompts-counts", "produce/sampler.py", "drawn - returned - in_flight)", "drawn - returned)", "prompts in flight aren't finished"),
+    ("prompts-excluded-wait", "produce/sampler.py", "{status for status, where in statuses if where is None}", "{status for status, where in statuses}", "a draw waits for no prompt that its query excludes"),
     ("epochs-one-more", "produce/datasets.py", "elif index and epoch + 1 != self._epochs:", "elif index and epoch != self._epochs:", "a dataset is read so many times"),
     ("shuffle-every-epoch-alike", "produce/datasets.py", "spawn_key=(epoch,)", "spawn_key=(0,)", "every epoch has another order"),
     ("shuffle-other-seed", "produce/datasets.py", "if seed != source.seed:", "if False:", "a run goes on with its own order"),
