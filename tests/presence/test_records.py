@@ -184,6 +184,8 @@ async def test_a_locked_database_costs_one_warning_and_no_count(
                 records = [record for record in caplog.records if record.name == "replaybuf.presence"]
                 return [record for record in records if record.levelno == logging.WARNING]
 
+            storage: Any = buffer.storage
+            storage.presence.of("me")  # something to write, whose heartbeat fails
             await until(warnings)
             await asyncio.sleep(0.3)
     assert (await workers_of(url))["me"].groups == 5
