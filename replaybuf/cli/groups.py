@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +16,7 @@ from replaybuf.common import units
 from replaybuf.common.redact import redact
 from replaybuf.errors import InputError
 from replaybuf.rules.policies import Order, parse_order
-from replaybuf.rules.query import LogicNode, Node, ScalarNode, SetNode, query_of
+from replaybuf.rules.query import LogicNode, Node, ScalarNode, SetNode, query_of, to_text
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.group_metadata import list_oldest, listed, unknown_task
 from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_reader
@@ -56,9 +58,26 @@ def order_of(order_by: list[str] | None) -> Order:
     return parse_order([redact(term) for term in order_by or ()])
 
 
-def nothing_in(reader: Reader, buffer: str | None, task: str | None) -> str:
-    """Return a sentence for an empty result, with the existing tasks if the named one doesn't exist."""
-    unknown = reader.read(lambda tx: unknown_task(tx, buffer, task))
+_TAG = re.compile(r'"tags\.([^"\\]+)":')
+_MOST_TAGGED = 1000
+
+
+def nothing_in(reader: Reader, buffer: str | None, task: str | None, query: Node | None = None) -> str:
+    """Return a sentence for an empty result: about a task that doesn't exist, or a tag that groups have under a similar
+    name."""
+
+    def read(tx: Transaction) -> str:
+        names = _TAG.findall("" if query is None else to_text(query))
+        if (unknown := unknown_task(tx, buffer, task)) or not names:
+            return unknown
+        groups = list_oldest(tx, buffer, task, None, _MOST_TAGGED, count=False).rows
+        tags = {tag for group in groups for tag in group["tags"] or ()}
+        for name in names:
+            if name not in tags and (similar := difflib.get_close_matches(name, tags, n=1)):
+                return f"did you mean tags.{similar[0]}, for tags.{name}?"
+        return ""
+
+    unknown = reader.read(read)
     return f"no such groups: {unknown}" if unknown else "no such groups"
 
 
@@ -98,7 +117,7 @@ def ls(
         listing = reader.read(lambda tx: list_oldest(tx, buffer, task, status, at_most, count=count))
     rows = listing.rows
     if not rows and at_most != 0 and output.for_people:
-        output.note(nothing_in(reader, buffer, task) if where or task or status else "the buffer is empty")
+        output.note(nothing_in(reader, buffer, task, query) if where or task or status else "the buffer is empty")
         return
     output.rows(
         listed(rows) if output.for_people else rows,
@@ -228,7 +247,7 @@ def _change(
     if selection.leased:
         output.note(f"leased, and therefore left alone: {_groups(selection.leased)}")
     elif not selection.groups and output.for_people:
-        output.note(nothing_in(reader, name, task))
+        output.note(nothing_in(reader, name, task, query))
     counts, sentence = dict.fromkeys(results, 0), "nothing was changed (--dry-run)" if dry_run else ""
     if selection.groups and not dry_run:
         commands.ask(f"{verb} {_groups(selection.groups)} of buffer {name} in {reader.where}?", yes=yes)
