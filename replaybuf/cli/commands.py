@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from replaybuf import __version__
-from replaybuf.cli.output import Format, Output
+from replaybuf.cli.output import FORMATS, Output
 from replaybuf.common.progress import OnProgress, Progress, progress_bar
 from replaybuf.common.redact import escape_line, redact, redact_words
 from replaybuf.errors import InputError, ReplayBufError
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import URL
 
     from replaybuf.storage.sql.backend import SQLStorage
-    from replaybuf.values.codec.payload import Codec
     from replaybuf.values.rollouts.statuses import Status
 
 # click's class, whose module depends on the version of typer.
@@ -229,7 +228,7 @@ def argument(name: str, help: str) -> Any:
 
 def format_option(help: str, *more: str) -> Any:
     """Return the option --format, of the formats of `Output` and `more`."""
-    formats = (*Format, *more)
+    formats = (*FORMATS, *more)
 
     def output(format: str | Output) -> Output:
         if isinstance(format, str) and format not in formats:
@@ -286,9 +285,7 @@ def with_bar(title: str, work: Callable[[OnProgress], T], *, counting: str = "")
         return work(tell), last
 
 
-def on_storage(
-    url: str | URL, name: str, call: Callable[[SQLStorage], Awaitable[T]], codec: Codec | None = None, **settings: Any
-) -> T:
+def on_storage(url: str | URL, name: str, call: Callable[[SQLStorage], Awaitable[T]], **settings: Any) -> T:
     """Open a buffer's storage, return the result of `call(storage)`, and close it. Imports the modules for writing."""
     import asyncio
 
@@ -297,7 +294,7 @@ def on_storage(
 
     async def run() -> T:
         text = url if isinstance(url, str) else url.render_as_string(hide_password=False)
-        storage = SQLStorage(text, codec or AS_DICTS, name=name, **settings)
+        storage = SQLStorage(text, AS_DICTS, name=name, **settings)
         try:
             return await call(storage)
         finally:

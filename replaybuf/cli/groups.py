@@ -245,25 +245,21 @@ def _change(
         total = [{"task_name": "total", "status": "", "groups": selection.groups}] if len(selection.rows) > 1 else []
         print_table([*selection.rows, *total], columns("task_name", "status", "groups"), footer=bool(total))
     if selection.leased:
-        output.note(f"leased, and therefore left alone: {_groups(selection.leased)}")
+        output.note(f"leased, and therefore left alone: {units.groups(selection.leased)}")
     elif not selection.groups and output.for_people:
         output.note(nothing_in(reader, name, task, query))
     counts, sentence = dict.fromkeys(results, 0), "nothing was changed (--dry-run)" if dry_run else ""
     if selection.groups and not dry_run:
-        commands.ask(f"{verb} {_groups(selection.groups)} of buffer {name} in {reader.where}?", yes=yes)
+        commands.ask(f"{verb} {units.groups(selection.groups)} of buffer {name} in {reader.where}?", yes=yes)
         until_now = LogicNode("$and", (query, ScalarNode("uid", "$lte", selection.last)))
         counts |= commands.on_storage(reader.url, name, lambda storage: work(storage, until_now))
-        changes = [f"{_groups(count)} {results[result]}" for result, count in counts.items() if count]
+        changes = [f"{units.groups(count)} {results[result]}" for result, count in counts.items() if count]
         sentence = "; ".join(changes) or "none is left"
     if not output.for_people:
         row = {"url": reader.where, "buffer": name, "groups": selection.groups, "leased": selection.leased}
         output.rows([row | counts], [])
     elif sentence:
         output.note(sentence)
-
-
-def _groups(count: int) -> str:
-    return units.number_of(count, "group")
 
 
 def rm(

@@ -7,7 +7,7 @@ import csv
 import html
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -87,8 +87,6 @@ def number_of(count: int, name: str) -> str:
 
 @overload
 def time_of(seconds: float) -> datetime: ...
-@overload
-def time_of(seconds: None) -> None: ...
 @overload
 def time_of(seconds: float | None) -> datetime | None: ...
 def time_of(seconds: float | None) -> datetime | None:
@@ -210,22 +208,20 @@ def joined_parts(content: Any) -> Any:
     return content
 
 
-def plain(value: Any, time: Callable[[datetime], str] = iso) -> Any:
+def plain(value: Any) -> Any:
     """Convert a value for JSON: NaN and infinities become None, bytes base64."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, Mapping):
-        return {
-            name if isinstance(name, str) else str(plain(name, time)): plain(item, time) for name, item in value.items()
-        }
+        return {name if isinstance(name, str) else str(plain(name)): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item, time) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, set | frozenset):
-        return plain(sorted(value, key=repr), time)
+        return plain(sorted(value, key=repr))
     if isinstance(value, datetime):
-        return time(value)
+        return iso(value)
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, bytes | bytearray | memoryview):
@@ -233,9 +229,9 @@ def plain(value: Any, time: Callable[[datetime], str] = iso) -> Any:
     if isinstance(value, Decimal):
         return (int(value) if value == value.to_integral_value() else float(value)) if value.is_finite() else None
     if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value), time)
+        return plain(asdict(value))
     if hasattr(value, "tolist"):  # numpy's arrays and scalars
-        return plain(value.tolist(), time)
+        return plain(value.tolist())
     return str(value)
 
 
@@ -298,11 +294,11 @@ def listed(names: Iterable[str], most: int = _MOST_NAMED) -> str:
     return joined([named(name) for name in names], most)
 
 
-def joined(parts: Sequence[str], most: int = _MOST_NAMED, *, link: str = "and") -> str:
+def joined(parts: Sequence[str], most: int = _MOST_NAMED) -> str:
     """Return parts of a sentence as `a, b and c`, or `a, b, c and 4 more`."""
     if len(parts) > most:
         return f"{', '.join(parts[:most])} and {len(parts) - most:,} more"
-    return f" {link} ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)
+    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)
 
 
 def counted(counts: Mapping[str, int]) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -21,7 +21,7 @@ from xxhash import xxh3_128
 
 from replaybuf.common import checks
 from replaybuf.common.checks import check_staleness, check_task_name
-from replaybuf.common.progress import OnProgress, ProgressReporter
+from replaybuf.common.progress import OnProgress, ProgressReporter, in_pieces
 from replaybuf.common.worker_name import check_worker, worker_name
 from replaybuf.errors import ConflictError, FileError, ReplayBufError, RolloutError
 from replaybuf.files.exporting import in_thread
@@ -217,25 +217,23 @@ async def survey(
     return scan
 
 
-Piece = list[tuple[FileGroup, NewGroup]]
+Pair = tuple[FileGroup, NewGroup]
 
 
-def _pieces(codec: Codec, source: RolloutFile, scan: Survey) -> Generator[Piece, None, None]:
-    """Yield the groups of a file, as they are in it and checked, in pieces; `scan.ends` says if it was cut short."""
-    piece, size = Piece(), 0
+def _checked(codec: Codec, source: RolloutFile, scan: Survey) -> Iterator[Pair]:
+    """Yield the groups of a file, as they are in it and checked; `scan.ends` says if it was cut short."""
     try:
         for group in source.read():
-            piece.append((group, checked_group(group, codec)))
-            size += len(piece[-1][1].payload or b"")
-            if len(piece) >= _GROUPS or size >= _BYTES:
-                yield piece
-                piece, size = [], 0
+            yield group, checked_group(group, codec)
     except FileError as error:
         if error.reason != "ends":
             raise
         scan.ends = str(error)
-    if piece:
-        yield piece
+
+
+def _pieces(codec: Codec, source: RolloutFile, scan: Survey) -> Generator[list[Pair], None, None]:
+    """Yield these groups in the pieces of an import."""
+    return in_pieces(_checked(codec, source, scan), lambda pair: len(pair[1].payload or b""), _GROUPS, _BYTES)
 
 
 async def import_groups(
