@@ -126,18 +126,9 @@ def _show_steps(
     task: str | None,
     worker: str | None,
 ) -> None:
-    def read(tx: Transaction) -> tuple[Steps, str]:
-        listed = read_steps(tx, buffer, before=before, limit=limit, task=task, worker=worker)
-        scope = "for a step" if before is None else f"for a step before {before}"
-        scope += "" if listed.earlier is None else f" from {listed.earlier} on"
-        is_known = listed.rows or (task is None and worker is None and listed.earlier is not None)
-        if is_known:
-            return listed, ""
-        return listed, no_groups(tx, listed.buffer, scope, task, worker, before=before, since=listed.earlier or 0)
-
-    steps, reason = reader.read(read)
-    if reason and output.for_people:
-        output.note(reason)
+    steps = reader.read(lambda tx: read_steps(tx, buffer, before=before, limit=limit, task=task, worker=worker))
+    if steps.nothing and output.for_people:
+        output.note(steps.nothing)
         _note_earlier(output, steps)
         return
     if output.for_people:
