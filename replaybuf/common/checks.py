@@ -23,7 +23,6 @@ from replaybuf.errors import ConfigError, InputError, MissingDriverError, Replay
 Tags = dict[str, str | int | float | bool | None]
 
 _MAX_NAME = 200
-_INT32 = 2**31
 #: The integers that both databases store.
 INT64 = range(-(2**63), 2**63)
 _EXACT_BELOW = 2**53
@@ -93,13 +92,6 @@ def check_storable(text: str, what: str) -> str:
     if not is_storable(text):
         raise InputError(f"{what} {shown(text)} holds a NUL or a lone surrogate, which no database can store")
     return text
-
-
-def check_count(number: int, what: str) -> int:
-    """Check a count: a whole number that fits into a column of 32 bits."""
-    if not 0 <= number < _INT32:
-        raise InputError(f"{what} is {shown(number)}; it must be from 0 to {_INT32 - 1}")
-    return number
 
 
 def check_staleness(staleness: int, what: str = "staleness") -> int:

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NamedTuple
 from replaybuf.common.checks import check_task_name, shown
 from replaybuf.common.redact import redact_path
 from replaybuf.errors import FileError, InputError
-from replaybuf.files.row_format import FileGroup, Placed, Row, is_number
+from replaybuf.files.row_format import FileGroup, Placed, Row, is_number, metadata_of
 from replaybuf.values.rollouts.rollout import RolloutState, Status, group_status
 from replaybuf.values.rollouts.statuses import OUR_STATUSES
 
@@ -129,29 +129,18 @@ def _members(rows: Iterable[Placed], mapping: ColumnMapping) -> Iterator[_Member
 def _group(members: list[_Member], mapping: ColumnMapping) -> FileGroup:
     """Return the group of these members, with the first one's metadata, and its rollouts' status and staleness."""
     _, place, first_rollout, metadata, _ = members[0]
-    priority = metadata.get("priority", 1.0)
-    key = metadata.get("key")
-    if not is_number(priority):
-        raise FileError(f"{place}: priority is {shown(priority)}; expected a number")
-    if key is not None and type(key) not in (str, int):
-        raise FileError(f"{place}: the key is {shown(key)}; expected a text or a whole number")
-    if metadata.get("tags") is not None and type(metadata["tags"]) is not dict:
-        raise FileError(f"{place}: tags is {metadata['tags']!r:.60}; expected an object")
+    if type(key := metadata.get("key")) is int:
+        metadata["key"] = str(key)
     rollouts = [member.rollout for member in members]
     notices = dict.fromkeys(notice for member in members for notice in member.notices)
-    if metadata["guessed"] and all(rollout["status"] is Status.INIT for rollout in rollouts):
+    if metadata.pop("guessed") and all(rollout["status"] is Status.INIT for rollout in rollouts):
         notices[_UNANSWERED] = None
-    return FileGroup(
-        place=place,
-        task_name=first_rollout["task_name"],
-        status=mapping.status or group_status(rollout["status"] for rollout in rollouts),
-        rollouts=rollouts,
-        staleness=max(int(rollout.get("seq_staleness") or 0) for rollout in rollouts),
-        priority=float(priority),
-        tags=metadata.get("tags"),
-        key=None if key is None else str(key),
-        notices=list(notices),
-    )
+    metadata |= {
+        "task_name": first_rollout["task_name"],
+        "status": mapping.status or group_status(rollout["status"] for rollout in rollouts),
+        "staleness": max(int(rollout.get("seq_staleness") or 0) for rollout in rollouts),
+    }
+    return FileGroup(place, metadata_of(place, metadata), rollouts, notices=list(notices))
 
 
 def _rollout(place: str, row: Row, mapping: ColumnMapping) -> tuple[Row, Row, list[str]]:

@@ -23,7 +23,7 @@ from replaybuf.files.row_format import JSON, METADATA, MORE, PAYLOAD, PREFIX, Pl
 _MISFIT_ERRORS: Final = (ValueError, TypeError, ArithmeticError, NotImplementedError)
 #: The Arrow types of all columns beside the fields of rollouts.
 _METADATA: Final = {
-    **{name: kind for name, (_, kind) in METADATA.items()},
+    **{name: kind for name, (*_, kind) in METADATA.items()},
     "payload": "binary",
     **dict.fromkeys(("index", "size", "rollout", "parent", "segments"), "int32"),
 }
