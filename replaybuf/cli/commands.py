@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import io
 import os
 import shutil
@@ -17,6 +16,7 @@ from typer.core import TyperGroup
 
 from replaybuf import __version__
 from replaybuf.cli.output import FORMATS, Output
+from replaybuf.common.checks import nearest
 from replaybuf.common.progress import OnProgress, Progress, progress_bar
 from replaybuf.common.redact import escape_line, redact, redact_words
 from replaybuf.errors import InputError, ReplayBufError
@@ -69,9 +69,9 @@ class Subcommands(TyperGroup):
         except _UsageError as error:
             names = self.list_commands(ctx)
             inner = getattr(self.get_command(ctx, "checkpoint"), "commands", ())
-            similar = [f"checkpoint {args[0]}"] if args[0] in inner else difflib.get_close_matches(args[0], names, n=1)
+            similar = f"checkpoint {args[0]}" if args[0] in inner else nearest(args[0], names)
             hint = (
-                f"Did you mean {similar[0]!r}?"
+                f"Did you mean {similar!r}?"
                 if similar
                 else f"There are {', '.join(names)}: {ctx.command_path} {names[0]} URL"
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from decimal import Decimal
@@ -13,6 +12,7 @@ import typer
 from replaybuf.cli import commands
 from replaybuf.cli.output import Output, print_table
 from replaybuf.common import units
+from replaybuf.common.checks import nearest
 from replaybuf.common.redact import redact
 from replaybuf.errors import InputError
 from replaybuf.rules.policies import Order, parse_order
@@ -73,8 +73,8 @@ def nothing_in(reader: Reader, buffer: str | None, task: str | None, query: Node
         groups = list_oldest(tx, buffer, task, None, _MOST_TAGGED, count=False).rows
         tags = {tag for group in groups for tag in group["tags"] or ()}
         for name in names:
-            if name not in tags and (similar := difflib.get_close_matches(name, tags, n=1)):
-                return f"did you mean tags.{similar[0]}, for tags.{name}?"
+            if name not in tags and (similar := nearest(name, tags)):
+                return f"did you mean tags.{similar}, for tags.{name}?"
         return ""
 
     unknown = reader.read(read)

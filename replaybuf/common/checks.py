@@ -43,12 +43,17 @@ def shown(value: Any) -> str:
         return f"a {type(value).__name__} that can't be shown"
 
 
+def nearest(name: str, names: Iterable[str], similar: float = 0.6) -> str | None:
+    """Return the most similar of some names, None if none has this ratio of similarity."""
+    return next(iter(difflib.get_close_matches(name[:_MAX_NAME], list(names), n=1, cutoff=similar)), None)
+
+
 def check_options(call: str, options: Iterable[str], known: Iterable[str]) -> None:
     """Raise TypeError, as Python does, for an option that a call doesn't have, with the one that was probably meant."""
     names = list(known)
     for unknown in sorted(set(options).difference(names)):
-        similar = difflib.get_close_matches(unknown, names, n=1)
-        hint = f"did you mean {similar[0]}?" if similar else f"it has {', '.join(names)}"
+        similar = nearest(unknown, names)
+        hint = f"did you mean {similar}?" if similar else f"it has {', '.join(names)}"
         raise TypeError(f"{call} has no option {unknown!r}; {hint}")
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Final, Literal, NamedTuple
 
-from replaybuf.common.checks import check_task_name, shown
+from replaybuf.common.checks import check_task_name, nearest, shown
 from replaybuf.common.redact import redact_path
 from replaybuf.errors import FileError, InputError
 from replaybuf.files.row_format import FileGroup, Placed, Row, is_number, metadata_of
@@ -28,7 +27,6 @@ SYNONYMS: Final[dict[str, tuple[str, ...]]] = {
     "task_name": ("task",),
 }
 FIELDS: Final = frozenset(RolloutState.model_fields)
-_METADATA: Final = ("priority", "tags", "key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +63,9 @@ def _check_name(name: str, names: frozenset[str]) -> None:
     """Raise InputError for a name that no field has, because its value would never be read."""
     if name in names:
         return
-    similar = [field_name for field_name, synonyms in SYNONYMS.items() if name in synonyms]
-    if similar := similar or difflib.get_close_matches(name[:100], names, n=1):
-        raise InputError(f"{redact_path(name):.60} is no field of rollouts; did you mean {similar[0]}?")
+    similar = next((field_name for field_name, synonyms in SYNONYMS.items() if name in synonyms), nearest(name, names))
+    if similar is not None:
+        raise InputError(f"{redact_path(name):.60} is no field of rollouts; did you mean {similar}?")
     raise InputError(
         f"{redact_path(name):.60} is no field of rollouts; a mapping is OURS=THEIRS, such as response=completion. "
         "Rollouts that are dicts may have any field (as_they_are=True, --as-they-are)"
@@ -156,12 +154,8 @@ def _rollout(place: str, row: Row, mapping: ColumnMapping) -> tuple[Row, Row, li
                 f"{', '.join(map(str, row)):.200}"
             )
         rollout[name] = row.pop(column)
-    key = mapping.key or "key"
-    metadata = {
-        name: row.pop(column)
-        for name, column in zip(_METADATA, ("priority", "tags", key), strict=True)
-        if column in row
-    }
+    places = {"priority": "priority", "tags": "tags", "key": mapping.key or "key"}
+    metadata = {name: row.pop(column) for name, column in places.items() if column in row}
     if mapping.key is not None and "key" not in metadata:
         raise FileError(f"{place} has no field {redact_path(mapping.key)!r:.60}, which was to be its key")
     for name in [name for name in row if name in FIELDS and name not in rollout]:
