@@ -35,15 +35,15 @@ STEPS_SHOWN = 20
 class Steps:
     """Train steps of a buffer, newest first; the workers over the last of them; the totals of all recorded draws.
 
-    `earlier` is the step before which there are more.
+    `earlier` is the step before which there are more; `nothing` says why there is none.
     """
 
-    buffer: str
     now: datetime
     rows: list[StepRow]
     workers: Workers
     earlier: int | None
     known: Recorded
+    nothing: str
 
 
 def read_steps(
@@ -80,7 +80,13 @@ def read_steps(
     shown, has_more = steps[:limit], not unfiltered and len(looked_at) < len(numbers)
     oldest = shown[-1] if shown else numbers[0] + 1 if steps else min(looked_at, default=0)
     earlier = oldest if has_more or len(shown) < len(steps) else None
-    return Steps(name, tx.now(), [row for row in rows if row.step in shown], workers, earlier, recorded(tx, name))
+    nothing = ""
+    if not shown and not (unfiltered and earlier is not None):
+        phrase = "for a step" if before is None else f"for a step before {before}"
+        phrase += "" if earlier is None else f" from {earlier} on"
+        nothing = no_groups(tx, name, phrase, task, worker, before=before, since=earlier or 0)
+    rows = [row for row in rows if row.step in shown]
+    return Steps(tx.now(), rows, workers, earlier, recorded(tx, name), nothing)
 
 
 def _rows_of_worker(drawn: Drawn, steps: Set[int], worker: str | None) -> list[StepRow]:

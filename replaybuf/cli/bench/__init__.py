@@ -54,11 +54,12 @@ def bench(
     from replaybuf.cli.bench.load import BenchSettings, parse_group
     from replaybuf.cli.bench.report import passed, print_results, results_of
     from replaybuf.cli.bench.run import PREFIX, run
+    from replaybuf.storage.sql.inspection.writer import Target
 
     rollouts, tokens = parse_group(group)
-    buffer, database = PREFIX + uuid.uuid4().hex[:8], url if "://" in url else f"sqlite:///{url}"
+    buffer = PREFIX + uuid.uuid4().hex[:8]
     settings = BenchSettings(
-        *(database, buffer, workers, trainers, rollouts, tokens, minutes * 60, groups, rate, take, leases),
+        *(Target.at(url).url, buffer, workers, trainers, rollouts, tokens, minutes * 60, groups, rate, take, leases),
         *(step_seconds, most, payloads),
     )
     outcome = run(settings, _tell)

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
-from replaybuf.cli.doctor import Examination, Finding, fine, groups, in_one_transaction, problem, verdict, warning
+from replaybuf.cli.doctor import Examination, Finding, fine, in_one_transaction, problem, verdict, warning
 from replaybuf.common.progress import in_pieces
-from replaybuf.common.units import some
+from replaybuf.common.units import groups, some
 from replaybuf.errors import DecodeError, PayloadStoreError, StorageError, UnreachableError
 from replaybuf.storage.decoding import Places, extent_of, read_tails, wait_for
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,10 +57,6 @@ class Writer:
     def write(self, function: Callable[[Transaction], T]) -> T:
         """Run `function(tx)` in a transaction, commit it, and return the result."""
         return self._runner.run(self._engine.write(function, alone=True))
-
-    def run(self, work: Callable[[Database], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of `work(engine)`."""
-        return self._runner.run(work(self._engine))
 
     def excludes_others(self) -> bool:
         """Return whether a transaction that is to be alone keeps out another one, as a restore needs."""
