@@ -43,7 +43,8 @@ def plain(group: list[RolloutState]) -> list[dict[str, Any]]:
     """Return a group as msgpack takes it, with the model steps that put fills in."""
     for rollout in group:
         fill_model_steps(rollout, MODEL_STEP, CODEC.rollout_type)
-    return [{**CODEC.rollout_type.to_fields(rollout), "status": "completed"} for rollout in group]
+    rows = CODEC.rollout_type.rows(group)
+    return [{name: value for name, value in row.items() if value is not None} | {"status": "completed"} for row in rows]
 
 
 def rollouts(group: list[dict[str, Any]]) -> list[RolloutState]:
