@@ -80,8 +80,8 @@ class Classes:
 
 
 def name_of(cls: type[Any]) -> str:
-    """Return the name of a class for messages."""
-    return f"{cls.__module__}.{cls.__qualname__}"
+    """Return the name of a class for messages: with its module, unless that is builtins."""
+    return f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.")
 
 
 def stored_name(cls: type[Any]) -> str:
