@@ -20,7 +20,7 @@ from replaybuf.buffer.wait_reports import WaitReport
 from replaybuf.common.units import named
 from replaybuf.errors import FullError, InputError, NotReadyError, StorageError
 from replaybuf.rules.causes import diagnose, never_put
-from replaybuf.rules.circumstances import IN_FLIGHT, Circumstances, Wait
+from replaybuf.rules.circumstances import Circumstances, Wait
 from replaybuf.rules.diagnosis import Diagnosis, Reason, and_also, too_large
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.query import LogicNode, ScalarNode, to_text
@@ -157,7 +157,7 @@ class Waits:
                     diagnosis = await self.why(
                         report.wait, tallies, None if draw.where is None else in_store, over=remaining <= 0
                     )
-                    if remaining <= 0 or (diagnosis.final and not _is_group_coming(tallies, diagnosis.task_name)):
+                    if remaining <= 0 or diagnosis.final:
                         after = min(timeout, time.time() - began)
                         error = NotReadyError(and_also(f"after {after:.3g} s: {diagnosis}", "nothing was taken"))
                         error.diagnosis = diagnosis
@@ -330,13 +330,6 @@ class Waits:
 
     def _queue(self, lane: LaneName) -> _WaitQueue:
         return self._queues.setdefault(asyncio.get_running_loop(), {}).setdefault(lane, _WaitQueue())
-
-
-def _is_group_coming(tallies: Tallies, task: str | None) -> bool:
-    """Return whether a group of a task is leased or unfinished: it may still be completed."""
-    unfinished = ((status, Tally.SIZE) for status in IN_FLIGHT)
-    leased = ((status, Tally.LEASED) for status in Status)
-    return any(tallies.get((task or "", *lane)) for lane in (*unfinished, *leased))
 
 
 @contextmanager

@@ -156,13 +156,21 @@ def check_plain(what: str, value: Any, kind: str) -> str | int | float | bool | 
     if isinstance(number, int) and number in INT64:
         return number
     if isinstance(number, float) and math.isfinite(number):
-        # PostgreSQL's JSON would compare large whole floats by their shortest decimal representation.
-        return int(number) if _EXACT_BELOW <= abs(number) < INT64.stop and number.is_integer() else number
+        return exact_in_json(number)
     if isinstance(value, str) and is_storable(value):
         return str(value)
     raise InputError(
         f"{what} is {shown(value)}: {kind} is a str (without NUL), a 64-bit int, a finite float, a bool or None"
     )
+
+
+def exact_in_json(number: int | float) -> int | float:
+    """Return a finite number as databases get it in JSON: large whole floats, which are 64-bit integers, as these.
+
+    PostgreSQL's JSON would compare them by their shortest decimals, which are others.
+    """
+    whole_number = isinstance(number, int) or (abs(number) >= _EXACT_BELOW and int(number) in INT64)
+    return int(number) if whole_number else number
 
 
 def check_priority(priority: Any, what: str = "priority") -> float:

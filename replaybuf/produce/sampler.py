@@ -291,8 +291,8 @@ class Sampler:
 
     def _repeat_prompt(self, item: Any, number: int) -> list[Any]:
         rollout, size, kind = self._make_rollout(item), self.prompt_repeat_k, self.rollout_type
-        kind.check_class(rollout)
-        containers = {name: value for name, value in kind.to_fields(rollout).items() if isinstance(value, (list, dict))}
+        [fields] = kind.rows([rollout])
+        containers = {name: value for name, value in fields.items() if isinstance(value, (list, dict))}
         group = [copy.copy(rollout) for _ in range(size)]
         for place, member in enumerate(group):
             for name, value in containers.items():

@@ -297,6 +297,7 @@ _DIAGNOSIS = [
     ("what-arrives-follows", "rules/diagnosis.py", "return [*slow, *others] if covered else others or slow", "return others or slow", "what arrives comes first"),
     ("failures-of-long-ago", "rules/causes.py", "        if 2 * number < total:\n            return None\n", "", "what failed long ago is no reason now"),
     ("one-of-two-waits", "rules/causes.py", "any(worker.name not in names for worker in about.alive)", "all(worker.name not in names for worker in about.alive)", "it is a deadlock only if all producers wait"),
+    ("final-while-one-comes", "rules/causes.py", " and not coming", "", "a wait isn't final while a leased or unfinished group may be completed"),
     ("first-task-is-named", "rules/causes.py", "    explained.sort(key=lambda item: (not item[1][0].cause.final, order.index(item[1][0].cause.reason)))\n", "", "of several tasks the worst is named"),
     ("texts-as-they-are", "common/units.py", "return _cut(escape(\" \"", "return _cut(str(\" \"", "hostile texts stay on their line"),
 ]  # fmt: skip

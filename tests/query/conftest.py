@@ -33,6 +33,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import StaticPool
 from sqlalchemy.schema import CreateTable
 
+from replaybuf.common.checks import check_tags
 from replaybuf.rules.query import FIELDS, Query, parse
 from replaybuf.rules.query.sql_conditions import compile_sql
 from replaybuf.values.rollouts.rollout import Status
@@ -95,7 +96,7 @@ class Store:
 
     def fill(self, groups: Iterable[Group]) -> None:
         self.run(delete(GROUPS))
-        rows = [{"place": place, **asdict(group)} for place, group in enumerate(groups)]
+        rows = [{"place": place, **asdict(group), "tags": check_tags(group.tags)} for place, group in enumerate(groups)]
         if rows:
             self.run(insert(GROUPS), rows)
 
@@ -157,8 +158,7 @@ int32 = _mostly([0, 1, 2], st.integers(-(2**31), 2**31 - 1))
 floats = _mostly([0.0, 0.5, 1.0, 1.5, 2.0], _edge_floats | st.floats(allow_nan=False))
 statuses = st.sampled_from([Status.COMPLETED, Status.FAILED, Status.INIT])
 tag_names = _mostly(["a", 'b"'], st.sampled_from(HOSTILE) | _any_text.filter(bool))
-# Whole floats above 2**53 are for the storage to write as integers; PostgreSQL can't tell their decimals apart.
-_tag_floats = floats.filter(lambda x: math.isfinite(x) and not 2**53 <= abs(x) <= 2**63)
+_tag_floats = floats.filter(math.isfinite)
 _tags = st.dictionaries(tag_names, st.none() | st.booleans() | int64 | _tag_floats | texts, max_size=4)
 
 groups = st.builds(

@@ -41,6 +41,7 @@ SAMPLE = [
     Group(uid=-(2**63), reward=5e-324, tags={"n": 2**63 - 1, "s": "a"}, task_name="😀"),
     Group(uid=0, reward=0.0, tags={"n": 5e-324, "s": "B"}, task_name="\uffff", worker="é", trained_step=0),
 ]
+SAMPLE += [Group(uid=9, tags={"n": number}) for number in (2.0**63, -(2.0**63), 2.0**64, 2.0**53, 1e300)]
 EDGES: list[Query] = [
     {"uid": {"$lt": 3.5}},
     {"uid": {"$gt": 2.0**53}},
@@ -91,6 +92,10 @@ EDGES: list[Query] = [
     {"tags.n": {"$lt": math.inf}},
     {"tags.n": {"$in": [2**53, 2**63 - 1]}},
     {"tags.n": 5e-324},
+    *({"tags.n": {op: sign * 2.0**63}} for op in ("$eq", "$gt", "$gte", "$lt", "$lte") for sign in (1, -1)),
+    {"tags.n": {"$in": [2.0**63, -(2.0**63), 2.0**64, "Infinity"]}},
+    {"tags.n": {"$gt": -math.inf}},
+    {"tags.n": {"$in": [math.inf, 2.0**53]}},
     {"tags.none": {"$ne": 1}},
     {"task_name": {"$gt": "a"}},
     {"task_name": {"$between": ["a", "\uffff"]}},
