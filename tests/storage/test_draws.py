@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from replaybuf import ReplayBuffer
+from replaybuf import ReplayBuffer, Status
 from replaybuf.errors import DecodeError
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy
 from replaybuf.rules.query import FIELDS
@@ -96,6 +96,18 @@ async def test_a_group_that_is_damaged_is_set_aside_and_the_next_drawn(tmp_path:
                 [failed] = [item async for item in buffer.find({"task_name": task, "status": "failed"})]
                 assert failed.error, damage
                 assert not failed.item, damage
+
+
+@pytest.mark.parametrize("marks", ['{"due"', '["due"]', '{"oldest": "due"}'])
+async def test_an_update_sets_the_status_of_a_group_that_is_damaged_and_the_next_draw_sets_it_aside(
+    tmp_path: Path, marks: str
+) -> None:
+    async with build(f"sqlite:///{tmp_path}/run.db") as buffer:
+        uids = [await buffer.put(group(number, status=Status.EXPIRED), TASK) for number in range(2)]
+        execute(tmp_path / "run.db", f"UPDATE rb_group SET marks = '{marks}' WHERE uid = {uids[0]}")
+        assert await buffer.update({"task_name": TASK}, status=Status.COMPLETED) == 2
+        assert numbers_of(await buffer.get(1, TASK)) == [1]
+        assert await buffer.count(TASK, "failed") == 1
 
 
 # Draws of groups that can't be given to anyone, also while others change the store

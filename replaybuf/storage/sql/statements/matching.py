@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pydantic_core import from_json
@@ -12,6 +13,7 @@ from replaybuf.rules.policies import Order
 from replaybuf.rules.query import LogicNode, Node, SetNode, to_text
 from replaybuf.rules.query.sql_conditions import compile_sql
 from replaybuf.rules.transitions import Place, Tally, removed, updated
+from replaybuf.storage.decoding import DAMAGE
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.dialect import to_json_text
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -146,9 +148,10 @@ def _settle(tx: Transaction, uids: Sequence[int]) -> None:
     query = f"SELECT uid, CAST(marks AS text) FROM rb_group WHERE uid {{in:uids}} AND {DUE} ORDER BY uid"  # noqa: S608
     rows = []
     for uid, text in tx.tuples(query, uids=uids) if uids else ():
-        marks = from_json(text)
-        del marks["due"]
-        rows.append((uid, dump_json(marks)))
+        with suppress(*DAMAGE):  # a draw sets such a group aside
+            marks = from_json(text)
+            del marks["due"]
+            rows.append((uid, dump_json(marks)))
     keep(tx, [uid for uid, _ in rows])
     tx.set_columns(("marks",), rows)
 
@@ -169,10 +172,10 @@ def requeue_groups(tx: Transaction, query: Node) -> dict[Status, int]:
     for by_lane in _lock_matching(tx, condition):
         steps: list[Step] = []
         for home, uids in by_lane:
-            unfinished = set(tx.values(_UNFINISHED, uids=uids))
+            finished = set(tx.values(_FINISHED, uids=uids))
             for status, members in (
-                (Status.ABORTED, [uid for uid in uids if uid in unfinished]),
-                (Status.COMPLETED, [uid for uid in uids if uid not in unfinished]),
+                (Status.ABORTED, [uid for uid in uids if uid not in finished]),
+                (Status.COMPLETED, [uid for uid in uids if uid in finished]),
             ):
                 if members:
                     steps.append((home.task_name, updated(home.status, status), members))
@@ -183,10 +186,11 @@ def requeue_groups(tx: Transaction, query: Node) -> dict[Status, int]:
     return numbers
 
 
-#: The groups in which a rollout is neither completed nor filtered with a response.
-_UNFINISHED = """
-SELECT DISTINCT uid FROM rollouts WHERE uid {in:uids} AND status <> 'completed'
-AND NOT (status = 'filtered' AND (response_tokens > 0 OR length(response) > 0))"""
+#: The groups whose rollouts are all completed, or filtered with a response. The view has no rollouts of a group whose
+#: outline was lost, by a repair or the late undo of a draw: such a group is generated again.
+_FINISHED = """
+SELECT uid FROM rollouts WHERE uid {in:uids} GROUP BY uid HAVING 0 = count(CASE WHEN status <> 'completed'
+    AND NOT (status = 'filtered' AND (response_tokens > 0 OR length(response) > 0)) THEN 1 END)"""
 
 
 def update_priorities(tx: Transaction, priorities: Mapping[int, float]) -> int:
