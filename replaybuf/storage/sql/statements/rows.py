@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Any
 
 from pydantic_core import from_json
-from sqlalchemy import JSON, ColumnElement, Select, Text, cast, select
+from sqlalchemy import JSON
 
 from replaybuf.common.checks import INT64
 from replaybuf.errors import DecodeError
@@ -17,7 +17,8 @@ from replaybuf.rules.query import FIELDS as QUERIED
 from replaybuf.storage.decoding import DAMAGE, Deferral, damaged, decode_stored
 from replaybuf.storage.places.store import EXTENT_BYTES
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import group, lane, payload, staleness
+from replaybuf.storage.sql.schema import STALENESS
+from replaybuf.storage.sql.schema.tables import group
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.values import Part, StorageItem
 from replaybuf.values.codec.payload import Codec
@@ -25,47 +26,29 @@ from replaybuf.values.codec.payload_format import has_size, head_size, is_apart
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.values.rollouts.segments import entries_of
 
-#: Queried fields; they need `group` joined to `lane`.
-FIELDS: dict[str, ColumnElement[Any]] = {
-    "uid": group.c.uid,
-    "timestamp_id": group.c.uid,
-    "task_name": lane.c.task_name,
-    "status": lane.c.status,
-    "staleness": staleness,
-    "priority": group.c.priority,
-    "times_sampled": group.c.times_sampled,
-    "created_at": group.c.created_at,
-    "reward": group.c.reward,
-    "worker": group.c.worker,
-    "trained_step": group.c.trained_step,
-    "tags": group.c.tags,
+#: The columns of the query language's fields, as text of SQL, of groups `g` and their lanes `l`.
+FIELDS = {name: f"g.{name}" for name in (*QUERIED, "tags")} | {
+    "timestamp_id": "g.uid",
+    "task_name": "l.task_name",
+    "status": "l.status",
+    "staleness": STALENESS,
 }
+_NULLABLE = {name for name, kind in QUERIED.items() if kind.nullable}
 
-#: Whether each field may be NULL, for ORDER BY.
-NULLABLE = {name: kind.nullable for name, kind in QUERIED.items()}
 
-#: All columns of a group, with JSON as text: it is parsed on demand, and may be damaged.
-STORED: tuple[ColumnElement[Any], ...] = tuple(
-    cast(column, Text).label(column.name) if isinstance(column.type, JSON) else column for column in group.columns
-)
+def sort_key(field: str, column: str, *, descending: bool) -> str:
+    """Return a term of ORDER BY for a field, whose missing values come last."""
+    return f"{column} {'DESC' if descending else 'ASC'}{' NULLS LAST' if field in _NULLABLE else ''}"
+
+
 JSON_COLUMNS = tuple(column.name for column in group.columns if isinstance(column.type, JSON))
-#: The index of each of these columns, and the names of NOT NULL ones.
+#: The index of each column of a group, and the names of NOT NULL ones.
 PLACES = {column.name: place for place, column in enumerate(group.columns)}
 NEEDED = tuple(column.name for column in group.columns if not column.nullable)
+#: All columns of a group `g`, as text of SQL, with JSON as text: it is parsed on demand, and may be damaged.
+STORED = ", ".join(f"CAST(g.{name} AS text)" if name in JSON_COLUMNS else f"g.{name}" for name in PLACES)
 
-
-def select_rows(*, payloads: bool = False) -> Select[Any]:
-    """Return the query for `GroupRow.of`, optionally with payloads."""
-    columns: list[Any] = [*STORED, lane.c.task_name, lane.c.status, lane.c.step]
-    tables = group.join(lane, lane.c.id == group.c.lane)
-    if payloads:
-        columns, tables = [*columns, payload.c.data], tables.outerjoin(payload, payload.c.uid == group.c.uid)
-    return select(*columns).select_from(tables)
-
-
-# The columns of STORED of a group `g`, and the query of `select_rows`, of groups `g` and lanes `l`.
-_STORED_TEXT = ", ".join(f"CAST(g.{name} AS text)" if name in JSON_COLUMNS else f"g.{name}" for name in PLACES)
-_SELECT_ROWS = f"""SELECT {_STORED_TEXT}, l.task_name, l.status, l.step{{payload}}
+_SELECT_ROWS = f"""SELECT {STORED}, l.task_name, l.status, l.step{{payload}}
 FROM rb_group g JOIN rb_lane l ON l.id = g.lane {{joined}} WHERE l.buffer = :buffer AND"""  # noqa: S608
 _WITHOUT_PAYLOADS = _SELECT_ROWS.format(payload="", joined="")
 _WITH_PAYLOADS = _SELECT_ROWS.format(payload=", p.data", joined="LEFT JOIN rb_payload p ON p.uid = g.uid")
