@@ -8,7 +8,6 @@ from typer.testing import CliRunner
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.cli.commands import app
 from tests.cli.conftest import run, run_json
-from tests.postgres import execute
 
 
 def rollout(status: Status, text: str = "4") -> RolloutState:
@@ -93,12 +92,3 @@ def test_filtered_rollouts_with_their_responses_can_be_drawn_again(shared_url: s
     [summary] = run_json("requeue", shared_url, "--all", "--yes")
     assert (summary["completed"], summary["aborted"]) == (1, 1)
     assert statuses(shared_url) == {"whole": "completed", "half": "aborted"}
-
-
-def test_a_group_of_which_nobody_knows_whether_it_is_finished_is_generated_again(shared_url: str) -> None:
-    """As one whose payload was swept before its draw was undone: that doesn't bring back its outline."""
-    with ReplayBufferConfig(url=shared_url).build_sync() as buffer:
-        buffer.put([rollout(Status.COMPLETED), rollout(Status.FAILED, "")], "broken")
-    execute(shared_url, "UPDATE rb_payload SET outline = '[]'")
-    [summary] = run_json("requeue", shared_url, "--all", "--yes")
-    assert (summary["completed"], summary["aborted"]) == (0, 1)

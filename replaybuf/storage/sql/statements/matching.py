@@ -149,7 +149,7 @@ def _settle(tx: Transaction, uids: Sequence[int]) -> None:
     query = f"SELECT uid, CAST(marks AS text) FROM rb_group WHERE uid {{in:uids}} AND {DUE} ORDER BY uid"  # noqa: S608
     rows = []
     for uid, text in tx.tuples(query, uids=uids) if uids else ():
-        with suppress(*DAMAGE):  # a draw sets such a group aside
+        with suppress(*DAMAGE):  # the next refresh or draw sets such a group aside
             marks = from_json(text)
             del marks["due"]
             rows.append((uid, dump_json(marks)))
