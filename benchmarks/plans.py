@@ -164,8 +164,9 @@ async def _explain(engine: Any, caught: list[tuple[str, str, Any]]) -> list[Expl
 async def _explain_sqlite(connection: Any, result: Explained, parameters: Any) -> Explained:
     rows = await connection.exec_driver_sql("EXPLAIN QUERY PLAN " + result.statement, tuple(parameters))
     result.plan = [row[3] for row in rows]
+    aliases = re.findall(rf"\b(?:{'|'.join(LARGE)}) (\w)\b", result.statement)
     for line in result.plan:
-        if any(line.startswith(f"SCAN {table}") for table in LARGE) or "TEMP B-TREE" in line:
+        if any(f"{line} ".startswith(f"SCAN {name} ") for name in (*LARGE, *aliases)) or "TEMP B-TREE" in line:
             result.problems.append(line)
     return result
 

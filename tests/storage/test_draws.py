@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from replaybuf import ReplayBuffer
+from replaybuf import ReplayBuffer, Status
 from replaybuf.errors import DecodeError
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy
-from replaybuf.rules.query import FIELDS
+from replaybuf.rules.query import FIELDS, parse
 from replaybuf.storage.sql.statements import ordering
-from replaybuf.storage.sql.statements.past import keep
+from replaybuf.storage.sql.statements.past import keep, sweep
 from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.tasks.delivery import Drawing
 from replaybuf.storage.sql.tasks.transactions import Transactions
-from replaybuf.storage.values import StorageItem
+from replaybuf.storage.values import Draw, StorageItem
 from tests.contract.waiting import conserved
 from tests.postgres import execute
 from tests.stores import TASK, build, fill, group, numbers_of, take_all
@@ -96,6 +97,18 @@ async def test_a_group_that_is_damaged_is_set_aside_and_the_next_drawn(tmp_path:
                 [failed] = [item async for item in buffer.find({"task_name": task, "status": "failed"})]
                 assert failed.error, damage
                 assert not failed.item, damage
+
+
+@pytest.mark.parametrize("marks", ['{"due"', '["due"]', '{"oldest": "due"}'])
+async def test_an_update_sets_the_status_of_a_group_that_is_damaged_and_the_next_draw_sets_it_aside(
+    tmp_path: Path, marks: str
+) -> None:
+    async with build(f"sqlite:///{tmp_path}/run.db") as buffer:
+        uids = [await buffer.put(group(number, status=Status.EXPIRED), TASK) for number in range(2)]
+        execute(tmp_path / "run.db", f"UPDATE rb_group SET marks = '{marks}' WHERE uid = {uids[0]}")
+        assert await buffer.update({"task_name": TASK}, status=Status.COMPLETED) == 2
+        assert numbers_of(await buffer.get(1, TASK)) == [1]
+        assert await buffer.count(TASK, "failed") == 1
 
 
 # Draws of groups that can't be given to anyone, also while others change the store
@@ -215,3 +228,17 @@ async def draw_rare(buffer: ReplayBuffer) -> list[int]:
 
 async def rows(buffer: ReplayBuffer, sql: str) -> list[Any]:
     return list(await buffer.storage._run(lambda: buffer.storage.transactions.read(lambda tx: tx.tuples(sql))))
+
+
+async def test_a_group_that_came_back_after_its_payload_was_swept_is_no_finished_one(shared_url: str) -> None:
+    """Nobody knows then whether it has all its responses: a requeue has it generated again."""
+    async with build(shared_url, max_deliveries=1) as buffer:
+        await buffer.put(group(1) + group(2, status=Status.ABORTED), TASK)
+        storage, draw = buffer.storage, Draw({TASK: 1}, status=Status.ABORTED)
+        drawing = Drawing(storage.draws, draw)
+        taken = await storage.thread.run(drawing.run)
+        assert await storage.thread.run(lambda: storage.engine.write(lambda tx: sweep(tx, 1e12, 10))) == 1
+        await storage.thread.run(lambda: drawing.undo(taken))
+        lease = await storage.lease(draw, 60)
+        await storage.give_back(lease, [item.uid for item in lease.items[TASK]], failed="the worker crashed")
+        assert await storage.requeue(parse({"status": "failed"})) == {Status.ABORTED: 1}

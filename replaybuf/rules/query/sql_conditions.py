@@ -22,6 +22,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     ColumnElement,
+    Dialect,
     Double,
     Integer,
     Select,
@@ -34,6 +35,7 @@ from sqlalchemy import (
     false,
     func,
     literal,
+    literal_column,
     not_,
     or_,
     select,
@@ -253,6 +255,16 @@ def compile_sql(node: Node, columns: Mapping[str, ColumnElement[Any]], dialect_n
     `tags` and nullable fields may be NULL.
     """
     return _Compiler(columns, DIALECTS[dialect_name]()).condition(node)
+
+
+def condition_text(node: Node, columns: Mapping[str, str], compiler: Dialect) -> tuple[str, dict[str, Any]]:
+    """Return the condition as text with parameters `:name`, and their values. Columns are texts of SQL.
+
+    `compiler` is SQLAlchemy's dialect, with named parameters.
+    """
+    texts: dict[str, ColumnElement[Any]] = {name: literal_column(column) for name, column in columns.items()}
+    compiled = compile_sql(node, texts, compiler.name).compile(dialect=compiler)
+    return f"({compiled})", dict(compiled.params)
 
 
 class _Compiler:

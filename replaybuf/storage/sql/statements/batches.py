@@ -13,7 +13,7 @@ from typing import Any
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import batch
 from replaybuf.storage.sql.statements.past import may_sweep
-from replaybuf.storage.sql.statements.rows import PLACES, GroupRow
+from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.values import Draw, Leased
 from replaybuf.values.rollouts.statuses import Status
 
@@ -39,7 +39,7 @@ class BatchKey:
 def write_batch(tx: Transaction, draw: Draw, rows: Sequence[GroupRow], step: int | None, lease: int | None) -> BatchKey:
     """Write the batch of a draw of these groups, at least one; call it before they are changed."""
     try:
-        figures = _figures([(row.uid, row.values[_REWARD], row.staleness, row.values[_OLDEST]) for row in rows])
+        figures = _figures([(row.uid, row.values.reward, row.staleness, row.values.oldest_step) for row in rows])
     except (TypeError, ValueError):  # damaged metadata: if the group can't be decoded, the draw is undone
         figures = _figures([(row.uid, None, 0, None) for row in rows])
     values = figures | {
@@ -54,9 +54,6 @@ def write_batch(tx: Transaction, draw: Draw, rows: Sequence[GroupRow], step: int
     }
     tx.send(_INSERT, **values)
     return BatchKey(values["taken_at"], values["first_uid"])
-
-
-_REWARD, _OLDEST = PLACES["reward"], PLACES["oldest_step"]
 
 
 def _figures(members: Iterable[Sequence[Any]]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from replaybuf.storage.sql.statements.new_rows import insert_payloads
 from replaybuf.storage.sql.statements.ordering import enter_race
 from replaybuf.storage.sql.statements.past import come_back, is_taken, keep
 from replaybuf.storage.sql.statements.presence import note_rows
-from replaybuf.storage.sql.statements.rows import PLACES, GroupRow, read_rows
+from replaybuf.storage.sql.statements.rows import COLUMNS, GroupRow, read_rows
 from replaybuf.storage.values import Leased, check_database, check_lease, lost_to_others, passed_on
 from replaybuf.values.rollouts.statuses import Status
 
@@ -240,7 +240,7 @@ WHERE uid = :uid AND times_sampled > :times"""
 
 def _unarchive(tx: Transaction, row: GroupRow, archive: Lane) -> bool:
     """Move an archived group back to its lane; return False if it is no longer in the archive."""
-    if not tx.change(_UNARCHIVE, **_columns_of(row), archive=archive.id):
+    if not tx.change(_UNARCHIVE, **row.values._asdict(), archive=archive.id):
         return False
     come_back(tx, row.uid, row.column("since"))
     return True
@@ -252,11 +252,11 @@ def _restore(tx: Transaction, row: GroupRow, made_before: int, lost: dict[int, s
     If its arrays were deleted before they were read, the reason is added to `lost`.
     """
     key = row.column("scoped_key")
-    if (key is not None and is_taken(tx, key, row.uid, made_before)) or not tx.change(_RESTORE, **_columns_of(row)):
+    if (key is not None and is_taken(tx, key, row.uid, made_before)) or not tx.change(_RESTORE, **row.values._asdict()):
         return False
     come_back(tx, row.uid, row.column("since"))
     if row.payload is not None and not tx.tuples("SELECT 1 FROM rb_payload WHERE uid = :uid", uid=row.uid):
-        # The payload was swept already. (The outline isn't restored: it serves the views, and checks of annotations.)
+        # The payload was swept already. (The outline isn't restored: views, requeues and annotations do without.)
         extent = extent_of(row.payload) if row.whole is row.payload else None
         if extent is not None and not count_back(tx, extent.file):
             lost[row.uid], extent = _TOO_LATE, None
@@ -265,11 +265,7 @@ def _restore(tx: Transaction, row: GroupRow, made_before: int, lost: dict[int, s
     return True
 
 
-def _columns_of(row: GroupRow) -> dict[str, Any]:
-    return dict(zip(PLACES, row.values, strict=True))
-
-
-_RESTORE = f"""INSERT INTO rb_group ({", ".join(PLACES)}) VALUES ({", ".join(f":{name}" for name in PLACES)})
+_RESTORE = f"""INSERT INTO rb_group ({", ".join(COLUMNS)}) VALUES ({", ".join(f":{name}" for name in COLUMNS)})
 ON CONFLICT DO NOTHING"""  # noqa: S608
-_UNARCHIVE = f"""UPDATE rb_group SET {", ".join(f"{name} = :{name}" for name in PLACES)}
+_UNARCHIVE = f"""UPDATE rb_group SET {", ".join(f"{name} = :{name}" for name in COLUMNS)}
 WHERE uid = :uid AND lane = :archive"""  # noqa: S608
