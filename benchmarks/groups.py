@@ -7,8 +7,9 @@ from typing import Any
 from benchmarks import fields
 from replaybuf import RolloutState, Status
 from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.group_fields import fields_of
 from replaybuf.values.rollouts.rollout_type import RolloutType
-from replaybuf.values.rollouts.staleness import fill_model_steps
+from replaybuf.values.rollouts.staleness import date_responses
 
 CODEC = Codec(RolloutType(RolloutState))
 
@@ -32,18 +33,17 @@ def lists(kilobytes: int = 100) -> list[RolloutState]:
     return rollouts(fields.lists(kilobytes))
 
 
-def payload(group: list[RolloutState], model_step: int = MODEL_STEP) -> bytes:
+def payload(group: list[RolloutState], model_step: int = MODEL_STEP) -> bytes | bytearray:
     """Return the bytes that the store keeps for a group."""
-    for rollout in group:
-        fill_model_steps(rollout, model_step, CODEC.rollout_type)
+    date_responses(group, fields_of(group, CODEC.rollout_type), model_step, CODEC.rollout_type)
     return CODEC.encode(group)
 
 
 def plain(group: list[RolloutState]) -> list[dict[str, Any]]:
     """Return a group as msgpack takes it, with the model steps that put fills in."""
-    for rollout in group:
-        fill_model_steps(rollout, MODEL_STEP, CODEC.rollout_type)
-    return [{**CODEC.rollout_type.to_fields(rollout), "status": "completed"} for rollout in group]
+    date_responses(group, fields_of(group, CODEC.rollout_type), MODEL_STEP, CODEC.rollout_type)
+    rows = CODEC.rollout_type.rows(group)
+    return [{name: value for name, value in row.items() if value is not None} | {"status": "completed"} for row in rows]
 
 
 def rollouts(group: list[dict[str, Any]]) -> list[RolloutState]:

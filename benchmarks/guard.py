@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 
 from benchmarks import groups
 from benchmarks.counts import counting_calls, statements_and_round_trips

@@ -12,6 +12,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,17 +54,17 @@ async def explain_all(url: str) -> list[Explained]:
     for policy in ("lifo", "prioritized"):
         async with _using(url, policy, caught) as (buffer, during):
             await buffer.get(1, TASK)  # the races begin
-            await during(f"take {policy}", lambda buffer=buffer: buffer.get(64, TASK))
+            await during(f"take {policy}", partial(buffer.get, 64, TASK))
             async with _using(url, policy, caught, capacity=await _count(url), remover=policy) as (full, evicting):
                 await put_all(full, [small()])  # so they do here
-                await evicting(f"evict {policy}", lambda full=full: put_all(full, [small() for _ in range(8)]))
+                await evicting(f"evict {policy}", partial(put_all, full, [small() for _ in range(8)]))
     async with _using(url, "fifo", caught, archive=64, max_times_sampled=2) as (buffer, during):
         await during("lease", lambda: _lease(buffer))
         await during("archive", lambda: _lease(buffer))
         await during("look after groups", lambda: _look_after(buffer))
     for policy in ("fifo", "lifo", "staleness", "prioritized"):
         async with _using(url, policy, caught, archive=64) as (buffer, during):
-            await during(f"take mixed {policy}", lambda buffer=buffer: _take_mixed(buffer))
+            await during(f"take mixed {policy}", partial(_take_mixed, buffer))
     async with _using(url, "fifo", caught) as (buffer, during):
         await during("take fifo", lambda: buffer.get(64, TASK))
         items = (await buffer.sample({TASK: 64}))[TASK]
@@ -157,14 +158,15 @@ async def _sweep(buffer: ReplayBuffer) -> None:
 async def _explain(engine: Any, caught: list[tuple[str, str, Any]]) -> list[Explained]:
     explain = _explain_postgres if engine.dialect.name == "postgresql" else _explain_sqlite
     async with engine.connect() as connection:
-        return [await explain(connection, Explained(*fields), parameters) for *fields, parameters in caught]
+        return [await explain(connection, Explained(purpose, query), values) for purpose, query, values in caught]
 
 
 async def _explain_sqlite(connection: Any, result: Explained, parameters: Any) -> Explained:
     rows = await connection.exec_driver_sql("EXPLAIN QUERY PLAN " + result.statement, tuple(parameters))
     result.plan = [row[3] for row in rows]
+    aliases = re.findall(rf"\b(?:{'|'.join(LARGE)}) (\w)\b", result.statement)
     for line in result.plan:
-        if any(line.startswith(f"SCAN {table}") for table in LARGE) or "TEMP B-TREE" in line:
+        if any(f"{line} ".startswith(f"SCAN {name} ") for name in (*LARGE, *aliases)) or "TEMP B-TREE" in line:
             result.problems.append(line)
     return result
 

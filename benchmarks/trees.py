@@ -60,7 +60,7 @@ def _of_pair(trees: tuple[Path, Path], case: str, turns: int) -> list[tuple[floa
             times = {process: _work(process) for process in (processes if turn % 2 == 0 else reversed(processes))}
             measured.append(list(zip(times[theirs], times[ours], strict=True)))
     return [
-        (*map(statistics.median, zip(*pairs, strict=True)), statistics.median(mine / other for other, mine in pairs))  # type: ignore[misc]
+        (*map(statistics.median, zip(*pairs, strict=True)), statistics.median(mine / other for other, mine in pairs))
         for pairs in zip(*measured, strict=True)
     ]
 
@@ -127,7 +127,7 @@ async def _put_all(buffer: Any, groups: Iterable[Any]) -> None:
 
 
 def _group(case: str) -> list[Any]:
-    import fields  # of the folder of this file
+    import fields  # type: ignore[import-not-found]  # of the folder of this file
 
     from replaybuf import RolloutState, Status
 

@@ -327,7 +327,6 @@ class AsyncReplayBufferConfig(ReplayBufferConfig[R], Generic[R]):
     """For asynchronous training: most stale first. Without a url the buffer is a private one in memory."""
 
     url: str = "sqlite:///:memory:"
-    policy: str | ReplayPolicy | type[ReplayPolicy] = "staleness"
 
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}

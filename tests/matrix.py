@@ -107,7 +107,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
         (f"storage/test_circumstances.py::*{law}*", ("sqlite",))
         for law in ("second_short", "dead_producer", "spurts", "not_kept")
     ),
-    ("buffer/test_waits.py::*a_dataset*", _DATABASES),
+    *((f"buffer/test_waits.py::*{law}*", _DATABASES) for law in ("a_dataset", "after_a_change", "wake_nobody")),
     ("buffer/test_waits.py::*", ("sqlite",)),
     ("faults/test_steady.py::*", ("sqlite",)),
     ("faults/test_filling_kills.py::*", ("postgresql",)),

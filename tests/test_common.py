@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from replaybuf import ConfigError, ReplayBufferConfig
+from replaybuf.common import units
 from replaybuf.common.redact import redact, redact_path
 from replaybuf.common.worker_name import worker_name, working_as
 from replaybuf.errors import InputError
@@ -47,6 +48,31 @@ def test_a_url_without_a_password_is_shown_as_it_is(url: str) -> None:
 
 def test_a_folder_is_shown_as_it_is() -> None:
     assert redact_path("runs/2026-11-22T11:30") == "runs/2026-11-22T11:30"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (units.short(0), "0"),
+        (units.short(999), "999"),
+        (units.short(1000), "1.0k"),
+        (units.short(13_420), "13.4k"),
+        (units.short(99_960), "100k"),
+        (units.short(999_950), "1.0M"),
+        (units.short(10**16), "10000T"),
+        (units.size(999), "999 B"),
+        (units.size(999_600), "1.0 MB"),
+        (units.age(-1.0), "0s"),
+        (units.age(59.4), "59s"),
+        (units.age(59.7), "1.0m"),
+        (units.age(599.0), "10m"),
+        (units.age(3599.0), "1.0h"),
+        (units.age(86_399.0), "1.0d"),
+        (units.age(1e8), "1157d"),
+    ],
+)
+def test_a_number_that_rounds_to_one_of_the_next_unit_is_in_that(text: str, shown: str) -> None:
+    assert text == shown
 
 
 def rollout(**fields: Any) -> dict[str, Any]:

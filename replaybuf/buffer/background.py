@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 from collections.abc import Coroutine
-from contextvars import copy_context
 from typing import Any, Generic, TypeVar
 
 from replaybuf.errors import ClosedError, InputError
@@ -45,7 +44,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     call = _BlockingCall(coroutine)
     try:
         _open_calls.add(call)
-        thread.loop.call_soon_threadsafe(call.begin, context=copy_context())
+        thread.loop.call_soon_threadsafe(call.begin)
         call.ended.acquire()
     except BaseException as interrupt:
         thread.loop.call_soon_threadsafe(call.cancel)

@@ -232,8 +232,10 @@ class Lease(Generic[R]):
             uid: dict(group.uids) for uid, group in filling.items() if isinstance(uid, int) and uid in self._open_uids
         }
         parts = {part: (uid, index) for uid, added in self._added_parts.items() for index, part in added.items()}
-        query = SetNode("uid", "$in", tuple(parts))
         rollouts: dict[int, dict[int, R]] = {}
+        if not parts:
+            return rollouts
+        query = SetNode("uid", "$in", tuple(parts))
         damaged: list[int] = []
         async for item in self.storage.find(query, order=()):
             uid, index = parts[item.uid]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
@@ -152,6 +152,25 @@ class SyncLease(Generic[R]):
     stop = mirrored(Lease[R].stop, as_it_is)
 
 
+def _run_to_lease(claiming: Coroutine[Any, Any, Lease | None]) -> SyncLease[Any] | None:
+    lease = run(claiming)
+    return None if lease is None else SyncLease(lease)
+
+
+@face_of(Cursors)
+class SyncCursors:
+    """The `Cursors` of a buffer without `await`."""
+
+    def __init__(self, cursors: Cursors) -> None:
+        self.asynchronous = cursors
+
+    read = mirrored(Cursors.read, run)
+    prompts = mirrored(Cursors.prompts, run)
+    move = mirrored(Cursors.move, run)
+    put = mirrored(Cursors.put, run)
+    claim = mirrored(Cursors.claim, _run_to_lease, returns="SyncLease | None")
+
+
 class SyncLeasing(Generic[R]):
     """The result of `lease_batch`: use it with `with`, or `begin()` a lease to be settled by hand."""
 
@@ -201,7 +220,7 @@ class SyncReplayBuffer(Generic[R]):
     call: either the caller has the groups or the store has them.
 
     `rollout_type` describes the class of the rollouts. `asynchronous` is the same buffer for coroutines, which
-    `replaybuf.buffer.sync.run` runs, also those of its `cursors`.
+    `replaybuf.buffer.sync.run` runs.
     """
 
     policy: ReplayPolicy
@@ -209,10 +228,10 @@ class SyncReplayBuffer(Generic[R]):
     durable: bool
     worker: str
     rollout_type: RolloutType
-    cursors: Cursors
 
     def __init__(self, buffer: ReplayBuffer[R]) -> None:
         self.asynchronous = buffer
+        self.cursors = SyncCursors(buffer.cursors)
 
     def __enter__(self) -> Self:
         run(self.asynchronous.__aenter__())
@@ -286,4 +305,4 @@ class SyncReplayBuffer(Generic[R]):
     resume = mirrored(ReplayBuffer[R].resume, run)
 
 
-__all__ = ["SyncLease", "SyncLeasing", "SyncReplayBuffer", "end", "run"]
+__all__ = ["SyncCursors", "SyncLease", "SyncLeasing", "SyncReplayBuffer", "end", "run"]

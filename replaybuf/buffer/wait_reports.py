@@ -7,8 +7,9 @@ import logging
 import time
 from contextlib import suppress
 
+from replaybuf.common import units
 from replaybuf.rules.circumstances import Wait
-from replaybuf.storage.reports import Waiting, timeout_event
+from replaybuf.storage.reports import EventKind, Waiting, WorkerEvent
 from replaybuf.storage.sql.backend import SQLStorage
 
 #: Seconds before the first warning of a wait in the log, and between warnings.
@@ -22,20 +23,17 @@ _FLUSH_SECONDS = 2.0
 _logger = logging.getLogger("replaybuf.waits")
 
 
-class WaitReport:
+class WaitReport(Waiting):
     """One wait of a worker, in the log and in the view `waiters`. A wait of less than `SHOW_SECONDS` isn't reported.
 
-    `wait` is its current description.
+    `wait` is its current description; `activity` begins its warnings in the log. The caller closes it.
     """
 
-    def __init__(self, storage: SQLStorage, what: str, worker: str, wait: Wait) -> None:
-        self._storage = storage
-        self._activity = what
+    def __init__(self, storage: SQLStorage, activity: str, wait: Wait) -> None:
+        super().__init__(wait, storage.worker, reason="")
+        self._storage, self._activity = storage, activity
         self._began_at = time.monotonic()
         self._log_at, self._show_at = self._began_at + REPORT_SECONDS, self._began_at + SHOW_SECONDS
-        self._worker = worker
-        self.wait = wait
-        self._published: Waiting | None = None
 
     @property
     def pause(self) -> float:
@@ -56,11 +54,8 @@ class WaitReport:
         if now < self._show_at:
             return
         self._show_at = now + REASON_SECONDS
-        if self._published is not None:
-            self._published.wait, self._published.reason = self.wait, reason
-        else:
-            self._published = Waiting(self.wait, self._worker, reason)
-            self._storage.publish_wait(self._published)
+        self.reason = reason
+        self._storage.presence.publish_wait(self)
 
     @property
     def is_long(self) -> bool:
@@ -71,16 +66,22 @@ class WaitReport:
     async def timed_out(self, reason: str, task_name: str | None = None) -> None:
         """Record the timeout of the wait and its `reason`, at once, since the process may exit on the error.
 
-        Waits shorter than `SHOW_SECONDS` aren't recorded.
+        `task_name` is the task that the reason is about, if any: the event then has the number of its groups that the
+        wait needed. Waits shorter than `SHOW_SECONDS` aren't recorded.
         """
         self.close()
         if self.is_long:
-            self._storage.report(timeout_event(self.wait, self._worker, time.time(), reason, task_name))
+            wait, now = self.wait, time.time()
+            groups = sum(wait.wants.values()) if task_name is None else wait.wants.get(task_name, 0)
+            subject = "the trainer" if wait.kind == "trainer" else wait.kind
+            detail = f"after {units.age(now - (wait.since or now))} of waiting for {subject}: {reason}"
+            event = WorkerEvent(EventKind.GAVE_UP, self.worker, now, groups, detail, task_name, wait.kind == "groups")
+            self._storage.presence.report(event)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_FLUSH_SECONDS):
                     await self._storage.flush()
 
     def close(self) -> None:
         """Withdraw the finished wait from the view."""
-        if self._published is not None:
-            self._storage.withdraw_wait(self._published)
+        if self.reason:
+            self._storage.presence.withdraw_wait(self)

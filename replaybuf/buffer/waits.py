@@ -20,7 +20,7 @@ from replaybuf.buffer.wait_reports import WaitReport
 from replaybuf.common.units import named
 from replaybuf.errors import FullError, InputError, NotReadyError, StorageError
 from replaybuf.rules.causes import diagnose, never_put
-from replaybuf.rules.circumstances import IN_FLIGHT, Circumstances, Wait
+from replaybuf.rules.circumstances import Circumstances, Wait
 from replaybuf.rules.diagnosis import Diagnosis, Reason, and_also, too_large
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.query import LogicNode, ScalarNode, to_text
@@ -40,7 +40,6 @@ def check_possible(draw: Draw, limits: Limits) -> None:
 
 T = TypeVar("T")
 
-_LONGEST_WAIT = 60.0
 _RETRY_SECONDS = 0.02
 _READ_AGAIN_SECONDS = 1.0
 _COUNTING_SECONDS = 2.0
@@ -75,6 +74,8 @@ class Waits:
 
     def __init__(self, storage: SQLStorage) -> None:
         self._storage = storage
+        # For waits of those above the buffer, which don't know its storage.
+        self.version, self.changed, self.tallies = storage.version, storage.changed, storage.fenced_tallies
         self._circumstances_at = -math.inf
         self._circumstances: Circumstances | None = None
         self._tasks_at = -math.inf
@@ -86,24 +87,6 @@ class Waits:
         self.for_groups = WaitStats()
         self.for_room = WaitStats()
 
-    # For changes
-
-    def version(self) -> int:
-        """Return a counter of changes of the store; read it before polling, then wait for the next change."""
-        return self._storage.version()
-
-    async def changed(self, since: int, seconds: float) -> None:
-        """Return soon after a change of the store since `version()` was `since`, or after `seconds` at the latest.
-
-        It may also return early without a change. No statement is sent for it: what its callers read then is `tallies`,
-        or else they check the fence.
-        """
-        await self._storage.changed(min(seconds, _LONGEST_WAIT), since)
-
-    async def tallies(self) -> Tallies:
-        """Return the tallies. Raises FencedError: one statement reads them and checks the fence."""
-        return await self._storage.fenced_tallies()
-
     # For groups
 
     async def draw(self, draw: Draw, timeout: float, call: Callable[[Draw], Awaitable[T | None]]) -> T:
@@ -112,7 +95,6 @@ class Waits:
         The call comes first, and the numbers of groups are read only when it returned None.
         """
         deadline = time.monotonic() + timeout
-        check_possible(draw, self._storage.rules.limits)
         while (drawn := await call(draw)) is None:
             if await self.until_ready(draw, deadline, timeout):
                 continue
@@ -161,11 +143,11 @@ class Waits:
         waited = False
         began = _start_of_wait(deadline, timeout)
         wait = self._wait_of(draw, began, timeout)
-        with ExitStack() as stack, closing(self.open_report("waiting for groups", wait)) as report:
+        with ExitStack() as stack, closing(WaitReport(self._storage, "waiting for groups", wait)) as report:
             while True:
                 self._storage.check_open()
-                version = self.version()
-                tallies = await self.tallies()
+                version = self._storage.version()
+                tallies = await self._storage.fenced_tallies()
                 in_store = await self._count_matching(draw, tallies)
                 available = self._count_drawable(draw, tallies, in_store)
                 if draw.is_met_by(available):
@@ -175,7 +157,7 @@ class Waits:
                     diagnosis = await self.why(
                         report.wait, tallies, None if draw.where is None else in_store, over=remaining <= 0
                     )
-                    if remaining <= 0 or (diagnosis.final and not _is_group_coming(tallies, diagnosis.task_name)):
+                    if remaining <= 0 or diagnosis.final:
                         after = min(timeout, time.time() - began)
                         error = NotReadyError(and_also(f"after {after:.3g} s: {diagnosis}", "nothing was taken"))
                         error.diagnosis = diagnosis
@@ -185,12 +167,12 @@ class Waits:
                 if not waited:
                     stack.enter_context(_timed_wait(self.for_groups, "groups"))
                     waited = True
-                await self.changed(version, min(remaining, report.pause))
+                await self._storage.changed(min(remaining, report.pause), version)
 
     async def report_timeout(self, draw: Draw, since: float, timeout: float, cause: Diagnosis | None = None) -> None:
         """Record the timeout of a draw that began at `since`; by default, that others hold some of the groups."""
         reason, task = ("Others hold some of the groups.", None) if cause is None else (cause.sentence, cause.task_name)
-        await self.open_report("", self._wait_of(draw, since, timeout)).timed_out(reason, task)
+        await WaitReport(self._storage, "", self._wait_of(draw, since, timeout)).timed_out(reason, task)
 
     async def ready(self, draw: Draw) -> bool:
         """Return whether the groups that the draw needs are available."""
@@ -237,34 +219,30 @@ class Waits:
 
     async def why_not(self, draw: Draw) -> Diagnosis:
         """Return the diagnosis of a draw if it were issued now."""
-        tallies = await self.tallies()
+        tallies = await self._storage.fenced_tallies()
         matches = None if draw.where is None else await self._count_matching(draw, tallies)
         return await self.why(self._wait_of(draw, time.time(), 0), tallies, matches)
 
     def for_trainer(self, timeout: float) -> WaitReport:
         """Return the report of a producer's wait for the trainer, to be closed by the caller."""
-        wait = self._new_wait({}, time.time(), timeout, kind="trainer", worker=self._storage.worker)
-        return self.open_report("waiting for the trainer", wait)
+        wait = self._new_wait({}, time.time(), timeout, kind="trainer")
+        return WaitReport(self._storage, "waiting for the trainer", wait)
 
     def dataset_ended(self, task_name: str, ledger: str, drawn: int) -> None:
         """Publish that a prompt ledger has exhausted its dataset after `drawn` prompts."""
         ended = WorkerEvent(EventKind.DATASET_ENDED, self._storage.worker, time.time(), drawn, ledger, task_name)
-        self._storage.report(ended)
-
-    def open_report(self, what: str, wait: Wait) -> WaitReport:
-        """Return the report of a wait, to be closed by the caller; `what` begins its warnings in the log."""
-        return WaitReport(self._storage, what, self._storage.worker, wait)
+        self._storage.presence.report(ended)
 
     def _wait_of(self, draw: Draw, since: float, timeout: float) -> Wait:
         wants = {task: least for task, least in draw.at_least.items() if least}
         query = None if draw.where is None else to_text(draw.where)
         takes_more = any(draw.sizes[task] > least for task, least in wants.items())
-        about = {"status": draw.status, "query": query, "worker": draw.worker, "at_least": takes_more}
-        return self._new_wait(wants, since, timeout, **about)
+        return self._new_wait(wants, since, timeout, status=draw.status, query=query, at_least=takes_more)
 
     def _new_wait(self, wants: Mapping[str, int], since: float, timeout: float, **about: Any) -> Wait:
         deadline = None if math.isinf(timeout) else since + timeout
-        return Wait(wants, since=since, deadline=deadline, limits=self._storage.rules.limits, **about)
+        limits, worker = self._storage.rules.limits, self._storage.worker
+        return Wait(wants, since=since, deadline=deadline, limits=limits, worker=worker, **about)
 
     # For room
 
@@ -283,18 +261,19 @@ class Waits:
                 if limits.on_full == "reject" or timeout <= 0:
                     await self._refuse(new, f"{error}; nothing was stored. {_ADVICE}", error)
 
-        wait = self._new_wait({}, began, timeout, kind="room", status=new.status, worker=new.worker)
+        wait = self._new_wait({}, began, timeout, kind="room", status=new.status)
         queue.waiting += 1
         try:
-            with _timed_wait(self.for_room, "room"), closing(self.open_report("waiting for room", wait)) as report:
+            report = WaitReport(self._storage, "waiting for room", wait)
+            with _timed_wait(self.for_room, "room"), closing(report):
                 try:
-                    async with asyncio.timeout_at(_loop_deadline(deadline)):
+                    async with asyncio.timeout(deadline - time.monotonic()):
                         await queue.turn.acquire()
                 except TimeoutError as error:
                     reason, diagnosis = f"task {new.task_name}: others wait for room, too", None
                     if report.is_long:
                         report.wait = replace(wait, wants={new.task_name: queue.waiting})
-                        diagnosis = await self.why(report.wait, await self.tallies(), over=True)
+                        diagnosis = await self.why(report.wait, await self._storage.fenced_tallies(), over=True)
                         await report.timed_out(diagnosis.sentence, new.task_name)
                     await self._refuse(new, f"after {timeout:g} s: {reason}; {_NOTHING_STORED}", error, diagnosis)
                 try:
@@ -316,8 +295,8 @@ class Waits:
         limits, replaces = self._storage.rules.limits, new.key is not None or bool(new.replaces)
         while True:
             self._storage.check_open()
-            version = self.version()
-            tallies = await self.tallies()
+            version = self._storage.version()
+            tallies = await self._storage.fenced_tallies()
             level = level_of(tallies, new.task_name)
             if replaces or limits.insertable(level, new.status) != 0:
                 try:
@@ -337,7 +316,7 @@ class Waits:
                     details = and_also(f"after {timeout:g} s: {details}", "nothing was stored")
                     await self._refuse(new, details, diagnosis=diagnosis)
                 report.update(sentence, details)
-            await self.changed(version, min(remaining, report.pause))
+            await self._storage.changed(min(remaining, report.pause), version)
 
     async def _refuse(
         self, new: NewGroup, reason: str, cause: BaseException | None = None, diagnosis: Diagnosis | None = None
@@ -351,13 +330,6 @@ class Waits:
 
     def _queue(self, lane: LaneName) -> _WaitQueue:
         return self._queues.setdefault(asyncio.get_running_loop(), {}).setdefault(lane, _WaitQueue())
-
-
-def _is_group_coming(tallies: Tallies, task: str | None) -> bool:
-    """Return whether a group of a task is leased or unfinished: it may still be completed."""
-    unfinished = ((status, Tally.SIZE) for status in IN_FLIGHT)
-    leased = ((status, Tally.LEASED) for status in Status)
-    return any(tallies.get((task or "", *lane)) for lane in (*unfinished, *leased))
 
 
 @contextmanager
@@ -378,8 +350,3 @@ def _timed_wait(waited: WaitStats, kind: str) -> Iterator[None]:
 def _start_of_wait(deadline: float, timeout: float) -> float:
     """Return the start of a wait with this deadline, in seconds since the epoch; now without a timeout."""
     return time.time() - (0.0 if math.isinf(timeout) else timeout - (deadline - time.monotonic()))
-
-
-def _loop_deadline(deadline: float) -> float:
-    """Convert a time of `time.monotonic` to the running loop's clock."""
-    return asyncio.get_running_loop().time() + deadline - time.monotonic()

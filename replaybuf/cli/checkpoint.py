@@ -5,7 +5,6 @@ Modules for writing are imported by the commands that write, so that listing is 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,19 +26,13 @@ from replaybuf.cli.commands import (
     option,
     with_bar,
 )
-from replaybuf.cli.output import Output
+from replaybuf.cli.output import Output, Row
 from replaybuf.common import units
 from replaybuf.common.checks import check_step
 from replaybuf.common.units import iso, time_of
 from replaybuf.errors import ConfigError
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
-from replaybuf.storage.sql.inspection.run_records import (
-    RestoreEffects,
-    StoredCheckpoint,
-    effects_of_restore,
-    find_stored,
-    read_checkpoints,
-)
+from replaybuf.storage.sql.inspection.run_records import effects_of_restore, find_checkpoint, read_checkpoints
 from replaybuf.view.columns import CHECKPOINTS, Column, columns
 
 if TYPE_CHECKING:
@@ -89,7 +82,7 @@ def make(url: Url, step: _Step, output: Out = TEXT, buffer: OneBuffer = None) ->
     train_step = check_step(step, "STEP")
     reader, name = open_buffer(url, buffer)
     on_storage(reader.url, name, lambda storage: storage.checkpoint(train_step, None))
-    _tell(output, reader, reader.read(lambda tx: find_stored(tx, name, train_step)))
+    _tell(output, reader, reader.read(lambda tx: find_checkpoint(tx, name, train_step)))
 
 
 @app.command("restore")
@@ -117,9 +110,8 @@ def restore(
       replaybuf checkpoint restore postgresql://rl@db/run7 400 --keep-new --yes
     """
     reader, name, record = _find(url, step, buffer)
-    effects = reader.read(lambda tx: effects_of_restore(tx, record))
-    _ask_to_restore(reader, record, effects, keep_new=keep_new, yes=yes)
-    on_storage(reader.url, name, lambda storage: storage.restore(record.step, keep_new=keep_new))
+    _ask_to_restore(reader, record, keep_new=keep_new, yes=yes)
+    on_storage(reader.url, name, lambda storage: storage.restore(record["step"], keep_new=keep_new))
     _tell(output, reader, record)
     output.note("restored; whoever had the buffer open before is fenced off")
 
@@ -137,37 +129,35 @@ def drop(url: Url, step: _Step, output: Out = TEXT, buffer: OneBuffer = None, ye
     """
     reader, name, record = _find(url, step, buffer)
     ask(f"Drop the checkpoint of {_record_text(record)}? It can't be brought back.", yes=yes)
-    on_storage(reader.url, name, lambda storage: storage.drop_checkpoint(record.step))
+    on_storage(reader.url, name, lambda storage: storage.drop_checkpoint(record["step"]))
     _tell(output, reader, record)
     output.note("dropped")
 
 
-def _find(url: str, step: int, buffer: str | None) -> tuple[Reader, str, StoredCheckpoint]:
+def _find(url: str, step: int, buffer: str | None) -> tuple[Reader, str, Row]:
     """Return the reader of the database, the name of the buffer, and the checkpoint of the step."""
     reader, name = open_buffer(url, buffer)
-    return reader, name, reader.read(lambda tx: find_stored(tx, name, step))
+    return reader, name, reader.read(lambda tx: find_checkpoint(tx, name, step))
 
 
-def _record_text(record: StoredCheckpoint) -> str:
-    size = f"{units.number_of(record.groups, 'group')}, {units.size(record.bytes)}"
-    return f"step {record.step} of buffer {record.buffer}, made {iso(time_of(record.created_at))} ({size})"
+def _record_text(record: Row) -> str:
+    size = f"{units.number_of(record['groups'], 'group')}, {units.size(record['bytes'])}"
+    return f"step {record['step']} of buffer {record['buffer']}, made {iso(time_of(record['created_at']))} ({size})"
 
 
-def _ask_to_restore(
-    reader: Reader, record: StoredCheckpoint, effects: RestoreEffects, *, keep_new: bool, yes: bool
-) -> None:
-    new_groups = f"{units.number(effects.put)} groups put since then are {'kept' if keep_new else 'deleted'}"
-    returned_groups = f"{units.number(effects.left)} that have left since then are back"
+def _ask_to_restore(reader: Reader, record: Row, *, keep_new: bool, yes: bool) -> None:
+    put, left, workers = reader.read(lambda tx: effects_of_restore(tx, record))
+    new_groups = f"{units.number(put)} groups put since then are {'kept' if keep_new else 'deleted'}"
+    returned_groups = f"{units.number(left)} that have left since then are back"
     users = "Nobody was seen with it open in the last minute."
-    if effects.users:
-        users = f"These have it open and will be fenced off: {units.some(effects.users)}."
+    if workers:
+        users = f"These have it open and will be fenced off: {units.some(workers)}."
     ask(f"Restore {_record_text(record)} in {reader.where}? {new_groups}, {returned_groups}. {users} Restore?", yes=yes)
 
 
-def _tell(output: Output, reader: Reader, record: StoredCheckpoint) -> None:
-    row = {"url": reader.where, **asdict(record), "created_at": time_of(record.created_at)}
-    del row["id"]
-    output.rows([row], CHECKPOINTS)
+def _tell(output: Output, reader: Reader, record: Row) -> None:
+    shown = {name: record[name] for name in ("buffer", "step", "created_at", "groups", "bytes")}
+    output.rows([{"url": reader.where, **shown, "created_at": time_of(shown["created_at"])}], CHECKPOINTS)
 
 
 # Copies in files
@@ -194,10 +184,12 @@ def save(url: Url, folder: Folder, output: Out = TEXT, buffer: OneBuffer = None)
       replaybuf checkpoint save run.db backup
       replaybuf checkpoint save postgresql://rl@db/run7 backup --buffer eval
     """
-    from replaybuf.storage.sql.inspection.writer import save_snapshot
-
     reader, name = open_buffer(url, buffer)
-    file, total = with_bar("saved", lambda tell: save_snapshot(reader, name, Path(folder), tell))
+
+    def write(tell: OnProgress) -> Path:
+        return on_storage(reader.url, name, lambda storage: storage.save(Path(folder), {}, tell), read_only=True)
+
+    file, total = with_bar("saved", write)
     row = {"url": reader.where, "buffer": name, "file": str(file), "groups": total.groups, "bytes": total.bytes}
     output.rows([row], _COPY_COLUMNS)
 
@@ -231,9 +223,9 @@ def resume(
     """
     from replaybuf.rules.limits import Rules
     from replaybuf.rules.policies import resolve_policy
-    from replaybuf.storage.sql.inspection.writer import Target, saved_buffer
+    from replaybuf.storage.sql.inspection.writer import saved_buffer, target_at
 
-    target = Target.at(url)
+    target = target_at(url)
     file, own_name, policy = saved_buffer(Path(folder))
     name = buffer or own_name
     rules = Rules()  # only the name of a user's own policy is known, which is enough

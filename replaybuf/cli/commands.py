@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import io
 import os
 import shutil
@@ -16,7 +15,8 @@ import typer
 from typer.core import TyperGroup
 
 from replaybuf import __version__
-from replaybuf.cli.output import Format, Output
+from replaybuf.cli.output import FORMATS, Output
+from replaybuf.common.checks import nearest
 from replaybuf.common.progress import OnProgress, Progress, progress_bar
 from replaybuf.common.redact import escape_line, redact, redact_words
 from replaybuf.errors import InputError, ReplayBufError
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import URL
 
     from replaybuf.storage.sql.backend import SQLStorage
-    from replaybuf.values.codec.payload import Codec
     from replaybuf.values.rollouts.statuses import Status
 
 # click's class, whose module depends on the version of typer.
@@ -70,9 +69,9 @@ class Subcommands(TyperGroup):
         except _UsageError as error:
             names = self.list_commands(ctx)
             inner = getattr(self.get_command(ctx, "checkpoint"), "commands", ())
-            similar = [f"checkpoint {args[0]}"] if args[0] in inner else difflib.get_close_matches(args[0], names, n=1)
+            similar = f"checkpoint {args[0]}" if args[0] in inner else nearest(args[0], names)
             hint = (
-                f"Did you mean {similar[0]!r}?"
+                f"Did you mean {similar!r}?"
                 if similar
                 else f"There are {', '.join(names)}: {ctx.command_path} {names[0]} URL"
             )
@@ -229,7 +228,7 @@ def argument(name: str, help: str) -> Any:
 
 def format_option(help: str, *more: str) -> Any:
     """Return the option --format, of the formats of `Output` and `more`."""
-    formats = (*Format, *more)
+    formats = (*FORMATS, *more)
 
     def output(format: str | Output) -> Output:
         if isinstance(format, str) and format not in formats:
@@ -286,9 +285,7 @@ def with_bar(title: str, work: Callable[[OnProgress], T], *, counting: str = "")
         return work(tell), last
 
 
-def on_storage(
-    url: str | URL, name: str, call: Callable[[SQLStorage], Awaitable[T]], codec: Codec | None = None, **settings: Any
-) -> T:
+def on_storage(url: str | URL, name: str, call: Callable[[SQLStorage], Awaitable[T]], **settings: Any) -> T:
     """Open a buffer's storage, return the result of `call(storage)`, and close it. Imports the modules for writing.
 
     The run's limits aren't known here, so its groups and history aren't maintained.
@@ -300,7 +297,7 @@ def on_storage(
 
     async def run() -> T:
         text = url if isinstance(url, str) else url.render_as_string(hide_password=False)
-        storage = SQLStorage(text, codec or AS_DICTS, name=name, maintains=False, **settings)
+        storage = SQLStorage(text, AS_DICTS, name=name, maintains=False, **settings)
         try:
             return await call(storage)
         finally:

@@ -22,7 +22,7 @@ from replaybuf.files.sources import RolloutFile
 from replaybuf.rules.query import query_of
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.inspection.group_metadata import DEFAULT, unknown_task
-from replaybuf.storage.sql.inspection.writer import Target, exists, opens_read_only
+from replaybuf.storage.sql.inspection.writer import exists, target_at
 from replaybuf.view.columns import columns
 
 _ToFile = Annotated[str, commands.argument("FILE", "NAME.jsonl, NAME.jsonl.gz or NAME.parquet; - for JSONL on stdout.")]
@@ -65,8 +65,7 @@ def export(
         return await export_file(storage, query, Path(file), force=force, progress=tell)
 
     def run(tell: OnProgress) -> Exported:
-        read_only = opens_read_only(reader)
-        return commands.on_storage(reader.url, name, lambda storage: work(storage, tell), read_only=read_only)
+        return commands.on_storage(reader.url, name, lambda storage: work(storage, tell), read_only=True)
 
     total, _ = commands.with_bar("exported", run)
     if total.left:
@@ -136,7 +135,7 @@ def import_(
     """
     options = ImportOptions(task, commands.status_of(status), partial, again, dry_run)
     mapping = ColumnMapping(_fields(field), as_task, commands.status_of(as_status), key, as_they_are)
-    target, name = Target.at(url), buffer or DEFAULT
+    target, name = target_at(url), buffer or DEFAULT
     source, is_there = RolloutFile(file, mapping), exists(target)
 
     def work(tell: OnProgress) -> Imported:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,10 +12,11 @@ import typer
 from replaybuf.cli import commands
 from replaybuf.cli.output import Output, print_table
 from replaybuf.common import units
+from replaybuf.common.checks import nearest
 from replaybuf.common.redact import redact
 from replaybuf.errors import InputError
 from replaybuf.rules.policies import Order, parse_order
-from replaybuf.rules.query import LogicNode, Node, ScalarNode, SetNode, query_of
+from replaybuf.rules.query import LogicNode, Node, ScalarNode, SetNode, query_of, to_text
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.group_metadata import list_oldest, listed, unknown_task
 from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_reader
@@ -56,9 +58,26 @@ def order_of(order_by: list[str] | None) -> Order:
     return parse_order([redact(term) for term in order_by or ()])
 
 
-def nothing_in(reader: Reader, buffer: str | None, task: str | None) -> str:
-    """Return a sentence for an empty result, with the existing tasks if the named one doesn't exist."""
-    unknown = reader.read(lambda tx: unknown_task(tx, buffer, task))
+_TAG = re.compile(r'"tags\.([^"\\]+)":')
+_MOST_TAGGED = 1000
+
+
+def nothing_in(reader: Reader, buffer: str | None, task: str | None, query: Node | None = None) -> str:
+    """Return a sentence for an empty result: about a task that doesn't exist, or a tag that groups have under a similar
+    name."""
+
+    def read(tx: Transaction) -> str:
+        names = _TAG.findall("" if query is None else to_text(query))
+        if (unknown := unknown_task(tx, buffer, task)) or not names:
+            return unknown
+        groups = list_oldest(tx, buffer, task, None, _MOST_TAGGED, count=False).rows
+        tags = {tag for group in groups for tag in group["tags"] or ()}
+        for name in names:
+            if name not in tags and (similar := nearest(name, tags)):
+                return f"did you mean tags.{similar}, for tags.{name}?"
+        return ""
+
+    unknown = reader.read(read)
     return f"no such groups: {unknown}" if unknown else "no such groups"
 
 
@@ -98,7 +117,7 @@ def ls(
         listing = reader.read(lambda tx: list_oldest(tx, buffer, task, status, at_most, count=count))
     rows = listing.rows
     if not rows and at_most != 0 and output.for_people:
-        output.note(nothing_in(reader, buffer, task) if where or task or status else "the buffer is empty")
+        output.note(nothing_in(reader, buffer, task, query) if where or task or status else "the buffer is empty")
         return
     output.rows(
         listed(rows) if output.for_people else rows,
@@ -226,25 +245,21 @@ def _change(
         total = [{"task_name": "total", "status": "", "groups": selection.groups}] if len(selection.rows) > 1 else []
         print_table([*selection.rows, *total], columns("task_name", "status", "groups"), footer=bool(total))
     if selection.leased:
-        output.note(f"leased, and therefore left alone: {_groups(selection.leased)}")
+        output.note(f"leased, and therefore left alone: {units.groups(selection.leased)}")
     elif not selection.groups and output.for_people:
-        output.note(nothing_in(reader, name, task))
+        output.note(nothing_in(reader, name, task, query))
     counts, sentence = dict.fromkeys(results, 0), "nothing was changed (--dry-run)" if dry_run else ""
     if selection.groups and not dry_run:
-        commands.ask(f"{verb} {_groups(selection.groups)} of buffer {name} in {reader.where}?", yes=yes)
+        commands.ask(f"{verb} {units.groups(selection.groups)} of buffer {name} in {reader.where}?", yes=yes)
         until_now = LogicNode("$and", (query, ScalarNode("uid", "$lte", selection.last)))
         counts |= commands.on_storage(reader.url, name, lambda storage: work(storage, until_now))
-        changes = [f"{_groups(count)} {results[result]}" for result, count in counts.items() if count]
+        changes = [f"{units.groups(count)} {results[result]}" for result, count in counts.items() if count]
         sentence = "; ".join(changes) or "none is left"
     if not output.for_people:
         row = {"url": reader.where, "buffer": name, "groups": selection.groups, "leased": selection.leased}
         output.rows([row | counts], [])
     elif sentence:
         output.note(sentence)
-
-
-def _groups(count: int) -> str:
-    return units.number_of(count, "group")
 
 
 def rm(

@@ -10,7 +10,6 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
@@ -45,29 +44,25 @@ STYLES = {
 }
 
 
-class Format(StrEnum):
-    """The formats of --format."""
-
-    TEXT = "text"
-    JSON = "json"
-    CSV = "csv"
+#: The formats of --format.
+FORMATS = ("text", "json", "csv")
 
 
 class Output:
     """Prints rows, or a value, in a format."""
 
-    def __init__(self, format: str = Format.TEXT) -> None:
+    def __init__(self, format: str = "text") -> None:
         self.format = format
 
     @property
     def for_people(self) -> bool:
-        return self.format == Format.TEXT
+        return self.format == "text"
 
     def rows(self, rows: Sequence[Any], columns: Sequence[Column] = (), now: datetime | None = None) -> None:
         """Print rows, as a table of `columns` or with all their fields."""
         if self.for_people:
             print_table(rows, columns, now)
-        elif self.format == Format.CSV:
+        elif self.format == "csv":
             keep = "\n" if sys.stdout.isatty() else None
             write(line if keep is None else escape(line, keep=keep) for line in csv_lines(rows))
         else:
@@ -76,7 +71,7 @@ class Output:
 
     def printed(self, value: Callable[[], Any], rows: Callable[[], Sequence[Row]]) -> bool:
         """Print a value as JSON, or rows as CSV; return False, printing nothing, if the format is text."""
-        if self.format == Format.JSON:
+        if self.format == "json":
             print_json(value())
         elif not self.for_people:
             self.rows(rows())

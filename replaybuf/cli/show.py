@@ -12,7 +12,7 @@ from replaybuf.cli.groups import ARCHIVE, gone_of
 from replaybuf.cli.output import STYLES, Output, Row, console, print_facts, print_table, write
 from replaybuf.common import units
 from replaybuf.common.redact import escape, escape_line
-from replaybuf.errors import InputError
+from replaybuf.errors import DecodeError, InputError
 from replaybuf.rules.query import query_of
 from replaybuf.storage.sql.inspection.group_metadata import (
     Described,
@@ -79,7 +79,10 @@ def show(
             raise typer.BadParameter("it goes with --worst and --best", param_hint=name)
     if not uids:
         raise typer.BadParameter("it is missing. --worst N and --best N choose the rollouts instead.", param_hint="UID")
-    groups = [_read(reader, number, full=full) for number in uids]
+    try:
+        groups = [_read(reader, number, full=full) for number in uids]
+    except DecodeError as error:
+        raise DecodeError(f"{error} (without --full its metadata can be shown)") from error
     values = [_value(*group) for group in groups]
     rollouts = [row for value in values for row in value["rollouts"]]
     if output.printed(lambda: values[0] if len(values) == 1 else values, lambda: rollouts):
@@ -165,12 +168,16 @@ def _show_extremes(
         query = query_of(where, task, None)
         places = reader.read(lambda tx: extremes_matching(tx, buffer, query, count, worst=worst))
     groups: dict[int, tuple[Described, list[Decoded]]] = {}
+    taken = set()  # since the query
     for uid in dict.fromkeys(uid for uid, _ in places):
         try:
             described, decoded = _read(reader, uid, full=True)
-        except InputError:  # taken since the query
-            continue
-        groups[uid] = described, decoded or []
+        except InputError:
+            taken.add(uid)
+        except DecodeError as error:
+            typer.echo(escape_line(f"{error}; its answers are left out"), err=True)
+        else:
+            groups[uid] = described, decoded or []
     pairs = [(groups[uid], position) for uid, position in places if uid in groups]
     rows = [{**described.rollouts[position], **_fields(decoded[position])} for (described, decoded), position in pairs]
     if output.printed(lambda: rows, lambda: rows):
@@ -183,7 +190,7 @@ def _show_extremes(
         heading = f"group {described.group['uid']}, {described.group['task_name']}, {worker}"
         cut = None if full else _CUT_CHARACTERS
         _print_rollouts([described.rollouts[position]], [decoded[position]], described.group["prompt"], heading, cut)
-    if missing := len(places) - len(pairs):
+    if missing := sum(uid in taken for uid, _ in places):
         output.note(f"{missing} of them left the buffer while they were read")
     if where is None and (sentence := reader.read(lambda tx: gone_of(tx, buffer, task))):
         output.note(sentence)

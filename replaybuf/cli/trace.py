@@ -126,18 +126,9 @@ def _show_steps(
     task: str | None,
     worker: str | None,
 ) -> None:
-    def read(tx: Transaction) -> tuple[Steps, str]:
-        listed = read_steps(tx, buffer, before=before, limit=limit, task=task, worker=worker)
-        scope = "for a step" if before is None else f"for a step before {before}"
-        scope += "" if listed.earlier is None else f" from {listed.earlier} on"
-        is_known = listed.rows or (task is None and worker is None and listed.earlier is not None)
-        if is_known:
-            return listed, ""
-        return listed, no_groups(tx, listed.buffer, scope, task, worker, before=before, since=listed.earlier or 0)
-
-    steps, reason = reader.read(read)
-    if reason and output.for_people:
-        output.note(reason)
+    steps = reader.read(lambda tx: read_steps(tx, buffer, before=before, limit=limit, task=task, worker=worker))
+    if steps.nothing and output.for_people:
+        output.note(steps.nothing)
         _note_earlier(output, steps)
         return
     if output.for_people:
@@ -176,18 +167,17 @@ def _show_step(
 ) -> None:
     """Show a step; None is the last one."""
 
-    def read(tx: Transaction) -> tuple[int, list[Step], str, datetime]:
+    def read(tx: Transaction) -> tuple[int, list[Step], datetime]:
         name = choose(tx, buffer)
         number = last_step(tx, name) if step is None else step
         if number is None:
             raise InputError(no_groups(tx, name, "for a step", None, None))
         runs = read_step(tx, name, number, worst, task=task, worker=worker)
-        reason = "" if runs else no_groups(tx, name, f"for step {number}", task, worker, step=number)
-        return number, runs, reason, tx.now()
+        if not runs:
+            raise InputError(no_groups(tx, name, f"for step {number}", task, worker, step=number))
+        return number, runs, tx.now()
 
-    train_step, runs, reason, now = reader.read(read)
-    if reason:
-        raise InputError(reason)
+    train_step, runs, now = reader.read(read)
     value = {"step": train_step, "runs": [asdict(run.summary) | asdict(run) for run in runs]}
     if output.printed(lambda: value, lambda: [group for run in runs for group in run.groups]):
         return
@@ -202,8 +192,10 @@ def _print_step(run: Step, now: datetime, limit: int | None) -> None:
     if run.worst:
         write([f"\nthe lowest {units.number_of(len(run.worst), 'answer')}\n"])
         for answer in run.worst:
-            print_line(answer.title, "bold", indent="  ")
-            text = textwrap.indent(escape(answer.response or "", keep="\n"), "    ")
+            by = f", by {answer['worker']}" if answer["worker"] else ""
+            title = f"group {answer['uid']}, rollout {answer['position']}, reward {answer['reward']:.3f}{by}"
+            print_line(title, "bold", indent="  ")
+            text = textwrap.indent(escape(answer["response"] or "", keep="\n"), "    ")
             console().print(text, soft_wrap=True)
     several = len({group["batch"] for group in run.groups}) > 1
     members = [column for column in annotated(MEMBERS, run.groups) if several or column.name != "batch"]
@@ -238,13 +230,12 @@ def _print_rows(rows: Sequence[Any], columns: Sequence[Column], limit: int | Non
 
 
 def _show_life(reader: Reader, output: Output, uid: int) -> None:
-    def read(tx: Transaction) -> tuple[Life | None, str]:
-        life = life_of(tx, uid)
-        return life, "" if life else why_unknown(tx, uid)
+    def read(tx: Transaction) -> Life:
+        if (life := life_of(tx, uid)) is None:
+            raise InputError(f"there is no group {uid}: {why_unknown(tx, uid)}")
+        return life
 
-    life, reason = reader.read(read)
-    if life is None:
-        raise InputError(f"there is no group {uid}: {reason}")
+    life = reader.read(read)
     value = asdict(life.origin) | asdict(life) | {"now": place_of(life), "timeline": timeline(life)}
     if output.printed(lambda: value, lambda: timeline(life)):
         return

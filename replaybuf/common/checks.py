@@ -23,7 +23,6 @@ from replaybuf.errors import ConfigError, InputError, MissingDriverError, Replay
 Tags = dict[str, str | int | float | bool | None]
 
 _MAX_NAME = 200
-_INT32 = 2**31
 #: The integers that both databases store.
 INT64 = range(-(2**63), 2**63)
 _EXACT_BELOW = 2**53
@@ -44,12 +43,17 @@ def shown(value: Any) -> str:
         return f"a {type(value).__name__} that can't be shown"
 
 
+def nearest(name: str, names: Iterable[str], similar: float = 0.6) -> str | None:
+    """Return the most similar of some names, None if none has this ratio of similarity."""
+    return next(iter(difflib.get_close_matches(name[:_MAX_NAME], list(names), n=1, cutoff=similar)), None)
+
+
 def check_options(call: str, options: Iterable[str], known: Iterable[str]) -> None:
     """Raise TypeError, as Python does, for an option that a call doesn't have, with the one that was probably meant."""
     names = list(known)
     for unknown in sorted(set(options).difference(names)):
-        similar = difflib.get_close_matches(unknown, names, n=1)
-        hint = f"did you mean {similar[0]}?" if similar else f"it has {', '.join(names)}"
+        similar = nearest(unknown, names)
+        hint = f"did you mean {similar}?" if similar else f"it has {', '.join(names)}"
         raise TypeError(f"{call} has no option {unknown!r}; {hint}")
 
 
@@ -93,13 +97,6 @@ def check_storable(text: str, what: str) -> str:
     if not is_storable(text):
         raise InputError(f"{what} {shown(text)} holds a NUL or a lone surrogate, which no database can store")
     return text
-
-
-def check_count(number: int, what: str) -> int:
-    """Check a count: a whole number that fits into a column of 32 bits."""
-    if not 0 <= number < _INT32:
-        raise InputError(f"{what} is {shown(number)}; it must be from 0 to {_INT32 - 1}")
-    return number
 
 
 def check_staleness(staleness: int, what: str = "staleness") -> int:
@@ -159,13 +156,21 @@ def check_plain(what: str, value: Any, kind: str) -> str | int | float | bool | 
     if isinstance(number, int) and number in INT64:
         return number
     if isinstance(number, float) and math.isfinite(number):
-        # PostgreSQL's JSON would compare large whole floats by their shortest decimal representation.
-        return int(number) if _EXACT_BELOW <= abs(number) < INT64.stop and number.is_integer() else number
+        return exact_in_json(number)
     if isinstance(value, str) and is_storable(value):
         return str(value)
     raise InputError(
         f"{what} is {shown(value)}: {kind} is a str (without NUL), a 64-bit int, a finite float, a bool or None"
     )
+
+
+def exact_in_json(number: int | float) -> int | float:
+    """Return a finite number as databases get it in JSON: large whole floats, which are 64-bit integers, as these.
+
+    PostgreSQL's JSON would compare them by their shortest decimals, which are others.
+    """
+    whole_number = isinstance(number, int) or (abs(number) >= _EXACT_BELOW and int(number) in INT64)
+    return int(number) if whole_number else number
 
 
 def check_priority(priority: Any, what: str = "priority") -> float:

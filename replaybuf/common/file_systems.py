@@ -15,6 +15,8 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from replaybuf.common.worker_name import is_gone, machine
+
 MOUNTINFO = "/proc/self/mountinfo"
 
 # The kernel's names. (fuse is a program with an unknown type.)
@@ -65,7 +67,8 @@ def partial_file(path: str) -> Iterator[str]:
     """
     prefix = f"{Path(path).name}.{socket.gethostname()}-"
     for file in Path(path).parent.glob(f"{glob.escape(prefix)}*.partial"):
-        if not _is_alive(file.name.removeprefix(prefix).partition("-")[0]):
+        process = _PROCESS.fullmatch(file.name.removeprefix(prefix))
+        if process is not None and is_gone(machine(), int(process[1])):
             _remove(str(file))
     partial = str(Path(path).with_name(f"{prefix}{os.getpid()}-{next(_number)}.partial"))
     try:
@@ -104,16 +107,8 @@ def is_network(kind: str | None) -> bool:
 
 
 _number = itertools.count(1)
-
-
-def _is_alive(pid: str) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, ValueError):
-        return False
-    except PermissionError:
-        return True
-    return True
+#: What follows the name of the host; a longer text is of a host whose name begins with this one's.
+_PROCESS = re.compile(r"(\d{1,9})-\d+\.partial")
 
 
 def _remove(path: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -86,8 +86,8 @@ def progress_bar(what: str, *, counting: str = "") -> Iterator[Callable[[int, in
 
 
 def in_pieces(
-    items: Sequence[T], size_of: Callable[[T], int | None], most_items: int, most_bytes: int
-) -> Iterator[list[T]]:
+    items: Iterable[T], size_of: Callable[[T], int | None], most_items: int, most_bytes: int
+) -> Generator[list[T], None, None]:
     """Yield items in pieces that fit in memory together, given the size of each in bytes."""
     piece: list[T] = []
     total = 0

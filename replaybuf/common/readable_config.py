@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import os
 import sys
@@ -16,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from replaybuf.common.checks import nearest
 from replaybuf.common.passwords import name_of
 from replaybuf.common.redact import redact, redact_words
 from replaybuf.errors import ConfigError
@@ -198,8 +198,3 @@ def _plain_value(value: Any, name: str) -> Any:
 def _takes_booleans(annotation: Any) -> bool:
     """Return whether the annotation admits booleans: it has other types than numbers."""
     return not {*(get_args(annotation) or (annotation,))} <= {int, float, NoneType}
-
-
-def nearest(name: str, names: Iterable[str], similar: float = 0.6) -> str | None:
-    """Return the most similar of some names, None if none has this ratio of similarity."""
-    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=similar)), None)

@@ -7,7 +7,7 @@ import csv
 import html
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -16,7 +16,10 @@ from typing import Any, overload
 
 from replaybuf.common.redact import escape
 
-_SECONDS = ((86_400, "d"), (3600, "h"), (60, "m"))
+#: Units, the smallest first, and how many of each are one of the next.
+_TIMES = {"s": 60, "m": 60, "h": 24, "d": math.inf}
+_COUNTS = {"": 1000, "k": 1000, "M": 1000, "G": 1000, "T": math.inf}
+_SIZES = {" B": 1000, " kB": 1000, " MB": 1000, " GB": 1000, " TB": math.inf}
 _MOST_NAMED = 3
 _LONGEST_BRIEF = 80
 _HALF_A_DAY = 12 * 3600.0
@@ -40,36 +43,32 @@ def figure(value: float | int | None, digits: int = 3) -> str:
 
 def short(value: int | None) -> str:
     """Format a count of tokens: 812, 13.4k, 2.1M."""
-    if value is None:
-        return "-"
-    return _scaled(value, ("", "k", "M", "G", "T"), "")
+    return "-" if value is None else _scaled(value, _COUNTS, tenths_below=100)
 
 
 def size(value: int | None) -> str:
     """Format a number of bytes: 812 B, 13.4 kB, 2.1 MB."""
-    if value is None:
-        return "-"
-    return _scaled(value, ("B", "kB", "MB", "GB", "TB"), " ")
+    return "-" if value is None else _scaled(value, _SIZES, tenths_below=100)
 
 
 def age(seconds: float | None) -> str:
     """Format an elapsed time: 12s, 4m, 3h, 2d."""
-    if seconds is None:
-        return "-"
-    for length, unit in _SECONDS:
-        if seconds >= length:
-            return f"{seconds / length:.1f}{unit}" if seconds < 10 * length else f"{seconds / length:.0f}{unit}"
-    return f"{max(0, seconds):.0f}s"
+    return "-" if seconds is None else _scaled(max(0, seconds), _TIMES, tenths_below=10)
 
 
-def _scaled(value: int, units: tuple[str, ...], space: str) -> str:
-    scaled = float(value)
-    for unit in units:
-        if scaled < 1000 or unit == units[-1]:
+def _scaled(value: float, units: Mapping[str, float], tenths_below: int) -> str:
+    """Format a number in the first unit in which it is less than one of the next, as rounded.
+
+    Below `tenths_below` it has a decimal, unless the unit is the smallest.
+    """
+    limit = 0
+    for unit, next_unit in units.items():
+        digits = 1 if round(value, 1) < limit else 0
+        text = f"{value:.{digits}f}{unit}"
+        if round(value, digits) < next_unit:
             break
-        scaled /= 1000
-    text = f"{scaled:.0f}" if unit == units[0] or scaled >= 100 else f"{scaled:.1f}"
-    return f"{text}{space}{unit}"
+        value, limit = value / next_unit, tenths_below
+    return text
 
 
 def some(items: Sequence[object], most: int = 5) -> str:
@@ -88,8 +87,6 @@ def number_of(count: int, name: str) -> str:
 
 @overload
 def time_of(seconds: float) -> datetime: ...
-@overload
-def time_of(seconds: None) -> None: ...
 @overload
 def time_of(seconds: float | None) -> datetime | None: ...
 def time_of(seconds: float | None) -> datetime | None:
@@ -211,22 +208,20 @@ def joined_parts(content: Any) -> Any:
     return content
 
 
-def plain(value: Any, time: Callable[[datetime], str] = iso) -> Any:
+def plain(value: Any) -> Any:
     """Convert a value for JSON: NaN and infinities become None, bytes base64."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, Mapping):
-        return {
-            name if isinstance(name, str) else str(plain(name, time)): plain(item, time) for name, item in value.items()
-        }
+        return {name if isinstance(name, str) else str(plain(name)): plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item, time) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, set | frozenset):
-        return plain(sorted(value, key=repr), time)
+        return plain(sorted(value, key=repr))
     if isinstance(value, datetime):
-        return time(value)
+        return iso(value)
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, bytes | bytearray | memoryview):
@@ -234,9 +229,9 @@ def plain(value: Any, time: Callable[[datetime], str] = iso) -> Any:
     if isinstance(value, Decimal):
         return (int(value) if value == value.to_integral_value() else float(value)) if value.is_finite() else None
     if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value), time)
+        return plain(asdict(value))
     if hasattr(value, "tolist"):  # numpy's arrays and scalars
-        return plain(value.tolist(), time)
+        return plain(value.tolist())
     return str(value)
 
 
@@ -299,11 +294,11 @@ def listed(names: Iterable[str], most: int = _MOST_NAMED) -> str:
     return joined([named(name) for name in names], most)
 
 
-def joined(parts: Sequence[str], most: int = _MOST_NAMED, *, link: str = "and") -> str:
+def joined(parts: Sequence[str], most: int = _MOST_NAMED) -> str:
     """Return parts of a sentence as `a, b and c`, or `a, b, c and 4 more`."""
     if len(parts) > most:
         return f"{', '.join(parts[:most])} and {len(parts) - most:,} more"
-    return f" {link} ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)
+    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)
 
 
 def counted(counts: Mapping[str, int]) -> str:

@@ -25,11 +25,12 @@ from replaybuf.files.parquet_files import TableWriter
 from replaybuf.files.row_format import PlainValues, Row, as_json, rows_of
 from replaybuf.files.sources import dump, file_errors, format_of
 from replaybuf.rules.policies import Order, OrderTerm
-from replaybuf.rules.query import Node, Query
+from replaybuf.rules.query import LogicNode, Node, Query, ScalarNode
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS
 from replaybuf.storage.values import StorageItem
 from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.statuses import Status
 
 
 class JSONLinesWriter:
@@ -160,25 +161,38 @@ async def export_lines(
 
 
 async def _export(storage: SQLStorage, selection: ExportQuery, writer: Writer, progress: OnProgress | None) -> Exported:
-    total = await storage.count(selection.query, at_most=selection.limit)
-    exported, reporter = Exported(), ProgressReporter(progress, total)
+    total = await storage.count(selection.query, at_most=await _most_found(storage, selection))
+    wanted = total if selection.limit is None else min(total, selection.limit)
+    exported, reporter = Exported(left=total), ProgressReporter(progress, wanted)
     async with aclosing(batches_of(storage, selection, exported)) as batches:
         async for rows, groups in batches:
             await in_thread(partial(writer.write, rows))
             reporter.add(groups, 0)
     reporter.finish()
-    exported.left = max(0, total - exported.groups - len(exported.unreadable))
+    exported.left = max(0, min(exported.left, wanted - exported.groups - len(exported.unreadable)))
     return exported
+
+
+async def _most_found(storage: SQLStorage, selection: ExportQuery) -> int | None:
+    """Return the limit for a search, in which rollouts of prompts in flight are found, too, and left out."""
+    if selection.limit is None:
+        return None
+    filling = LogicNode("$and", (selection.query, ScalarNode("status", "$eq", Status.FILLING)))
+    return selection.limit + await storage.count(filling)
 
 
 async def batches_of(
     storage: SQLStorage, selection: ExportQuery, exported: Exported
 ) -> AsyncGenerator[tuple[list[Row], int], None]:
-    """Yield batches of rows, each with its number of groups; `exported` counts the groups."""
+    """Yield batches of rows, each with its number of groups; `exported` counts the groups, and `left` down."""
     items: list[StorageItem] = []
-    matches = cast(Any, storage.find(selection.query, order=selection.order, limit=selection.limit))
+    at_most = await _most_found(storage, selection)
+    matches = cast(Any, storage.find(selection.query, order=selection.order, limit=at_most))
     async with aclosing(matches):
         async for item in matches:
+            if exported.groups + len(exported.unreadable) == selection.limit:
+                break
+            exported.left -= 1
             if not item.item:
                 exported.unreadable.append(item.uid)
                 continue

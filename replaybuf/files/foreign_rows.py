@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Final, Literal, NamedTuple
 
-from replaybuf.common.checks import check_task_name, shown
+from replaybuf.common.checks import check_task_name, nearest, shown
 from replaybuf.common.redact import redact_path
 from replaybuf.errors import FileError, InputError
-from replaybuf.files.row_format import FileGroup, Placed, Row, is_number
+from replaybuf.files.row_format import FileGroup, Placed, Row, is_number, metadata_of
 from replaybuf.values.rollouts.rollout import RolloutState, Status, group_status
 from replaybuf.values.rollouts.statuses import OUR_STATUSES
 
@@ -28,7 +27,6 @@ SYNONYMS: Final[dict[str, tuple[str, ...]]] = {
     "task_name": ("task",),
 }
 FIELDS: Final = frozenset(RolloutState.model_fields)
-_METADATA: Final = ("priority", "tags", "key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +63,9 @@ def _check_name(name: str, names: frozenset[str]) -> None:
     """Raise InputError for a name that no field has, because its value would never be read."""
     if name in names:
         return
-    similar = [field_name for field_name, synonyms in SYNONYMS.items() if name in synonyms]
-    if similar := similar or difflib.get_close_matches(name[:100], names, n=1):
-        raise InputError(f"{redact_path(name):.60} is no field of rollouts; did you mean {similar[0]}?")
+    similar = next((field_name for field_name, synonyms in SYNONYMS.items() if name in synonyms), nearest(name, names))
+    if similar is not None:
+        raise InputError(f"{redact_path(name):.60} is no field of rollouts; did you mean {similar}?")
     raise InputError(
         f"{redact_path(name):.60} is no field of rollouts; a mapping is OURS=THEIRS, such as response=completion. "
         "Rollouts that are dicts may have any field (as_they_are=True, --as-they-are)"
@@ -129,29 +127,18 @@ def _members(rows: Iterable[Placed], mapping: ColumnMapping) -> Iterator[_Member
 def _group(members: list[_Member], mapping: ColumnMapping) -> FileGroup:
     """Return the group of these members, with the first one's metadata, and its rollouts' status and staleness."""
     _, place, first_rollout, metadata, _ = members[0]
-    priority = metadata.get("priority", 1.0)
-    key = metadata.get("key")
-    if not is_number(priority):
-        raise FileError(f"{place}: priority is {shown(priority)}; expected a number")
-    if key is not None and type(key) not in (str, int):
-        raise FileError(f"{place}: the key is {shown(key)}; expected a text or a whole number")
-    if metadata.get("tags") is not None and type(metadata["tags"]) is not dict:
-        raise FileError(f"{place}: tags is {metadata['tags']!r:.60}; expected an object")
+    if type(key := metadata.get("key")) is int:
+        metadata["key"] = str(key)
     rollouts = [member.rollout for member in members]
     notices = dict.fromkeys(notice for member in members for notice in member.notices)
-    if metadata["guessed"] and all(rollout["status"] is Status.INIT for rollout in rollouts):
+    if metadata.pop("guessed") and all(rollout["status"] is Status.INIT for rollout in rollouts):
         notices[_UNANSWERED] = None
-    return FileGroup(
-        place=place,
-        task_name=first_rollout["task_name"],
-        status=mapping.status or group_status(rollout["status"] for rollout in rollouts),
-        rollouts=rollouts,
-        staleness=max(int(rollout.get("seq_staleness") or 0) for rollout in rollouts),
-        priority=float(priority),
-        tags=metadata.get("tags"),
-        key=None if key is None else str(key),
-        notices=list(notices),
-    )
+    metadata |= {
+        "task_name": first_rollout["task_name"],
+        "status": mapping.status or group_status(rollout["status"] for rollout in rollouts),
+        "staleness": max(int(rollout.get("seq_staleness") or 0) for rollout in rollouts),
+    }
+    return FileGroup(place, metadata_of(place, metadata), rollouts, notices=list(notices))
 
 
 def _rollout(place: str, row: Row, mapping: ColumnMapping) -> tuple[Row, Row, list[str]]:
@@ -167,12 +154,8 @@ def _rollout(place: str, row: Row, mapping: ColumnMapping) -> tuple[Row, Row, li
                 f"{', '.join(map(str, row)):.200}"
             )
         rollout[name] = row.pop(column)
-    key = mapping.key or "key"
-    metadata = {
-        name: row.pop(column)
-        for name, column in zip(_METADATA, ("priority", "tags", key), strict=True)
-        if column in row
-    }
+    places = {"priority": "priority", "tags": "tags", "key": mapping.key or "key"}
+    metadata = {name: row.pop(column) for name, column in places.items() if column in row}
     if mapping.key is not None and "key" not in metadata:
         raise FileError(f"{place} has no field {redact_path(mapping.key)!r:.60}, which was to be its key")
     for name in [name for name in row if name in FIELDS and name not in rollout]:

@@ -10,22 +10,20 @@ groups.
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from xxhash import xxh3_128
 
-from replaybuf.common import checks
 from replaybuf.common.checks import check_staleness, check_task_name
-from replaybuf.common.progress import OnProgress, ProgressReporter
-from replaybuf.common.worker_name import check_worker, worker_name
+from replaybuf.common.progress import OnProgress, ProgressReporter, in_pieces
+from replaybuf.common.worker_name import worker_name
 from replaybuf.errors import ConflictError, FileError, ReplayBufError, RolloutError
 from replaybuf.files.exporting import in_thread
-from replaybuf.files.row_format import FileGroup
+from replaybuf.files.row_format import FileGroup, Row
 from replaybuf.files.sources import RolloutFile
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.backend import SQLStorage
@@ -45,24 +43,8 @@ def checked_group(group: FileGroup, codec: Codec) -> NewGroup:
     """Return a group as every store accepts it, validated. Raises FileError with the place in the file."""
     try:
         payload = _PLAIN_CODEC.encode(group.rollouts) if group.payload is None else group.payload
-        entry = NewGroup(
-            task_name=check_task_name(group.task_name),
-            status=group.status,
-            staleness=check_staleness(group.staleness),
-            rollouts=codec.decode(payload),
-            created_at=time.time() if group.created_at is None else float(group.created_at),
-            priority=checks.check_priority(group.priority),
-            tags=checks.check_tags(group.tags),
-            key=checks.check_key(group.key) if group.part is None else None,
-            part=_part(group),
-            payload=payload,
-            times_sampled=checks.check_count(group.times_sampled, "times_sampled"),
-            deliveries=checks.check_count(group.deliveries, "deliveries"),
-            error=None if group.error is None else checks.check_storable(group.error, "error"),
-            worker=None if group.worker is None else check_worker(group.worker),
-            trained_step=None if group.trained_step is None else checks.check_step(group.trained_step, "trained_step"),
-            segments=group.segments,
-        )
+        metadata = group.metadata | _place_of(group.metadata)
+        entry = NewGroup(**metadata, rollouts=codec.decode(payload), payload=payload, segments=group.segments)
         if len(entry.rollouts) != len(group.rollouts):
             raise FileError(f"the payload has {len(entry.rollouts)} rollouts, and there are {len(group.rollouts)} here")
         _check_rollouts(entry.rollouts, codec.rollout_type)
@@ -71,14 +53,15 @@ def checked_group(group: FileGroup, codec: Codec) -> NewGroup:
     return entry
 
 
-def _part(group: FileGroup) -> Part | None:
-    """Return the place of a rollout of a group that fills. Raises FileError."""
-    if (group.part is None) != (group.status != Status.FILLING) or (group.part is not None and not group.key):
+def _place_of(metadata: Row) -> Row:
+    """Return the key of a group; of a rollout of a group that fills, its place in that instead. Raises FileError."""
+    key, part = metadata["key"], metadata["part"]
+    if (part is None) != (metadata["status"] != Status.FILLING) or (part is not None and key is None):
         raise FileError("a group is filling if it has a key, and a part: its size, min_size and index")
-    if group.part is None:
-        return None
-    size, min_size, index = group.part
-    return Part(checks.check_task_name(group.key, "key"), size, min_size, index, group.task_name, wanted=index)
+    if part is None:
+        return {"key": key, "part": None}
+    size, min_size, index = part
+    return {"key": None, "part": Part(key, size, min_size, index, metadata["task_name"], wanted=index)}
 
 
 def _check_rollouts(rollouts: Sequence[Any], kind: RolloutType) -> None:
@@ -122,7 +105,8 @@ class ImportOptions:
             check_task_name(self.task, "task")
 
     def takes(self, group: FileGroup) -> bool:
-        return self.task in (None, group.task_name) and self.status in (None, group.status)
+        task, status = group.lane
+        return self.task in (None, task) and self.status in (None, status)
 
 
 @dataclass(slots=True)
@@ -144,9 +128,8 @@ class Survey:
 
     def add(self, group: FileGroup) -> None:
         """Count a group."""
-        lane = (group.task_name, group.status)
-        self.groups[lane] += 1
-        self.rollouts[lane] += count_of(group.rollouts, group.segments)
+        self.groups[group.lane] += 1
+        self.rollouts[group.lane] += count_of(group.rollouts, group.segments)
         for notice in group.notices:
             self.notices[notice] += 1
             self.examples.setdefault(notice, group.place)
@@ -217,25 +200,23 @@ async def survey(
     return scan
 
 
-Piece = list[tuple[FileGroup, NewGroup]]
+Pair = tuple[FileGroup, NewGroup]
 
 
-def _pieces(codec: Codec, source: RolloutFile, scan: Survey) -> Generator[Piece, None, None]:
-    """Yield the groups of a file, as they are in it and checked, in pieces; `scan.ends` says if it was cut short."""
-    piece, size = Piece(), 0
+def _checked(codec: Codec, source: RolloutFile, scan: Survey) -> Iterator[Pair]:
+    """Yield the groups of a file, as they are in it and checked; `scan.ends` says if it was cut short."""
     try:
         for group in source.read():
-            piece.append((group, checked_group(group, codec)))
-            size += len(piece[-1][1].payload or b"")
-            if len(piece) >= _GROUPS or size >= _BYTES:
-                yield piece
-                piece, size = [], 0
+            yield group, checked_group(group, codec)
     except FileError as error:
         if error.reason != "ends":
             raise
         scan.ends = str(error)
-    if piece:
-        yield piece
+
+
+def _pieces(codec: Codec, source: RolloutFile, scan: Survey) -> Generator[list[Pair], None, None]:
+    """Yield these groups in the pieces of an import."""
+    return in_pieces(_checked(codec, source, scan), lambda pair: len(pair[1].payload or b""), _GROUPS, _BYTES)
 
 
 async def import_groups(
@@ -257,7 +238,7 @@ async def import_groups(
             for group, new_group in piece:
                 if not options.takes(group):
                     continue
-                lane = (group.task_name, group.status)
+                lane = group.lane
                 read_counts[lane] += 1
                 if read_counts[lane] <= counts_before[lane]:
                     result.there += 1

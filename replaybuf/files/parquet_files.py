@@ -23,7 +23,7 @@ from replaybuf.files.row_format import JSON, METADATA, MORE, PAYLOAD, PREFIX, Pl
 _MISFIT_ERRORS: Final = (ValueError, TypeError, ArithmeticError, NotImplementedError)
 #: The Arrow types of all columns beside the fields of rollouts.
 _METADATA: Final = {
-    **{name: kind for name, (_, kind) in METADATA.items()},
+    **{name: kind for name, (*_, kind) in METADATA.items()},
     "payload": "binary",
     **dict.fromkeys(("index", "size", "rollout", "parent", "segments"), "int32"),
 }
@@ -97,59 +97,41 @@ class _Columns:
     def __init__(self, rows: Sequence[Row], plain: PlainValues) -> None:
         pa = arrow()
         self._plain = plain
-        names = [name for name in _METADATA if PREFIX + name != PAYLOAD or PAYLOAD in rows[0]]
-        self._metadata = [
-            _json_field(PREFIX + name)
-            if _METADATA[name] == JSON
-            else pa.field(PREFIX + name, pa.type_for_alias(_METADATA[name]))
-            for name in names
-        ]
-        #: The names in rows that are no fields of rollouts.
-        self._reserved = {MORE, *(field.name for field in self._metadata)}
-        fields = dict.fromkeys(name for row in rows for name in row if name not in self._reserved and _is_unicode(name))
-        typed = {name: _infer_array([row.get(name) for row in rows]) for name in fields}
-        self._fields = [
-            _json_field(name)
-            if array is None or arrow().types.is_null(_innermost_type(array.type))
-            else pa.field(name, array.type)
-            for name, array in typed.items()
-        ]
-        self.schema = pa.schema([*self._metadata, *self._fields, _json_field(MORE)])
+        types = {PREFIX + name: None if kind == JSON else pa.type_for_alias(kind) for name, kind in _METADATA.items()}
+        if PAYLOAD not in rows[0]:
+            del types[PAYLOAD]
+        for name in dict.fromkeys(name for row in rows for name in row if name != MORE and _is_unicode(name)):
+            if name not in types:
+                array = _infer_array([row.get(name) for row in rows])
+                is_plain = array is not None and not pa.types.is_null(_innermost_type(array.type))
+                types[name] = array.type if is_plain else None
+        fields = [_json_field(name) if kind is None else pa.field(name, kind) for name, kind in types.items()]
+        self.schema = pa.schema([*fields, _json_field(MORE)])
 
     def table(self, rows: Sequence[Row]) -> Any:
-        """Return rows as a table of these columns."""
-        pa = arrow()
-        arrays = []
-        for field in self._metadata:
-            values = [row.get(field.name) for row in rows]
-            if field.metadata:
-                values = [None if value is None else json.dumps(value) for value in values]
-            arrays.append(pa.array(values, field.type))
-        return pa.Table.from_arrays([*arrays, *self._columns(rows)], schema=self.schema)
-
-    def _columns(self, rollouts: Sequence[Row]) -> list[Any]:
-        """Return the columns of the fields of rollouts, the last with what doesn't fit the others."""
-        pa = arrow()
-        column_names = {field.name for field in self._fields} | self._reserved
+        """Return rows as a table of these columns, the last with what doesn't fit the others."""
+        *fields, last = self.schema
+        names = {field.name for field in self.schema}
         more: list[Row] = [
-            {**(row.get(MORE) or {}), **{name: value for name, value in row.items() if name not in column_names}}
-            for row in rollouts
+            {**(row.get(MORE) or {}), **{name: value for name, value in row.items() if name not in names}}
+            for row in rows
         ]
-        columns = []
-        for field in self._fields:
-            values = [row.get(field.name) for row in rollouts]
-            if field.metadata:
-                texts = [None if item is None else json.dumps(self._plain.json(field.name, item)) for item in values]
-                columns.append(pa.array(texts, pa.string()))
-                continue
-            if (array := _fit_array(values, field.type)) is None:
-                for place, value in enumerate(values):
-                    if value is not None and _fit_array([value], field.type) is None:
-                        more[place][field.name], values[place] = value, None
-                array = pa.array(list(map(_arrow_value, values)), field.type)
-            columns.append(array)
-        texts = [json.dumps(self._plain.json(MORE, row)) if row else None for row in more]
-        return [*columns, pa.array(texts, pa.string())]
+        columns = [self._column(field, [row.get(field.name) for row in rows], more) for field in fields]
+        columns.append(self._column(last, [row or None for row in more], more))
+        return arrow().Table.from_arrays(columns, schema=self.schema)
+
+    def _column(self, field: Any, values: list[Any], more: Sequence[Row]) -> Any:
+        """Return values as a column; those that don't fit go to `more`."""
+        pa = arrow()
+        if field.metadata:
+            texts = [None if value is None else json.dumps(self._plain.json(field.name, value)) for value in values]
+            return pa.array(texts, pa.string())
+        if (array := _fit_array(values, field.type)) is None:
+            for place, value in enumerate(values):
+                if value is not None and _fit_array([value], field.type) is None:
+                    more[place][field.name], values[place] = value, None
+            array = pa.array(list(map(_arrow_value, values)), field.type)
+        return array
 
 
 def _json_field(name: str) -> Any:

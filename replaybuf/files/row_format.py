@@ -17,16 +17,18 @@ import binascii
 import math
 import re
 import sys
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any, Final
 
 import numpy as np
-from pydantic import ConfigDict, Field, ValidationError, create_model
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, create_model
 
-from replaybuf.common.checks import Tags
+from replaybuf.common import checks
+from replaybuf.common.worker_name import check_worker
 from replaybuf.errors import FileError
 from replaybuf.storage.values import StorageItem
 from replaybuf.values.rollouts.rollout import Status
@@ -95,58 +97,70 @@ class PlainValues:
 
 @dataclass(slots=True)
 class FileGroup:
-    """A group read from a file: its metadata, its rollouts as dicts, and its place in the file.
+    """A group read from a file: its metadata (`metadata_of`), its rollouts as dicts, and its place in the file.
 
-    `payload` is that of an exact export, whose `rollouts` are empty dicts. `created_at` is None where the file doesn't
-    have it; `notices` say what is unusual about the group, or was guessed.
+    `payload` is that of an exact export, whose `rollouts` are empty dicts. `notices` say what is unusual about the
+    group, or was guessed.
     """
 
     place: str
-    task_name: str
-    status: Status
+    metadata: Row
     rollouts: list[dict[Any, Any]]
-    staleness: int = 0
-    priority: float = 1.0
-    times_sampled: int = 0
-    created_at: float | None = None
-    tags: Tags | None = None
-    key: str | None = None
-    error: str | None = None
-    deliveries: int = 0
-    worker: str | None = None
-    trained_step: int | None = None
-    part: list[int] | None = None
     payload: bytes | None = None
     notices: list[str] = field(default_factory=list)
     segments: Segments | None = None
 
+    @property
+    def lane(self) -> tuple[str, Status]:
+        return self.metadata["task_name"], self.metadata["status"]
 
-_Count = Annotated[int, Field(ge=0)]
+
+def _checked(kind: Any, check: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the type of values that a function checks."""
+    return Annotated[kind, AfterValidator(lambda value: check(value, *arguments))]
 
 
+_Count = Annotated[int, Field(ge=0, lt=2**31)]
 _Number = Annotated[float, Field(allow_inf_nan=False)]
-_ThreeCounts = Annotated[list[_Count], Field(min_length=3, max_length=3)]
-#: The metadata of a group in a file: the type of each, and its type in Arrow; `part` is the place of a rollout in a
-#: group that fills: its size and min_size, and the index.
-METADATA: Final[dict[str, tuple[Any, str]]] = {
-    "uid": (int, "int64"),
-    "task_name": (str, "string"),
-    "status": (Annotated[Status, Field(strict=False)], "string"),
-    "staleness": (int, "int64"),
-    "priority": (_Number, "float64"),
-    "times_sampled": (_Count, "int64"),
-    "created_at": (_Number, "float64"),
-    "reward": (Any, "float64"),
-    "tags": (dict[str, Any] | None, JSON),
-    "key": (str | None, "string"),
-    "error": (str | None, "string"),
-    "deliveries": (_Count, "int64"),
-    "worker": (str | None, "string"),
-    "trained_step": (int | None, "int64"),
-    "part": (_ThreeCounts | None, JSON),
+_ThreeCounts = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=3, max_length=3)]
+#: The metadata of a group in a file: its type, its default (... if it needs one), and its type in Arrow. `part` is the
+#: place of a rollout in a group that fills: its size and min_size, and the index.
+METADATA: Final[dict[str, tuple[Any, Any, str]]] = {
+    "uid": (int, None, "int64"),
+    "task_name": (_checked(str, checks.check_task_name), ..., "string"),
+    "status": (Annotated[Status, Field(strict=False)], ..., "string"),
+    "staleness": (_checked(int, checks.check_staleness), 0, "int64"),
+    "priority": (_checked(_Number, checks.check_priority), 1.0, "float64"),
+    "times_sampled": (_Count, 0, "int64"),
+    "created_at": (_Number, Field(default_factory=time.time), "float64"),
+    "reward": (Any, None, "float64"),
+    "tags": (_checked(dict[str, Any], checks.check_tags) | None, None, JSON),
+    "key": (_checked(str, checks.check_key) | None, None, "string"),
+    "error": (_checked(str, checks.check_storable, "error") | None, None, "string"),
+    "deliveries": (_Count, 0, "int64"),
+    "worker": (_checked(str, check_worker) | None, None, "string"),
+    "trained_step": (_checked(int, checks.check_step, "trained_step") | None, None, "int64"),
+    "part": (_ThreeCounts | None, None, JSON),
 }
-_FIELDS: Final[dict[str, Any]] = {name: (kind, ...) for name, (kind, _) in METADATA.items()}
+_FIELDS: Final[dict[str, Any]] = {name: (kind, default) for name, (kind, default, _) in METADATA.items()}
 _Metadata: Final = create_model("_Metadata", __config__=ConfigDict(strict=True), **_FIELDS)
+
+
+def metadata_of(place: str, values: Row, prefix: str = "") -> Row:
+    """Return the metadata of a group as every store accepts it, with defaults for what the values lack.
+
+    Raises FileError, which names the field with its prefix in the file.
+    """
+    try:
+        metadata = dict(_Metadata.model_validate(values))
+    except ValidationError as error:
+        detail = error.errors()[0]
+        if detail["type"] == "value_error":
+            raise FileError(f"{place}: {detail['ctx']['error']}") from error
+        name = ".".join(map(str, detail["loc"]))
+        raise FileError(f"{place}: {prefix}{name} is {detail['input']!r:.60}: {detail['msg']}") from error
+    del metadata["uid"], metadata["reward"]
+    return metadata
 
 
 def rows_of(item: StorageItem, rollouts: Sequence[Mapping[Any, Any]], payload: bytes | None) -> list[Row]:
@@ -235,14 +249,8 @@ def _begin(place: str, row: Row) -> tuple[FileGroup, int]:
             f"{place}: group.index is {index!r:.60} and group.size {size!r:.60} where a group begins: rows are "
             "missing, or not in their order"
         )
-    try:
-        values = vars(_Metadata.model_validate({name: row.get(PREFIX + name) for name in METADATA}))
-    except ValidationError as error:
-        detail = error.errors()[0]
-        name = ".".join(map(str, detail["loc"]))
-        raise FileError(f"{place}: {PREFIX}{name} is {detail['input']!r:.60}: {detail['msg']}") from error
-    del values["uid"], values["reward"]
-    return FileGroup(place, rollouts=[], payload=_payload(place, row.get(PAYLOAD)), **values), size
+    metadata = metadata_of(place, {name: row.get(PREFIX + name) for name in METADATA}, PREFIX)
+    return FileGroup(place, metadata, [], _payload(place, row.get(PAYLOAD))), size
 
 
 def _payload(place: str, value: Any) -> bytes | None:

@@ -26,9 +26,10 @@ from replaybuf.common.checks import check_step, import_optional
 from replaybuf.errors import SnapshotError
 from replaybuf.rules.policies import ReplayPolicy as OurPolicy
 from replaybuf.storage.values import StorageItem
+from replaybuf.values.rollouts.group_fields import fields_of
 from replaybuf.values.rollouts.rollout import Status, group_status
 from replaybuf.values.rollouts.segments import flat
-from replaybuf.values.rollouts.staleness import EXPIRING_STATUSES, fill_model_steps
+from replaybuf.values.rollouts.staleness import EXPIRING_STATUSES, date_responses
 from replaybuf.values.rollouts.statuses import OUR_STATUSES, StatusLike
 
 __all__ = ["AsyncReplayBufferConfig", "ReplayBuffer", "SyncReplayBufferConfig"]
@@ -115,8 +116,8 @@ class ReplayBuffer:
         status = status_of(items)
         step = current_train_step if status in EXPIRING_STATUSES else None
         if model_step is not None:  # unlike the buffer's own `model_step`, a response without token ids gets none
-            for rollout in items:
-                fill_model_steps(rollout, check_step(model_step, "model_step"), self.buffer.rollout_type)
+            kind = self.buffer.rollout_type
+            date_responses(items, fields_of(items, kind), check_step(model_step, "model_step"), kind, texts=False)
         self._is_used = True
         self._step = self._step if step is None else step
         # A put that returns evicted groups is committed by itself, without group commit.

@@ -131,8 +131,8 @@ def count_tokens(group: Sequence[Any], kind: RolloutType) -> int:
 
 def error_of(group: Sequence[Any], kind: RolloutType) -> str:
     """Return the rollouts' error messages, joined."""
-    texts = [str(text) for rollout in flat(group) if (text := kind.get(rollout, "error_msg"))]
-    return texts[0] if texts else "its rollouts have the status failed, and no error_msg"
+    texts = dict.fromkeys(str(text) for rollout in flat(group) if (text := kind.get(rollout, "error_msg")))
+    return "; ".join(texts) or "its rollouts have the status failed, and no error_msg"
 
 
 def text_of(error: str | BaseException) -> str:

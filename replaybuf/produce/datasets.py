@@ -85,18 +85,25 @@ def _as_packable(value: Any) -> Any:
     return type(value).__qualname__
 
 
-def epoch_order(seed: int | list[int], epoch: int, size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return a permutation of `range(size)` that depends only on these numbers.
+def random_numbers(seed: int, epoch: int, size: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Return a random number for each item of an epoch, which depends only on these arguments.
 
-    It is computed from the raw output of a bit generator, which, unlike numpy's shuffles, is the same in every version
-    of numpy, so that a run can continue with another version.
+    It is the raw output of a bit generator, which, unlike numpy's shuffles, is the same in every version of numpy, so
+    that a run can continue with another version.
     """
-    numbers = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(epoch,))).random_raw(size)
-    return np.argsort(numbers, kind="stable")
+    return np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(epoch,))).random_raw(size)
 
 
-class _IndexedSource:
-    """A dataset with `len` and `[]`; with a seed, every epoch in another order."""
+def epoch_order(seed: int, epoch: int, size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return a permutation of `range(size)`: the items by their `random_numbers`."""
+    return np.argsort(random_numbers(seed, epoch, size), kind="stable")
+
+
+class IndexedSource:
+    """A dataset with `len` and `[]`; with a seed, every epoch in another order.
+
+    With a seed in a list any item may come next, and its index is its place.
+    """
 
     def __init__(self, dataset: Sequence[Any], seed: _Seed) -> None:
         self._dataset, self.seed = dataset, seed
@@ -111,7 +118,7 @@ class _IndexedSource:
         size = len(self._dataset)
         if index >= size:
             return _END
-        if self.seed is None:
+        if self.seed is None or isinstance(self.seed, list):
             return self._dataset[index]
         if self._order is None or self._order[:2] != (epoch, size):
             self._order = epoch, size, epoch_order(self.seed, epoch, size)
@@ -123,19 +130,6 @@ class _IndexedSource:
 
     def forget(self, epoch: int, index: int) -> None:
         """Release the items before this one."""
-
-
-class RandomAccess(_IndexedSource):
-    """A dataset with `len` and `[]`, of which any item may come next; positions in it are of no other dataset."""
-
-    def __init__(self, dataset: Any, seed: int) -> None:
-        if not is_indexed(dataset):
-            kind = type(dataset).__name__
-            raise InputError(f"order= needs a dataset with len() and [], got {kind}: give list(dataset)")
-        super().__init__(dataset, [seed])
-
-    def item(self, epoch: int, index: int) -> Any:
-        return self._dataset[index] if index < len(self._dataset) else _END
 
 
 class _IteratedSource:
@@ -206,10 +200,10 @@ class PromptDataset:
     #: Why there is no next item, if there is none.
     why_none = "no prompt is left in the dataset"
 
-    def __init__(self, dataset: Any, epochs: int | None, shuffle: int | RandomAccess | None = None) -> None:
+    def __init__(self, dataset: Any, epochs: int | None, shuffle: int | None = None) -> None:
         self._lock = threading.Lock()
         self._epochs = epochs
-        self._source = shuffle if isinstance(shuffle, RandomAccess) else _source_of(dataset, seed_of(shuffle))
+        self._source = _source_of(dataset, seed_of(shuffle))
         self._last = b""  # the position returned last
         self._is_compared = False  # whether an item that others have read was compared
 
@@ -302,12 +296,12 @@ def seed_of(shuffle: Any) -> int | None:
     return seed
 
 
-def _source_of(dataset: Any, seed: int | None) -> _IndexedSource | _IteratedSource:
+def _source_of(dataset: Any, seed: int | None) -> IndexedSource | _IteratedSource:
     if isinstance(dataset, (str, bytes, bytearray, memoryview, Mapping)):
         hint = "choose one of its values" if isinstance(dataset, Mapping) else "give a list, or JSONLines(path)"
         raise InputError(f"expected a dataset of prompts, got {type(dataset).__name__}: {hint}")
     if is_indexed(dataset):
-        return _IndexedSource(dataset, seed)
+        return IndexedSource(dataset, seed)
     if hasattr(dataset, "__next__") and iter(dataset) is dataset:
         raise InputError(f"this {type(dataset).__name__} can be iterated only once: {_ADVICE}")
     if not (hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__")):

@@ -10,7 +10,7 @@ import numpy as np
 
 from replaybuf.common.checks import shown
 from replaybuf.errors import InputError
-from replaybuf.produce.datasets import PromptDataset, RandomAccess, seed_of
+from replaybuf.produce.datasets import IndexedSource, PromptDataset, is_indexed, random_numbers, seed_of
 from replaybuf.storage.values import Cursor
 
 #: What is known of a prompt: its place in the dataset, how often it was generated, the mean and the standard deviation
@@ -67,8 +67,12 @@ class OrderedPrompts(PromptDataset):
     """
 
     def __init__(self, dataset: Any, epochs: int | None, shuffle: int | None, order: Any) -> None:
+        if not is_indexed(dataset):
+            kind = type(dataset).__name__
+            raise InputError(f"order= needs a dataset with len() and [], got {kind}: give list(dataset)")
+        super().__init__(dataset, epochs)
         self._seed = seed_of(shuffle) or 0
-        super().__init__(dataset, epochs, RandomAccess(dataset, self._seed))
+        self._source = IndexedSource(dataset, [self._seed])
         function: Order | None = ORDERS.get(order) if isinstance(order, str) else order
         if not callable(function) or isinstance(function, type):
             raise InputError(f"order must be 'varied', 'unsolved', Unsolved(...), or a function, got {shown(order)}")
@@ -134,7 +138,7 @@ class OrderedPrompts(PromptDataset):
             self._rank(places, self._epoch)
 
     def _rank(self, places: Places, epoch: int) -> None:
-        """Set the keys of prompts: the priority in the upper half, a hash of seed, epoch and place in the lower one."""
+        """Set the keys of prompts: the priority in the upper half, a random number of the epoch in the lower one."""
         try:
             priorities = np.asarray(self._order(self.statistics[places]))
         except ValueError as error:  # also that of an unknown field
@@ -143,18 +147,16 @@ class OrderedPrompts(PromptDataset):
             raise InputError(f"order= must return a number for each of {len(places)} prompts, got {shown(priorities)}")
         with np.errstate(over="ignore"):
             bits = (priorities.astype(np.float32) + np.float32(0)).view(np.uint32)  # -0.0 becomes 0.0
-            upper = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)).astype(np.uint64)
-            seeded = np.random.SeedSequence(self._seed, spawn_key=(epoch,)).generate_state(1, np.uint64)
-            ties = places.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + seeded
-            for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):  # SplitMix64's finaliser
-                ties = (ties ^ (ties >> np.uint64(shift))) * np.uint64(factor)
+        upper = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)).astype(np.uint64)
         excluded = (priorities == -np.inf) | (self._drawn_epochs[places] >= epoch)
-        self._keys[places] = np.where(excluded, np.uint64(0), upper << np.uint64(32) | ties >> np.uint64(32))
+        self._keys[places] = np.where(excluded, np.uint64(0), upper << np.uint64(32) | self._ties[places])
 
     def _first_places(self, epoch: int, count: int) -> Places:
         """Return the places of the prompts that come next in an epoch, without a sort of all."""
         if epoch != self._epoch:
-            self._rank(np.arange(len(self.statistics)), epoch)
+            size = len(self.statistics)
+            self._ties = (random_numbers(self._seed, epoch, size) >> np.uint64(32)).astype(np.uint32)
+            self._rank(np.arange(size), epoch)
             self._epoch = epoch
         keys = self._keys
         step = max(1, len(keys) // _SAMPLE_SIZE)

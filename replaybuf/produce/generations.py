@@ -146,14 +146,25 @@ class Generations:
     async def resume(self) -> None:
         """Resume the agent loop. Raises NotReadyError if that takes longer than `pause_timeout` seconds."""
         loop = self._agent_loop
-        try:
-            async with asyncio.timeout(self._timeout) as limit:
-                await loop.resume()
-        except TimeoutError as error:
-            if not limit.expired():
-                raise  # the agent loop's own
+        if not await self._returns(loop.resume()):
             text = f"after {self._timeout:g} s: resume() of the agent loop ({type(loop).__name__}) has not returned"
-            raise NotReadyError(text) from error
+            raise NotReadyError(text)
+
+    async def _returns(self, call: Coroutine[Any, Any, object]) -> bool:
+        """Return whether a call of the agent loop returns within `pause_timeout` seconds; raise its error.
+
+        Otherwise it is cancelled. It has as long to end; one that suppresses that is left behind.
+        """
+        calling = asyncio.ensure_future(call)
+        try:
+            done, _ = await asyncio.wait([calling], timeout=self._timeout)
+        finally:
+            calling.cancel()
+            await asyncio.wait([calling], timeout=self._timeout)
+        if not done and (not calling.done() or calling.cancelled()):
+            return False
+        calling.result()
+        return True
 
     async def pause(self) -> None:
         """Interrupt all groups, and store their partial responses.
@@ -164,12 +175,8 @@ class Generations:
             return
         began, self._is_pausing = time.monotonic(), True
         try:
-            async with asyncio.timeout(self._timeout) as limit:
-                await self._agent_loop.pause()
-                await asyncio.wait(self._tasks)
-        except TimeoutError:
-            if not limit.expired():
-                raise  # the agent loop's own
+            if await self._returns(self._agent_loop.pause()):
+                await asyncio.wait(self._tasks, timeout=max(0.0, began + self._timeout - time.monotonic()))
         finally:
             self._is_pausing = False
         if late_count := sum(not task.done() for task in self._tasks):
@@ -312,6 +319,8 @@ class Generations:
         finally:
             for call in calls:
                 call.cancel()
+            if calls:  # those that suppress it are left behind
+                await asyncio.wait(calls, timeout=self._timeout)
             self._calling_tasks.discard(task)
         return next(filter(None, errors), None)
 
@@ -400,7 +409,7 @@ class Generations:
                 )
             except FullError as error:  # keep the group, and renew its lease, until there is room
                 _logger.warning("task %s: %s", self.task_name, error)
-                await self.buffer.waits.changed(version, _ROOM_SECONDS)
+                await self.buffer.waits.changed(_ROOM_SECONDS, version)
             else:
                 status_now = group_status(map(self._kind.status, flat(group)))
                 # The rollouts change only if they expire; their class may have other names for EXPIRED and FILTERED.

@@ -80,7 +80,7 @@ async def wait_published(buffer: ReplayBuffer, *, after: TrainState | None = Non
 async def _wait_for_change(buffer: ReplayBuffer, version: int, timeout: float) -> None:
     """Wait for a change of the store since `version`, for up to `timeout` seconds."""
     await asyncio.sleep(min(_SHORTEST_SECONDS, timeout))
-    await buffer.waits.changed(version, max(0.0, min(timeout, _LONGEST_SECONDS) - _SHORTEST_SECONDS))
+    await buffer.waits.changed(max(0.0, min(timeout, _LONGEST_SECONDS) - _SHORTEST_SECONDS), version)
 
 
 #: Loads the weights of a published state. Returns the loaded model step if it differs from the state's.

@@ -164,7 +164,7 @@ class Sampler:
                     f"after {patience:g} s: task {self.task_name}: {self.why_none}, and "
                     f"{counts.in_flight} are in flight with workers"
                 )
-            await self.buffer.waits.changed(version, min(remaining, _LONGEST_WAIT))
+            await self.buffer.waits.changed(min(remaining, _LONGEST_WAIT), version)
 
     @property
     def why_none(self) -> str:
@@ -174,13 +174,24 @@ class Sampler:
     async def counts(self, again: Iterable[Again] | None = None) -> LedgerCounts:
         """Return the number of prompts by state, from the tallies of the task: its other groups count too.
 
-        `again` narrows the waiting ones to some statuses, as in `draw` (default: the sampler's).
+        `again` narrows the waiting ones to some statuses, or those that match their queries, as in `draw` (default: the
+        sampler's).
         """
         drawn = (await self.buffer.cursors.read(self.name)).position
         count = partial(total, await self.buffer.tallies(), self.task_name)
         returned, in_flight = count(Tally.SIZE, self._returning_statuses), count(Tally.LEASED, self._returning_statuses)
-        waiting = returned if again is None else count(Tally.SIZE, {status for status, _ in self._check_again(again)})
+        waiting = returned if again is None else await self._count_waiting(self._check_again(again), count)
         return LedgerCounts(drawn, in_flight, waiting, drawn - returned - in_flight)
+
+    async def _count_waiting(self, statuses: Iterable[Narrowed], count: Callable[[Tally, set[Status]], int]) -> int:
+        """Return the number of prompts that `draw` would hand out again; `count` returns sums of tallies."""
+        whole = {status for status, where in statuses if where is None}
+        narrowed = [
+            {"$and": [{"task_name": self.task_name, "status": status}, where]}
+            for status, where in statuses
+            if status not in whole
+        ]
+        return count(Tally.SIZE, whole) + (await self.buffer.count_where({"$or": narrowed}) if narrowed else 0)
 
     def _check_again(self, again: Iterable[Again]) -> list[Narrowed]:
         """Return the statuses that are handed out again, in order. INIT is included, for prompts of dead workers."""
@@ -280,8 +291,8 @@ class Sampler:
 
     def _repeat_prompt(self, item: Any, number: int) -> list[Any]:
         rollout, size, kind = self._make_rollout(item), self.prompt_repeat_k, self.rollout_type
-        kind.check_class(rollout)
-        containers = {name: value for name, value in kind.to_fields(rollout).items() if isinstance(value, (list, dict))}
+        [fields] = kind.rows([rollout])
+        containers = {name: value for name, value in fields.items() if isinstance(value, (list, dict))}
         group = [copy.copy(rollout) for _ in range(size)]
         for place, member in enumerate(group):
             for name, value in containers.items():

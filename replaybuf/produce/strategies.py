@@ -281,7 +281,7 @@ class _Batch(Generations):
                 await self.wait(min(remaining, _POLL_SECONDS))
             elif count > 0:
                 await self._check_exhausted(completed)
-                await waits.changed(version, min(remaining, _POLL_SECONDS))
+                await waits.changed(min(remaining, _POLL_SECONDS), version)
 
     async def _count_completed(self) -> int:
         return await self.buffer.count(self.task_name, Status.COMPLETED)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from replaybuf.common.units import are, brief, clock, counted, groups, joined, listed, named, people, wanted
 from replaybuf.rules.circumstances import IN_FLIGHT, LIVE_SECONDS, SILENT_SECONDS, Circumstances, Held, Wait, Worker
 from replaybuf.rules.diagnosis import Cause, Diagnosis, Fact, Found, Need, Reason, Said, causes_of, head_of, too_large
-from replaybuf.rules.transitions import Tally
+from replaybuf.rules.transitions import Tally, total
 from replaybuf.values.rollouts.statuses import Status
 
 #: Producers that are alive, but have put nothing for so long and generate nothing, do nothing.
@@ -50,7 +50,8 @@ def diagnose(wait: Wait, about: Circumstances) -> Diagnosis:
         taker = "" if last_take.worker is None else f" by {named(last_take.worker)}"
         facts.append(Fact(f"last drawn: {groups(last_take.groups)}{taker} at {clock(last_take.time, about.now)}"))
     end = first.advice if first.advice.endswith("?") else f"{first.advice}."
-    final = first.cause.final and wait.kind == "groups"
+    coming = about.unfinished(need.task) or total(about.tallies, need.task, Tally.LEASED)  # may still be completed
+    final = first.cause.final and wait.kind == "groups" and not coming
     prefix = "in each, " if len(needs) > 1 and first.text.removeprefix("all ")[:1].isdigit() else ""
     return Diagnosis(
         first.cause.reason, f"{head_of(needs)}: {prefix}{first.text}. {end}", need.task or None, tuple(facts), final

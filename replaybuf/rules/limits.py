@@ -25,8 +25,8 @@ from replaybuf.values.rollouts.statuses import ASIDE, Status
 class Level:
     """The numbers of a task that its limits depend on.
 
-    `buffered` counts the groups that take room (all but leased, ARCHIVED, FILTERED and FAILED ones), `completed` the
-    COMPLETED ones among them, `inserted` the puts of completed groups, and `sampled` their draws.
+    `buffered` counts the groups that take room (all but leased, ARCHIVED, FILTERED, FAILED and FILLING ones),
+    `completed` the COMPLETED ones among them, `inserted` the puts of completed groups, and `sampled` their draws.
     """
 
     buffered: int = 0

@@ -2,7 +2,7 @@
 
 Each function is one event and returns the transition of one group. They are pure; SQL carries them out, with one
 statement for all groups of a task that change alike (`storage.sql.statements.counts`). At the end: tallies by task as
-figures for people, and their rates.
+figures for people.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ Open buffers keep places open (`tails_of`); `read_tails` is for copies, the comm
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -14,8 +15,8 @@ from typing import Any, Final, TypeVar
 from pydantic_core import from_json
 
 from replaybuf.common.passwords import in_daemon_thread
-from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError, ReplayBufError
-from replaybuf.storage.places.owners import local_url, open_place, recognise
+from replaybuf.errors import DecodeError, PayloadStoreError
+from replaybuf.storage.places.owners import open_known
 from replaybuf.storage.places.store import EXTENT_BYTES, Extent, PlaceStore
 from replaybuf.values.codec.blocks import Instead
 from replaybuf.values.codec.payload import Codec
@@ -98,22 +99,23 @@ Places = tuple[Mapping[int, str], str | None]
 PATIENCE: Final = 10.0
 
 
-def read_tails(payloads: Sequence[Any], places: Places, patience: float = PATIENCE) -> list[Any]:
-    """Return the tail of each payload as `tails_of` does, from places that are opened for it.
+async def read_tails(payloads: Sequence[Any], places: Places, patience: float = PATIENCE) -> list[Any]:
+    """Return the tail of each payload as `tails_of` does, from places that are opened for it, in another thread.
 
-    Blocks. Raises PayloadStoreError if a place can't be reached, or was replaced by another one.
+    Raises PayloadStoreError if a place can't be reached within `patience` seconds, or was replaced by another one.
     """
     urls, database = places
-    with ExitStack() as opened:
-        stores = {}
-        for place in places_of(payloads) & urls.keys():
-            try:
-                store = open_place(local_url(database or "", place, urls[place]), patience)
-            except (ConfigError, MissingDriverError) as error:
-                raise PayloadStoreError(str(error)) from error
-            stores[place] = opened.enter_context(closing(store))
-            recognise(store, database or "", place)
-        return tails_of(payloads, stores, patience)
+    numbers = sorted(places_of(payloads) & urls.keys())
+
+    def read() -> list[Any]:
+        with ExitStack() as opened:
+            stores = {}
+            for number in numbers:
+                store = open_known(urls[number], database or "", number, patience)
+                stores[number] = opened.enter_context(closing(store))
+            return tails_of(payloads, stores, patience)
+
+    return await in_thread(read, patience, ", ".join(urls[number] for number in numbers)) if numbers else read()
 
 
 def places_of(payloads: Iterable[Any]) -> set[int]:
@@ -176,7 +178,15 @@ async def in_thread(function: Callable[[], T], patience: float, where: str) -> T
     try:
         return await asyncio.wait_for(in_daemon_thread(function), patience)
     except TimeoutError as error:
-        raise PayloadStoreError(f"the place for payloads {where} didn't answer within {patience:g} s") from error
+        raise PayloadStoreError(
+            f"the place for payloads {where} didn't answer within {patience:g} s: see that it is mounted, or reachable"
+        ) from error
+
+
+def wait_for(work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine, run in another thread, since the caller may be inside an event loop. Blocks."""
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(asyncio.run, work).result()
 
 
 def joined(payload: bytes, tail: Any) -> bytes:
@@ -184,23 +194,3 @@ def joined(payload: bytes, tail: Any) -> bytes:
     if isinstance(tail, DecodeError):
         raise tail
     return payload if tail is None else b"".join((memoryview(payload)[:-EXTENT_BYTES], tail))
-
-
-def decode_shown(
-    codec: Codec, uid: int, payload: bytes | None, marks: str, refreshed_to: int | None, places: Places
-) -> tuple[list[Any], str | None]:
-    """Return the readable part of a group's rollouts, and a sentence about the missing part, None if there is none.
-
-    Arguments as those of `decode_stored` and `read_tails`. Raises DecodeError.
-    """
-    try:
-        [tail] = read_tails([payload], places)
-        return decode_stored(codec, uid, payload, marks, refreshed_to, tail=tail)[0], None
-    except ReplayBufError as error:
-        if payload is None or not is_apart(payload):
-            raise
-        reason = str(error).removeprefix(f"group {uid}: ")
-    rollouts = codec.decode_head(payload)
-    with suppress(DecodeError):  # refreshes may change missing arrays
-        bring_up_to_date(codec, uid, rollouts, marks, refreshed_to)
-    return rollouts, f"group {uid} is shown without its arrays: {reason}"

@@ -7,7 +7,6 @@ import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from replaybuf.common import units
 from replaybuf.rules.circumstances import Wait
 
 #: The counts of a worker's activity, in the order of its marks.
@@ -64,16 +63,3 @@ class WorkerEvent:
     detail: str
     task_name: str | None = None
     draws: bool = False
-
-
-def timeout_event(wait: Wait, worker: str, time: float, reason: str, task_name: str | None = None) -> WorkerEvent:
-    """Return the event of a wait that timed out, with the reason why it went on.
-
-    `task_name` is the task that the reason is about, if any. The event has the number of groups that the wait needed
-    (of the task, if there is one), and its detail has the wait's duration, its kind, and the reason.
-    """
-    groups = sum(wait.wants.values()) if task_name is None else wait.wants.get(task_name, 0)
-    since = time if wait.since is None else wait.since
-    subject = "the trainer" if wait.kind == "trainer" else wait.kind
-    detail = f"after {units.age(time - since)} of waiting for {subject}: {reason}"
-    return WorkerEvent(EventKind.GAVE_UP, worker, time, groups, detail, task_name, wait.kind == "groups")

@@ -7,6 +7,7 @@ histograms: there the buckets are a `histogram`, and `_gcount` and `_gsum` are s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import SimpleNamespace
@@ -15,15 +16,18 @@ from typing import TYPE_CHECKING, Any, Literal
 from replaybuf import __version__
 from replaybuf.buffer.buffer_metrics import DISTRIBUTIONS, TOTALS, add_distributions, of_tasks
 from replaybuf.errors import InputError
+from replaybuf.rules.transitions import Tally
+from replaybuf.storage.sql.inspection.group_metadata import chosen_buffers
 from replaybuf.storage.sql.inspection.measures import (
-    BufferMeasures,
     count_overdue,
     count_unswept,
     held_by_tasks,
     histogram_of,
     list_places,
-    measure,
+    read_contents,
+    read_cursors,
     read_records,
+    read_tallies,
 )
 from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_reader
 from replaybuf.storage.sql.inspection.wait_facts import read_trainer
@@ -48,13 +52,6 @@ class Metric:
     help: str
     labels: tuple[str, ...] = ()
     bounds: tuple[int, ...] = ()
-
-    @property
-    def series(self) -> tuple[str, ...]:
-        """The names of its time series."""
-        if self.kind == "gaugehistogram":
-            return tuple(f"{self.name}_{end}" for end in ("bucket", "gcount", "gsum"))
-        return (self.name,)
 
 
 _TOTAL_TEXTS = {
@@ -168,10 +165,10 @@ def read_figures(
 ) -> dict[str, Any]:
     """Return the figures of one buffer of a database, or of all, as plain dicts; `prometheus` writes them. Blocks.
 
-    `source` is a URL, the path of a SQLite file, or a reader. `buffers[name]["tasks"]` is as in `buffer.metrics()`,
-    without rates. Staleness, draws, rewards and bytes of a buffer with more than `scanned` groups are left out, since
-    computing them scans every group. Raises UnreachableError, InputError, LockedError (also when the read takes more
-    than `timeout` seconds), ...
+    `source` is a URL, the path of a SQLite file, or a reader. `buffers[name]["tasks"]` is as in `buffer.metrics()`.
+    Staleness, draws, rewards and bytes of a buffer with more than `scanned` groups are left out, since computing them
+    scans every group. Raises UnreachableError, InputError, LockedError (also when the read takes more than `timeout`
+    seconds), ...
     """
     reader = open_reader(source) if isinstance(source, str) else source
 
@@ -189,25 +186,24 @@ def figures_of(tx: Transaction, buffer: str | None, scanned: int | None = None) 
             "unswept_payloads": count_unswept(tx),
             "places": {place.pop("url"): place for place in list_places(tx)},
         },
-        "buffers": {name: _figures(tx, name, measures) for name, measures in measure(tx, buffer, scanned).items()},
+        "buffers": {name: _figures(tx, name, scanned) for name in chosen_buffers(tx, buffer)},
     }
 
 
-def _figures(tx: Transaction, name: str, measures: BufferMeasures) -> dict[str, Any]:
-    tasks, overdue, contents = tasks_of(measures), count_overdue(tx, name), held_by_tasks(measures.contents or ())
-    for task, numbers in tasks.items():
-        numbers |= {"overdue": overdue.get(task, 0), **contents.get(task, {})}
-    trainer = read_trainer(tx, name)
-    progress = {"prompts": prompts_drawn(measures.cursors), "trainer": None if trainer is None else asdict(trainer)}
-    return {"tasks": tasks, **read_records(tx, name, measures.checkpoints), **progress}
-
-
-def tasks_of(measures: BufferMeasures) -> dict[str, dict[str, Any]]:
-    """Return the tasks as in `buffer.metrics()`."""
-    tasks = of_tasks(measures.tallies)
+def _figures(tx: Transaction, name: str, scanned: int | None) -> dict[str, Any]:
+    tallies, overdue = read_tallies(tx, name), Counter[str]()
+    groups = sum(n for (_, _, tally), n in tallies.items() if tally in (Tally.SIZE, Tally.LEASED))
+    contents = read_contents(tx, name) if scanned is None or groups <= scanned else ()
+    tasks, held = of_tasks(tallies), held_by_tasks(contents)
     for field in DISTRIBUTIONS:
-        add_distributions(tasks, field, histogram_of(measures.contents or (), field))
-    return tasks
+        add_distributions(tasks, field, histogram_of(contents, field))
+    for (_, task, _), count in count_overdue(tx, name).items():
+        overdue[task] += count
+    for task, numbers in tasks.items():
+        numbers |= {"overdue": overdue[task], **held.get(task, {})}
+    trainer = read_trainer(tx, name)
+    progress = {"prompts": prompts_drawn(read_cursors(tx, name)), "trainer": trainer and asdict(trainer)}
+    return {"tasks": tasks, **read_records(tx, name), **progress}
 
 
 def prompts_drawn(cursors: Sequence[Cursor]) -> dict[str, int]:
@@ -227,7 +223,6 @@ def prometheus(figures: Mapping[str, Any], *, buffer: str = "default") -> str:
     """Return figures in Prometheus's text format, of the type CONTENT_TYPE.
 
     `figures` are those of `await buffer.metrics()`, and `buffer` the name of the buffer, or those of `read_figures`.
-    Rates are left out: Prometheus computes its own.
     """
     from prometheus_client import generate_latest
 
@@ -282,11 +277,6 @@ def _encodable(text: str) -> str:
 
 # Numbers of a batch
 
-#: Their names for each kind of groups; `docs/metrics.md` explains them.
-NAMES = (
-    *("groups", "rollouts", "reward/mean", "reward/min", "reward/max", "staleness/mean", "staleness/max"),
-    "age_seconds/max",
-)
 #: The kinds of groups in a batch: drawn for the first time, and drawn before.
 KINDS = ("new", "replayed")
 

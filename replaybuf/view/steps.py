@@ -35,15 +35,15 @@ STEPS_SHOWN = 20
 class Steps:
     """Train steps of a buffer, newest first; the workers over the last of them; the totals of all recorded draws.
 
-    `earlier` is the step before which there are more.
+    `earlier` is the step before which there are more; `nothing` says why there is none.
     """
 
-    buffer: str
     now: datetime
     rows: list[StepRow]
     workers: Workers
     earlier: int | None
     known: Recorded
+    nothing: str
 
 
 def read_steps(
@@ -80,7 +80,13 @@ def read_steps(
     shown, has_more = steps[:limit], not unfiltered and len(looked_at) < len(numbers)
     oldest = shown[-1] if shown else numbers[0] + 1 if steps else min(looked_at, default=0)
     earlier = oldest if has_more or len(shown) < len(steps) else None
-    return Steps(name, tx.now(), [row for row in rows if row.step in shown], workers, earlier, recorded(tx, name))
+    nothing = ""
+    if not shown and not (unfiltered and earlier is not None):
+        phrase = "for a step" if before is None else f"for a step before {before}"
+        phrase += "" if earlier is None else f" from {earlier} on"
+        nothing = no_groups(tx, name, phrase, task, worker, before=before, since=earlier or 0)
+    rows = [row for row in rows if row.step in shown]
+    return Steps(tx.now(), rows, workers, earlier, recorded(tx, name), nothing)
 
 
 def _rows_of_worker(drawn: Drawn, steps: Set[int], worker: str | None) -> list[StepRow]:
@@ -131,31 +137,13 @@ def neighbours(tx: Transaction, buffer: str, step: int) -> tuple[int | None, int
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A rollout with one of the lowest rewards of a step."""
-
-    uid: int
-    position: int
-    worker: str | None
-    prompt: str | None
-    reward: float
-    response: str | None
-
-    @property
-    def title(self) -> str:
-        """Its group, place and reward, and who made it."""
-        by = f", by {self.worker}" if self.worker else ""
-        return f"group {self.uid}, rollout {self.position}, reward {self.reward:.3f}{by}"
-
-
-@dataclass(frozen=True, slots=True)
 class Step:
     """A train step in one run: a sentence about what stands out, its groups by worker and task, and its draws.
 
     `groups` are rows of those trained on, each once, lowest reward first: the fields of `Member`, its draw, where it is
     `now`, its prompt if it exists, and the means of its `annotations`; the step has the means of these. `worst` are
-    the answers with the lowest rewards among them. `reward_before` is the mean reward of the `steps_before` steps
-    before. `over_steps` has the workers over the last steps up to this one.
+    the answers with the lowest rewards among them, as rows of the view `rollouts`. `reward_before` is the mean reward
+    of the `steps_before` steps before. `over_steps` has the workers over the last steps up to this one.
     """
 
     summary: StepRow
@@ -167,7 +155,7 @@ class Step:
     batches: list[Batch]
     groups: list[dict[str, Any]]
     annotations: dict[str, float | None]
-    worst: list[Answer]
+    worst: list[dict[str, Any]]
     over_steps: Workers
 
     @property
@@ -283,11 +271,11 @@ def _step(
     )
 
 
-def _lowest_answers(tx: Transaction, buffer: str, uids: Sequence[int], limit: int) -> list[Answer]:
+def _lowest_answers(tx: Transaction, buffer: str, uids: Sequence[int], limit: int) -> list[dict[str, Any]]:
     """Return the rollouts with the lowest rewards among these groups."""
     chosen = extreme_rollouts(tx, buffer, None, limit, worst=True, among=uids)
     rows = {(row["uid"], row["position"]): row for row in tx.rows(_ANSWERS, uids=[uid for uid, _ in chosen])}
-    return [Answer(**rows[place]) for place in chosen]
+    return [rows[place] for place in chosen]
 
 
 def no_groups(

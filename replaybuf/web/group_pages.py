@@ -66,6 +66,8 @@ CUT_ROLLOUTS, CUT, CUT_MESSAGES, CUT_TOKENS, CUT_ALL_TOKENS = 64, 20_000, 100, 2
 _CUTS_OF_ALL = (1_000, 20_000_000, 10_000, 100_000, 500_000)
 #: Larger payloads (bytes) are read only when everything is requested.
 _LARGE_BYTES = 50_000_000
+#: The timeout of reading arrays that are kept apart: shorter than others wait for their turn to read.
+_PLACE_SECONDS = 5.0
 _SORTS = ("position", "best", "worst")
 
 
@@ -124,9 +126,9 @@ def _read(
     if group["bytes"] > _LARGE_BYTES and not everything:
         return group, rows, [], f"This is a group of {units.size(group['bytes'])}: its texts are cut."
     try:
-        decoded, problem = decode_payload(uid, read_payload(tx, uid))
+        decoded, problem = decode_payload(uid, read_payload(tx, uid), _PLACE_SECONDS)
     except DecodeError as error:
-        return group, rows, [], str(error).removesuffix(" (without --full its metadata can be shown)")
+        return group, rows, [], str(error)
     return group, rows, decoded, problem
 
 

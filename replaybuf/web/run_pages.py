@@ -179,7 +179,6 @@ def show_steps(tx: Transaction, ask: Ask) -> dict[str, Any]:
     across = Across(times=False)
     marks = {float(step.step): step.lower for step in steps if step.lower}
     links = {"step": lambda row: ask.link(f"/steps/{row.step}", task=task, worker=worker)}
-    since = view.earlier or 0
     return {
         "chosen": buffer,
         "buffers": buffers,
@@ -189,7 +188,6 @@ def show_steps(tx: Transaction, ask: Ask) -> dict[str, Any]:
         "table": table_of("Steps", rows, STEPS, ask, view.now, usual="-step", links=links),
         "fell": [step for step in rows if step.lower],
         "by_task": None if worker is not None else _by_task(view.workers, ask, buffer, view.now),
-        "nothing": "" if rows else no_groups(tx, buffer, "for a step", task, worker, before=before, since=since),
     }
 
 

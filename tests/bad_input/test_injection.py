@@ -32,7 +32,7 @@ async def test_every_text_is_taken_as_it_is(kept: ReplayBuffer) -> None:
 async def test_every_number_of_a_tag_comes_back_as_it_was(shared_url: str) -> None:
     """PostgreSQL's JSON has large floats as whole numbers, by their shortest decimal representation."""
     numbers = [0.1, -2.0, 1e16, 123456789012345678.0, -9e18, 1e22, -1.2345678901234567e19, 1e23]
-    numbers += [1.7976931348623157e308, 5e-324, 2**63 - 1, -(2**63)]
+    numbers += [1.7976931348623157e308, 5e-324, 2**63 - 1, -(2**63), 2.0**63, -(2.0**63), 2.0**64]
     async with build(shared_url) as buffer:
         await buffer.put(group(1), "numbers", tags={f"n{place}": number for place, number in enumerate(numbers)})
         [item] = [item async for item in buffer.find({"task_name": "numbers"})]

@@ -99,6 +99,16 @@ def test_a_put_counts_from_when_it_was_due_and_leases_are_acknowledged(
     assert rows(_SHOWN[1]) == rows(page)
 
 
+def test_the_path_of_a_file_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert bench("a%20b.db", "--groups", 1, "--trainers", 0)["ledger"]["put"] == 2
+    assert list(tmp_path.iterdir()) == []
+    file = tmp_path / "what?.db"  # which needs a URL if it is new
+    file.touch()
+    assert bench(file.name, "--groups", 1, "--trainers", 0)["ledger"]["put"] == 2
+    assert list(tmp_path.glob("*.db")) == [file]
+
+
 @pytest.mark.long
 def test_without_trainers_workers_pause_when_there_are_enough_groups(url: str) -> None:
     results = bench(url, "--trainers", 0, "--most", 4, "--rate", 20, "--minutes", 0.03)

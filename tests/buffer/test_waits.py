@@ -18,7 +18,7 @@ from replaybuf.buffer import wait_reports, waits
 from replaybuf.errors import RolloutError
 from replaybuf.storage.values import NewGroup
 from tests.produce.conftest import ledger_of
-from tests.stores import TASK, build, group, until
+from tests.stores import TASK, build, fill, group, until
 
 WAITS: dict[str, Callable[[ReplayBuffer], Awaitable[object]]] = {
     "take": lambda buffer: buffer.take_batch({TASK: 3}, timeout=600),
@@ -273,3 +273,45 @@ async def test_the_timeout_of_a_put_includes_its_first_attempt(monkeypatch: pyte
         async with asyncio.timeout(30):
             with pytest.raises(FullError, match="after 99 s"):
                 await buffer.put(group(1), TASK, timeout=99)
+
+
+class Writes:
+    """Counts the write transactions of a buffer."""
+
+    def __init__(self, buffer: ReplayBuffer, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        original_write = buffer.storage.engine.write
+
+        def write(*args: Any, **options: Any) -> Awaitable[Any]:
+            self.count += 1
+            return original_write(*args, **options)
+
+        monkeypatch.setattr(buffer.storage.engine, "write", write)
+
+
+async def test_a_put_without_room_tries_again_only_after_a_change(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that replaces groups, too, which is tried though there is no room."""
+    async with build(shared_url, capacity=1, on_full="block") as buffer:
+        [prompt] = await ledger_of(buffer, [group(1)], TASK).draw()
+        await buffer.put(group(2), TASK)
+        writes = Writes(buffer, monkeypatch)
+        finishing = asyncio.create_task(prompt.finish(group(3)))
+        await asyncio.sleep(0.5)
+        assert writes.count <= 5
+        assert len(await buffer.get(1, TASK)) == 1
+        await asyncio.wait_for(finishing, 60)
+
+
+async def test_refused_puts_and_renewed_leases_wake_nobody(shared_url: str) -> None:
+    """Since nothing became available."""
+    async with build(shared_url, capacity=2, on_full="reject") as buffer:
+        await fill(buffer, 2)
+        lease = await buffer.lease_batch({TASK: 1}, heartbeat=False)
+        await buffer.put(group(3), TASK)
+        version = buffer.storage.version()
+        await lease.extend()
+        with pytest.raises(FullError):
+            await buffer.put(group(4), TASK)
+        assert buffer.storage.version() == version

@@ -7,7 +7,6 @@ import pickle
 import random
 import textwrap
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import asyncpg
@@ -150,23 +149,6 @@ async def test_a_draw_is_undone_beside_a_sweep_of_its_groups(lent_database: str)
         assert await other.fetchval("SELECT count(*) FROM rb_past") == 0
         await other.close()
         assert await take_all(buffer) == [0, 1]
-
-
-async def test_a_cancelled_save_leaves_a_snapshot_that_is_whole_or_none(buffer: ReplayBuffer, tmp_path: Path) -> None:
-    chance = random.Random(9)
-    await fill(buffer, 30)
-    whole_count = 0
-    for number in range(4):
-        folder = tmp_path / str(number)
-        await by_cancel(buffer.save(folder), chance.random() * 0.06)
-        await buffer.count_where({})
-        if (folder / "replaybuf.sqlite").exists():
-            async with build("sqlite:///:memory:") as copy:
-                await copy.resume(folder)
-                assert sorted(await take_all(copy)) == list(range(30))
-            whole_count += 1
-    await buffer.save(tmp_path / "last")
-    assert sorted(path.name for path in (tmp_path / "last").iterdir()) == ["replaybuf.sqlite"]
 
 
 async def cancelled_at_every_turn(task: asyncio.Task[None]) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.cli.doctor import check_database
+from replaybuf.storage.places.folder import FolderStore
 from replaybuf.storage.places.store import FILES, MARKER
 from tests.cli.conftest import new_url, run, run_json
 from tests.cli.doctored import examine, wrong
@@ -144,11 +145,32 @@ def test_a_marker_that_was_lost_is_written_anew(url: str, folder: Path, content:
 def test_a_place_that_hangs_is_one_warning(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_database, "PATIENCE", 0.05)
     answering = threading.Event()
-    monkeypatch.setattr(check_database, "recognise", lambda *_: answering.wait())
+    monkeypatch.setattr(FolderStore, "read_marker", lambda _: answering.wait())
+    monkeypatch.setattr(check_database, "_LISTING_SECONDS", 0.2)
     findings = examine(url)
+    refused = run("doctor", url, "--take-over", code=1)
     answering.set()
     assert wrong(findings) == {"places": "warning"}
     assert f"{folder} didn't answer within 0.1 s" in findings["places"][0]["text"]
+    assert f"{folder} didn't answer within 0.2 s" in refused.stderr
+
+
+def test_a_place_that_hangs_in_a_write_is_one_warning(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_database, "PATIENCE", 0.05)
+    answering = threading.Event()
+    monkeypatch.setattr(FolderStore, "check_may_write", lambda _: answering.wait())
+    findings = examine(url)
+    answering.set()
+    assert wrong(findings) == {"places": "warning"}
+
+
+def test_of_a_place_without_payloads_the_doctor_says_that_it_is_not_there(url: str, folder: Path) -> None:
+    execute(url, "UPDATE rb_file SET groups = 0", "DELETE FROM rb_payload", "DELETE FROM rb_group")
+    shutil.rmtree(folder)
+    [finding] = examine(url, code=None)["places"]
+    assert finding["level"] == "ok"
+    assert finding["text"].startswith(f"{folder} isn't there")
+    assert finding["text"].endswith("no payload of this database is there")
 
 
 def test_a_place_that_this_user_may_not_write_to_is_one_warning(

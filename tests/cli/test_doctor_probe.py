@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from sqlalchemy import make_url
@@ -61,6 +63,15 @@ def test_all_calls_are_made_and_nothing_is_left(shared_url: str) -> None:
     assert (row["level"], row["text"]) == ("ok", f"each call was made once: {', '.join(CALLS)}")
     assert run_json("stats", shared_url)["buffers"] == {}
     assert "probe" not in examine(shared_url)
+
+
+@pytest.mark.parametrize("name", ["what?.db", "a%20b.db"])
+def test_the_path_of_a_file_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    with opened(f"sqlite:///{quote(str(tmp_path / name))}") as buffer:
+        assert len(buffer) == 0
+    monkeypatch.chdir(tmp_path)
+    assert [row["level"] for row in examine(name, "--probe")["probe"]] == ["ok"]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_a_role_that_may_not_write_is_told(postgres_database: str) -> None:

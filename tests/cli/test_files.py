@@ -14,6 +14,7 @@ import pytest
 
 from replaybuf.common.progress import progress_bar
 from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.storage.sql.tasks.sweeper import Sweeper
 from tests.cli.conftest import COMMAND, run, run_json
 from tests.cli.test_save import ACROSS, groups_of
 from tests.scripts import Script
@@ -119,6 +120,15 @@ def test_mistakes_are_explained(
     assert message in result.stderr.replace("\n", " ")
     assert not list(tmp_path.glob("*.partial"))
     assert not (tmp_path / "new.db").exists()
+
+
+def test_who_exports_or_saves_looks_after_nothing(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run's limits, of its history, its leases, ..., aren't known to commands."""
+    swept: list[Sweeper] = []
+    monkeypatch.setattr(Sweeper, "start", swept.append)
+    run("export", file, tmp_path / "a.jsonl")
+    run("checkpoint", "save", file, tmp_path / "saved")
+    assert not swept
 
 
 def test_a_run_that_begins_during_an_export_by_one_who_may_not_write_there_is_told(

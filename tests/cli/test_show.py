@@ -99,7 +99,28 @@ def test_a_damaged_payload_is_an_error_only_with_full(file: Path) -> None:
     execute(file, "UPDATE rb_payload SET data = x'00'")
     run("show", file, 15)
     assert len(run_json("ls", file)) == 13
-    assert "damaged" in run("show", file, 15, "--full", code=1).stderr
+    error = run("show", file, 15, "--full", code=1).stderr
+    assert error.startswith("Error: group 15: ")
+    assert error.endswith("(without --full its metadata can be shown)\n")
+
+
+def test_a_damaged_group_is_named_once_wherever_it_is_shown(file: Path) -> None:
+    execute(file, "DELETE FROM rb_payload")
+    sentence = "group 15: its payload is missing"
+    assert run("show", file, 15, "--full", code=1).stderr.startswith(f"Error: {sentence} (without")
+    text = client_of(str(file)).get("/groups/15").text
+    assert sentence in text
+    assert f"group 15: {sentence}" not in text
+    assert "--full" not in text
+
+
+def test_a_damaged_group_among_the_worst_leaves_the_others(file: Path) -> None:
+    first, *others = [row["uid"] for row in run_json("show", file, "--worst", 3, "--task", "math")]
+    execute(file, f"UPDATE rb_payload SET data = x'00' WHERE uid = {first}")
+    result = run("show", file, "--worst", 3, "--task", "math")
+    assert re.match(rf"group {first}: .* damaged.*; its answers are left out\n", result.stderr)
+    assert "left the buffer" not in result.stderr
+    assert result.stdout.count("The answer is") == len(others)
 
 
 def test_a_leased_group_says_so(busy: str) -> None:

@@ -44,7 +44,7 @@ async def test_who_waits_is_told_first_and_with_the_reason(empty: str) -> None:
         waiting = asyncio.create_task(buffer.get(5, "math", timeout=60))
         while not waiting.done():
             output = (await asyncio.to_thread(run, "watch", empty, "--once")).stdout
-            if "trainer-0 of b waits" in output:
+            if "trainer-0 of b has waited" in output:
                 break
             await asyncio.sleep(0.1)
         waiting.cancel()

@@ -285,6 +285,17 @@ def test_segments_are_stored_by_what_each_adds(kind: str) -> None:
     assert len(DICTS.encode(tree, parents=[None, 0, 0, None])) < 12 / 36 * len(DICTS.encode(tree)) + 1000
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rollout_without_tokens_may_come_first(kind: str) -> None:
+    """It was interrupted before its first token; the others are packed together all the same."""
+    chain = grown(KINDS[kind], [0, 6000, 7000, 8000, 9000], 9000)
+    payload = DICTS.encode(chain, parents=[None, None, 1, 2, 3])
+    assert len(payload) < 9 / 30 * len(DICTS.encode(chain)) + 1000
+    assert len(DICTS.encode(chain)) <= len(DICTS.encode(chain[::-1])) + 1000
+    masked = [{"a": LARGE + size, "mask": np.ones(size, "i4")} for size in (0, 900, 1000)]
+    assert len(DICTS.encode(masked)) < 3 * LARGE.nbytes + 1000
+
+
 def test_segments_take_no_more_memory_than_a_payload_may_cost() -> None:
     """A beginning that very many segments share is stored again and again."""
     group = [{"a": LARGE.copy(), "n": number} for number in range(3 * MOST_USES)]

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from replaybuf.errors import DecodeError, RolloutError
 from replaybuf.values.codec import value_types as ext
 from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.group_fields import fields_of
 from replaybuf.values.rollouts.marks import Marks
 from replaybuf.values.rollouts.outline import outline
 from replaybuf.values.rollouts.rollout_type import RolloutType
-from replaybuf.values.rollouts.staleness import fill_model_steps, mask_stale_tokens, reset_response
+from replaybuf.values.rollouts.staleness import date_responses, mask_stale_tokens, reset_response
 from tests.codec.values import DICTS, MARK, ZSTD, hostile_field, round_trip
 from tests.scripts import run
 
@@ -185,8 +186,7 @@ def test_tokens_that_are_tensors_are_filled_and_counted(torch: ModuleType) -> No
     short = torch.tensor([4, 4], dtype=torch.int16)
     rollouts = [rollout(torch), rollout(torch, response_model_steps=short)]
     rollouts[1]["response_mask"] = torch.tensor([True, False, False])
-    for member in rollouts:
-        fill_model_steps(member, 9, KIND)
+    date_responses(rollouts, fields_of(rollouts, KIND), 9, KIND)
     assert [member["response_model_steps"].tolist() for member in rollouts] == [[9, 9, 9], [4, 4, 9]]
     assert [member["response_model_steps"].dtype for member in rollouts] == [torch.int32, torch.int16]
     marks_ = Marks.of(rollouts, KIND)

@@ -10,6 +10,8 @@ import pytest
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import InputError
 from replaybuf.storage.sql.statements.annotate import MOST_NAMES
+from replaybuf.storage.sql.tasks.delivery import Drawing
+from replaybuf.storage.values import Draw
 from tests.contract.harness import Harness, OpenBuffer, drawn, fill, found, group
 from tests.contract.leasing import LONG
 
@@ -96,6 +98,16 @@ class AnnotatingLaws(Harness):
         for step, uid in enumerate(uids, 1):
             await lease.acknowledge([uid], train_step=step)
         assert await annotated(buffer, "step, uid, value") == [(1, uids[0], uids[0]), (2, uids[1], uids[1])]
+
+    async def test_arrays_of_a_group_whose_outline_is_lost_are_not_checked(self, buffer: ReplayBuffer) -> None:
+        """That of a draw which was undone after the sweep, and whose group was drawn again."""
+        [uid] = await fill(buffer, 1)
+        drawing = Drawing(buffer.storage.draws, Draw({"math": 1}))
+        taken = await buffer.storage.thread.run(drawing.run)
+        await buffer.storage._write(lambda tx: tx.change("DELETE FROM rb_payload WHERE uid = :uid", uid=uid))
+        await buffer.storage.thread.run(lambda: drawing.undo(taken))
+        await buffer.lease_batch({"math": 1}, seconds=LONG, heartbeat=False)
+        assert await buffer.annotate({uid: [{"token": np.ones(2)}]}) == 1
 
     async def test_they_go_with_the_draw_that_they_belong_to(self, buffer: ReplayBuffer) -> None:
         """When its record is pruned."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -104,7 +103,6 @@ class DurableLaws(InOnePlace):
 
 
 #: Long enough to close a storage and open it again.
-WHILE = 2.0
 
 
 class DurableRulesLaws(InOnePlace):
@@ -160,16 +158,11 @@ class DurableRulesLaws(InOnePlace):
         """Groups stay hidden from every storage over the place; when their lease ends, they come back."""
         buffer = await open_buffer()
         uids = await fill(buffer, 3)
-        lease = await lease_of(buffer, 2, WHILE)
+        await lease_of(buffer, 1)
+        await lease_of(buffer, 1, 0.5)
         reopened_buffer = await reopened(buffer, another)
-        drawable = [item.uid for item in await found(reopened_buffer)]
-        assert drawable == uids[2:] or time.time() > lease.until - 0.1  # this machine was too slow
-        await until(lambda: reopened_buffer.is_ready({"math": 3}), SOON)
-        assert [(item.uid, item.deliveries) for item in await found(reopened_buffer)] == [
-            (uids[0], 1),
-            (uids[1], 1),
-            (uids[2], 0),
-        ]
+        await until(lambda: reopened_buffer.is_ready({"math": 2}), SOON)
+        assert [(item.uid, item.deliveries) for item in await found(reopened_buffer)] == [(uids[1], 1), (uids[2], 0)]
 
     async def test_a_heartbeat_ends_with_its_buffer(self, open_buffer: OpenBuffer, another: Another) -> None:
         """A consumer that closed its buffer holds its groups no longer than the lease's time."""

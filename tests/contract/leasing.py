@@ -260,6 +260,19 @@ class LeaseTimeLaws(Harness):
         await lease.acknowledge()
         assert await total(buffer, "taken") == 1
 
+    async def test_a_handle_that_others_have_settled_ends_with_its_lease(self, buffer: ReplayBuffer) -> None:
+        """Its heartbeats don't go on for ever; a late acknowledgement of the same groups isn't an error."""
+        await fill(buffer, 1)
+        lease = await lease_of(buffer, 1, 1.5)
+        adopted = buffer.adopt(lease.handle, seconds=1.5)
+        await lease.acknowledge()
+        end = adopted.until
+        await adopted.extend(LONG)
+        assert adopted.until == end
+        await until(lambda: adopted.lost, SOON)
+        await adopted.acknowledge()
+        assert await total(buffer, "taken") == 1
+
     async def test_a_heartbeat_keeps_a_lease(self, buffer: ReplayBuffer) -> None:
         """While its consumer works, also when that blocks the event loop."""
         await fill(buffer, 1)

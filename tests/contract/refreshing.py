@@ -60,6 +60,19 @@ class RefreshingLaws(Harness):
         with pytest.raises(InputError):
             await refresh(buffer, 9, statuses=["done"])
 
+    @pytest.mark.parametrize("marks", ['{"oldest": 7}', '{"oldest": [1, 9], "newest": [1, 9], "reward": [1, "x"]}'])
+    async def test_a_group_whose_marks_are_damaged_is_set_aside(self, buffer: ReplayBuffer, marks: str) -> None:
+        """And says why; the others are refreshed."""
+        uids = [await buffer.put(group(number, response_model_steps=[1]), "math") for number in range(2)]
+        spoil = "UPDATE rb_group SET marks = :marks WHERE uid = :uid"
+        await buffer.storage._write(lambda tx: tx.change(spoil, marks=marks, uid=uids[0]))
+        for statuses in (None, ["failed"]):
+            assert await refresh(buffer, 9, 3, statuses=statuses) == {"math": 0 if statuses else 1}
+        [failed, expired] = await found(buffer)
+        assert (failed.uid, failed.status, failed.staleness, failed.item) == (uids[0], Status.FAILED, 7, [])
+        assert (failed.error or "").startswith(f"group {uids[0]}: ")
+        assert (expired.uid, expired.status, expired.staleness) == (uids[1], Status.EXPIRED, 7)
+
     async def test_an_updated_status_decides(self, buffer: ReplayBuffer) -> None:
         """A group is refreshed if its new status is, and otherwise keeps its staleness."""
         await buffer.put(group(1), "math", model_step=1, current_train_step=4)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from replaybuf import ConfigError, FencedError, ReplayBufError, RolloutState, Status
+from replaybuf.cli.demo import trainer
 from replaybuf.cli.demo.policy import (
     END,
     PROMPTS,
@@ -24,7 +25,7 @@ from replaybuf.cli.demo.policy import (
     rows_of,
     verify,
 )
-from replaybuf.cli.demo.trainer import Training, argument_of, begin, default_folder, verdict
+from replaybuf.cli.demo.trainer import Training, argument_of, begin, default_folder, launch, verdict
 from replaybuf.cli.demo.worker import GROUP_SIZE, TASK, Run, RunFolder, buffer_config, sampler_of, work
 from replaybuf.produce import TrainState, publish
 
@@ -128,6 +129,16 @@ def test_where_the_weights_are_and_how_commands_name_the_database(url, folder, a
 def test_a_database_that_cant_be_shared_is_refused(url):
     with pytest.raises(ConfigError):
         default_folder(url)
+
+
+def test_the_path_of_a_file_is_taken_as_it_is(tmp_path, monkeypatch):
+    async def train(*_):
+        pass
+
+    monkeypatch.setattr(trainer, "train", train)
+    monkeypatch.chdir(tmp_path)
+    launch("a%20b.db", None, steps=1, workers=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a%20b.db", "a%20b.run"]
 
 
 # What is kept beside the buffer

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
-from replaybuf import FencedError, ReplayBuffer, RolloutState, Sampler, Status
+from replaybuf import ReplayBuffer, RolloutState, Sampler, Status
 from tests.faults.failpoints import FailPoints
 from tests.faults.processes import Ledger
 from tests.produce.conftest import ledger_of
@@ -73,33 +72,3 @@ async def _step(ledger: Ledger, buffer: ReplayBuffer, step: int, prompts: Sample
     items = [item async for item in buffer.find({"status": "completed"}, order_by="timestamp_id")]
     await buffer.update_priorities({item.uid: 1.0 + (step * place) % 5 for place, item in enumerate(items)})
     ledger.write("batch", step, *numbers)
-
-
-# Processes of the run before a restore
-
-
-async def old_run(ledger: Ledger, url: str, call: str, first: int) -> None:
-    """Go on with one thing until it is fenced off."""
-    async with build(url) as buffer:
-        calls: dict[str, Callable[[int], Awaitable[object]]] = {
-            "put": lambda number: buffer.put(group(number), TASK),
-            "take": lambda _: buffer.get(1, TASK),
-            "wait": lambda _: buffer.take_batch({TASK: 100_000}, timeout=60),
-            "lease": lambda _: _lease_once(buffer),
-            "refresh": lambda n: buffer.refresh_staleness(task_stale_thresholds={TASK: None}, current_train_step=n),
-            "checkpoint": lambda _: buffer.checkpoint(8),
-        }
-        ledger.write("open")
-        for number in range(first, first + 100_000):
-            try:
-                await calls[call](number)
-            except FencedError as error:
-                ledger.write("fenced", error)
-                return
-            ledger.write("did", number)
-            await asyncio.sleep(0.01)
-
-
-async def _lease_once(buffer: ReplayBuffer) -> None:
-    async with buffer.lease_batch({TASK: 1}):
-        await asyncio.sleep(0.05)

@@ -426,7 +426,11 @@ async def test_no_connection_asks_the_server_about_types(lent_database: str) -> 
             await buffer.get(5, TASK)
             await buffer.restore(1)
             assert await buffer.delete({}) == 21
-    assert queries == []
+        assert queries == []
+        connection = await asyncpg.connect(proxy.url)
+        assert await connection.fetchval("SELECT $1::float8[]", [1.0]) == [1.0]
+        await connection.close()
+    assert queries, "asyncpg asks in other words"
 
 
 async def test_a_take_that_is_cancelled_while_it_reconnects_takes_nothing(buffer: ReplayBuffer, proxy: Proxy) -> None:

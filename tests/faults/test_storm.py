@@ -17,11 +17,11 @@ from replaybuf.rules.transitions import Tally
 from tests.faults import roles
 from tests.faults.conftest import Figures
 from tests.faults.processes import end, entries, kill, numbers, start, wait_for_lines
-from tests.faults.runs import POLICIES, STEPS, old_run, train
+from tests.faults.runs import POLICIES, STEPS, train
 from tests.histories import workers
 from tests.histories.history import Call, amiss, calls_in, numbers_of_calls
 from tests.histories.workers import LEASED, TAKEN
-from tests.stores import build, fill, take_all
+from tests.stores import build, take_all
 
 #: Enough for what is left at the end, in seconds.
 _PATIENCE = 600
@@ -212,32 +212,3 @@ def test_the_batches_after_a_restore_are_those_of_a_run_that_was_never_killed(
             break
     assert max(by_step, default=STEPS) == STEPS
     assert entries(ledger, "left") == entries(whole_ledger, "left")
-
-
-def test_who_is_left_of_the_run_before_a_restore_is_fenced_off(
-    shared_url: str, tmp_path: Path, figures: Figures
-) -> None:
-    """Whatever they do next is refused and says so; the restored buffer is that of the checkpoint, and stays so."""
-    kinds = ["put", "take", "wait", "lease", "refresh", "checkpoint"]
-    ledgers = {kind: tmp_path / kind for kind in kinds}
-
-    async def main() -> list[int]:
-        async with build(shared_url) as buffer:
-            await fill(buffer, 200)
-            await buffer.checkpoint(7)
-            old_runs = {
-                kind: start(old_run, ledgers[kind], shared_url, kind, 1000 * place + 1000)
-                for place, kind in enumerate(kinds)
-            }
-            for kind in kinds:
-                await asyncio.to_thread(wait_for_lines, ledgers[kind], 1 if kind == "wait" else 4)
-            await buffer.restore(7)
-            for kind in kinds:
-                await asyncio.to_thread(end, old_runs[kind], ledgers[kind])
-            return await take_all(buffer)
-
-    remaining = asyncio.run(main())
-    for kind in kinds:
-        assert "step 7" in entries(ledgers[kind], "fenced")[0], kind
-    figures.compare(len(kinds), range(200), remaining)
-    assert remaining == list(range(200))

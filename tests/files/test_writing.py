@@ -93,6 +93,17 @@ async def test_what_a_killed_export_left_is_removed_by_the_next(buffer: Any, tmp
     assert names(tmp_path) == ["a.jsonl"]
 
 
+async def test_what_a_host_of_a_longer_name_writes_is_left_alone(
+    buffer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder may be shared: the number after this host's name needn't be that of a process."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "gpu")
+    theirs = tmp_path / "a.jsonl.gpu-99999998-99999999-1.partial"
+    theirs.write_bytes(b"half")
+    await buffer.export(tmp_path / "a.jsonl")
+    assert names(tmp_path) == ["a.jsonl", theirs.name]
+
+
 async def test_groups_that_leave_meanwhile_are_left_out_and_counted(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -162,6 +162,9 @@ _SQL = [
     ("take-incomplete", f"{_STATEMENTS}/take.py", "if not incomplete:", "if True:", "a group without its payload is set aside"),
     ("take-damaged", "storage/sql/tasks/delivery.py", "if not failed:", "if True:", "a damaged group is set aside"),
     ("lease-lost-is-late", f"{_STATEMENTS}/leases.py", "    if len(rows) < len(uids):\n", "    if False:\n", "an acknowledgement that comes too late is refused"),
+    ("settled-lease-goes-on", f"{_STATEMENTS}/leases.py", "        return lease.until\n", "        return tx.start_clock() + seconds\n", "a lease that other handles have settled ends with its time"),
+    ("settled-lease-is-lost", f"{_STATEMENTS}/leases.py", "if tx.value(_UNSETTLED, lease=lease.token) == 0:", "if False:", "what other handles acknowledged in time isn't lost"),
+    ("damage-stops-refreshes", f"{_STATEMENTS}/refresh.py", "if unreadable and home.status != Status.FAILED:", "if False:", "a refresh sets groups aside whose marks are damaged"),
     ("lease-never-ends", f"{_STATEMENTS}/leases.py", "if not uids:", "if True:", "a lease that is over comes back"),
     ("move-unpinned", f"{_STATEMENTS}/counts.py", "if step.pins_staleness and step.before is not None:", "if False:", "a group that leaves its lane keeps its staleness"),
     ("move-archived-when", f"{_STATEMENTS}/counts.py", "time.time() if after.status in ASIDE and not after.leased else None", "None", "the archive knows since when"),
@@ -190,7 +193,7 @@ _SQL = [
     ("checkpoint-without-cursors", f"{_STATEMENTS}/checkpoints.py", "    copy_cursors(tx, 0, new)\n    note", "    note", "cursors are part of checkpoints"),
     ("checkpoint-keeps-one-less", f"{_STATEMENTS}/checkpoints.py", "list_checkpoints(tx, tx.scope.buffer)[:-keep])", "list_checkpoints(tx, tx.scope.buffer)[: 1 - keep])", "the last n checkpoints stay"),
     ("dropped-not-passed-on", f"{_STATEMENTS}/past.py", "AND c.id < :dropped AND c.id > rb_past.since", "AND c.id < :dropped AND c.id < 0", "what a dropped checkpoint had stays for earlier ones"),
-    ("checkpoint-beside-writers", "storage/sql/backend.py", "time.time()), alone=True", "time.time()), alone=False", "each write is before a checkpoint or after it"),
+    ("checkpoint-beside-writers", "storage/sql/backend.py", "time.time(), alone=True", "time.time(), alone=False", "each write is before a checkpoint or after it"),
     ("checkpoint-next-ticket", f"{_STATEMENTS}/fence.py", "last_uid(tx) + 1)", "last_uid(tx) + 2)", "random draws go on as they would have"),
     ("sweep-what-checkpoints-need", f"{_STATEMENTS}/past.py", "AND NOT EXISTS (SELECT 1 FROM rb_past p WHERE p.uid = rb_payload.uid AND p.removed_at IS NOT NULL)\n", "", "payloads of checkpoints are not swept"),
     ("sweep-forgets-draws", f"{_STATEMENTS}/past.py", "if key[2] in recorded]", "if key[2] < 0]", "the groups of a draw are known as long as it is"),
@@ -243,6 +246,7 @@ _OWNER = [
     ("owner-tried-once", f"{_ENGINE}/thread.py", "        if not await _is_settled(attempt):\n", "        if not await _is_settled(attempt) and False:\n", "an undo that fails is tried again"),
     ("owner-undone-in-doubt", f"{_ENGINE}/outage.py", "            if await doubt.was_committed():\n", "            if await doubt.was_committed() and False:\n", "an undo whose answer was lost isn't done twice"),
     ("owner-of-some", "storage/sql/tasks/group_commit.py", "call.left -= 1", "call.left = 0", "puts of several groups return when all are stored"),
+    ("refused-puts-wake", "storage/sql/tasks/group_commit.py", "if any(isinstance(outcome, int) for outcome in outcomes):", "if outcomes:", "a put that waits for room doesn't wake itself"),
 ]  # fmt: skip
 
 _PROMPTS = [
@@ -253,6 +257,7 @@ _PROMPTS = [
     ("prompts-uid-not-moved", "produce/prompt.py", "self.uid = self.uid if uid is None else uid", "pass", "a saved prompt can be finished"),
     ("prompts-share-rollouts", "produce/sampler.py", "[copy.copy(rollout) for rollout in group]", "list(group)", "the dataset keeps its own rollouts"),
     ("prompts-counts", "produce/sampler.py", "drawn - returned - in_flight)", "drawn - returned)", "prompts in flight aren't finished"),
+    ("prompts-excluded-wait", "produce/sampler.py", "{status for status, where in statuses if where is None}", "{status for status, where in statuses}", "a draw waits for no prompt that its query excludes"),
     ("epochs-one-more", "produce/datasets.py", "elif index and epoch + 1 != self._epochs:", "elif index and epoch != self._epochs:", "a dataset is read so many times"),
     ("shuffle-every-epoch-alike", "produce/datasets.py", "spawn_key=(epoch,)", "spawn_key=(0,)", "every epoch has another order"),
     ("shuffle-other-seed", "produce/datasets.py", "if seed != source.seed:", "if False:", "a run goes on with its own order"),
@@ -276,7 +281,7 @@ _OBSERVE = [
     ("observe-bucket", "view/metrics.py", "if value <= bound)", "if value < bound)", "a bucket counts its own bound"),
     ("observe-escape", "view/metrics.py", "[_encodable(text) for", "[text for", "a name stays within its label"),
     ("observe-leased-drawable", "storage/sql/statements/buffer_facts.py", 'if not row["is_leased"]', "if True", "distributions are of groups that can be drawn"),
-    ("observe-overdue", "storage/sql/statements/buffer_facts.py", "WHEN g.leased_until <= :now THEN", "WHEN 1 = 1 THEN", "a lease that goes on isn't overdue"),
+    ("observe-overdue", "storage/sql/statements/buffer_facts.py", "AND g.leased_until <= :now AND", "AND g.leased_until <= :now + 1e9 AND", "a lease that goes on isn't overdue"),
     ("observe-replayed", "view/metrics.py", "(item.times_sampled > 1)", "(item.times_sampled > 0)", "what is drawn for the first time is new"),
     ("tracing-quotes", "buffer/tracing.py", "_QUOTING_ERRORS = (RolloutError, DecodeError, InputError)", "_QUOTING_ERRORS = (DecodeError,)", "spans quote no rollout"),
     ("tracing-cancelled", "buffer/tracing.py", "if isinstance(error, (asyncio.CancelledError, GeneratorExit)):", "if False:", "a cancelled call is no error"),
@@ -292,6 +297,7 @@ _DIAGNOSIS = [
     ("what-arrives-follows", "rules/diagnosis.py", "return [*slow, *others] if covered else others or slow", "return others or slow", "what arrives comes first"),
     ("failures-of-long-ago", "rules/causes.py", "        if 2 * number < total:\n            return None\n", "", "what failed long ago is no reason now"),
     ("one-of-two-waits", "rules/causes.py", "any(worker.name not in names for worker in about.alive)", "all(worker.name not in names for worker in about.alive)", "it is a deadlock only if all producers wait"),
+    ("final-while-one-comes", "rules/causes.py", " and not coming", "", "a wait isn't final while a leased or unfinished group may be completed"),
     ("first-task-is-named", "rules/causes.py", "    explained.sort(key=lambda item: (not item[1][0].cause.final, order.index(item[1][0].cause.reason)))\n", "", "of several tasks the worst is named"),
     ("texts-as-they-are", "common/units.py", "return _cut(escape(\" \"", "return _cut(str(\" \"", "hostile texts stay on their line"),
 ]  # fmt: skip

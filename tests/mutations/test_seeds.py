@@ -36,6 +36,6 @@ def test_names_are_unique_and_areas_have_tests() -> None:
 
 def test_the_nearby_tests_are_there() -> None:
     for arguments in NEAR.values():
-        assert all(
-            (ROOT / argument.partition("::")[0]).exists() for argument in arguments if argument.startswith("tests/")
-        )
+        for path, _, name in (argument.partition("::") for argument in arguments if argument.startswith("tests/")):
+            assert (ROOT / path).exists(), path
+            assert all(f" {part}" in (ROOT / path).read_text() for part in name.split("::") if part), name

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from replaybuf import NotReadyError, ReplayBufferConfig, RolloutState, Status, StorageItem
 from replaybuf.buffer.buffer_metrics import DISTRIBUTIONS, TOTALS, flatten
 from replaybuf.errors import InputError
-from replaybuf.view.metrics import KINDS, METRICS, NAMES, OF_DATABASE, batch_metrics, prometheus, read_figures
+from replaybuf.view.metrics import KINDS, METRICS, OF_DATABASE, Metric, batch_metrics, prometheus, read_figures
 from tests import sql_example
 from tests.cli.conftest import run, run_json
 from tests.cli.example import fill
@@ -87,8 +87,14 @@ def test_who_works_and_waits_and_what_was_drawn_last(empty: str) -> None:
     assert 0 <= last["staleness"] <= last["max_staleness"]
     assert abs(last["taken_at"] - time.time()) < 60
     names = {name for name, _ in numbers(parse(prometheus(read_figures(empty))))}
-    missing = {series for metric in METRICS for series in metric.series} - names
+    missing = {series for metric in METRICS for series in series_of(metric)} - names
     assert not missing - OF_A_PROCESS - {"replaybuf_prompts_drawn", *TRAINERS, *OF_PLACES}
+
+
+def series_of(metric: Metric) -> set[str]:
+    """Return the names of a metric's time series."""
+    ends = ("_bucket", "_gcount", "_gsum") if metric.kind == "gaugehistogram" else ("",)
+    return {metric.name + end for end in ends}
 
 
 #: Figures with a number for every metric.
@@ -140,9 +146,9 @@ EVERYTHING: dict[str, Any] = {
 
 def test_every_metric_is_exported_with_its_labels() -> None:
     samples = numbers(parse(prometheus(EVERYTHING)))
-    assert {name for name, _ in samples} == {series for metric in METRICS for series in metric.series}
+    assert {name for name, _ in samples} == {series for metric in METRICS for series in series_of(metric)}
     for metric in METRICS:
-        labels = {name for series, pairs in samples for name, _ in pairs if series in metric.series}
+        labels = {name for series, pairs in samples for name, _ in pairs if series in series_of(metric)}
         assert labels - {"buffer", "le"} == set(metric.labels)
 
 
@@ -235,6 +241,13 @@ def _loggers_names() -> set[str]:
     return names
 
 
+#: The numbers of each kind of groups in a batch.
+NAMES = (
+    *("groups", "rollouts", "reward/mean", "reward/min", "reward/max", "staleness/mean", "staleness/max"),
+    "age_seconds/max",
+)
+
+
 def test_every_name_of_a_batch_is_on_the_page() -> None:
     names = set(re.findall(r"\bbatch/\w+/[\w/]+", PAGE.text))
     assert names == {f"batch/new/{name}" for name in NAMES}
@@ -250,7 +263,7 @@ OF_VARIABLES = [query["query"]["query"] for query in DASHBOARD["templating"]["li
 OF_ALERTS = [rule["expr"] for group in ALERTS["groups"] for rule in group["rules"]]
 EVERY = [*OF_PANELS, *OF_VARIABLES, *OF_ALERTS, *(note["expr"] for note in DASHBOARD["annotations"]["list"])]
 
-SERIES = {series: metric for metric in METRICS for series in metric.series}
+SERIES = {series: metric for metric in METRICS for series in series_of(metric)}
 _SERIES = re.compile(r"replaybuf_\w+")
 #: What every metric has, and what Prometheus adds.
 _ALWAYS = {"buffer", "job", "instance"}

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from replaybuf import ReplayBuffer
-from replaybuf.errors import PayloadStoreError
+from replaybuf.errors import PayloadStoreError, SnapshotError
 from replaybuf.storage.places import store as place_store
 from replaybuf.storage.places.store import FILES
 from replaybuf.storage.sql.copies import snapshot
+from tests.cli.conftest import run
 from tests.contract.harness import everything, plain
 from tests.places.arrays import apart, heavy, payload_rows
 from tests.stores import TASK, build, set_by, sweep_now
@@ -100,7 +101,7 @@ async def test_files_stay_while_they_are_copied(
 ) -> None:
     """All groups leave in the middle of a copy."""
     reading, going_on = asyncio.Event(), asyncio.Event()
-    original = snapshot._tails_of
+    original = snapshot.read_tails
     loop = asyncio.get_running_loop()
 
     async def slow(*args: Any) -> Any:
@@ -109,7 +110,7 @@ async def test_files_stay_while_they_are_copied(
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(going_on.wait(), loop))
         return await original(*args)
 
-    monkeypatch.setattr(snapshot, "_tails_of", slow)
+    monkeypatch.setattr(snapshot, "read_tails", slow)
     monkeypatch.setattr(snapshot, "_RENEW_SECONDS", 0.05)
     monkeypatch.setattr(place_store, "FILE_BYTES", 100_000)
     async with filled(shared_url, tmp_path / "payloads") as buffer:
@@ -123,6 +124,34 @@ async def test_files_stay_while_they_are_copied(
             await buffer.storage.thread.run(lambda: buffer.storage.files.maintain(True))
         going_on.set()
         await saving
+    async with build(f"sqlite:///{tmp_path}/other.db") as other:
+        await other.resume(tmp_path / "snapshot")
+        assert await everything(other) == before
+
+
+async def test_a_copy_whose_files_were_not_kept_all_the_time_fails(
+    shared_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when that is noticed at its end only."""
+    original = snapshot.read_tails
+    async with filled(shared_url, tmp_path / "payloads") as buffer:
+        loop = asyncio.get_running_loop()
+
+        async def stalled(*args: Any) -> Any:
+            lapse = buffer.storage._write(lambda tx: tx.change("UPDATE rb_place SET kept_until = 0"))
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(lapse, loop))
+            return await original(*args)
+
+        monkeypatch.setattr(snapshot, "read_tails", stalled)
+        with pytest.raises(SnapshotError, match="copy again"):
+            await buffer.save(tmp_path / "snapshot")
+        assert not list((tmp_path / "snapshot").iterdir())
+
+
+async def test_who_only_reads_a_database_copies_what_is_kept_apart(shared_url: str, tmp_path: Path) -> None:
+    async with filled(shared_url, tmp_path / "payloads") as buffer:
+        before = await everything(buffer)
+    await asyncio.to_thread(run, "checkpoint", "save", shared_url, tmp_path / "snapshot")
     async with build(f"sqlite:///{tmp_path}/other.db") as other:
         await other.resume(tmp_path / "snapshot")
         assert await everything(other) == before

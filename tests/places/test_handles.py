@@ -92,6 +92,15 @@ async def test_a_handle_outlives_the_buffer_that_it_came_from(shared: Kept) -> N
     assert same(await handle.load_async(), experts())
 
 
+async def test_a_load_leaves_nothing_beside_a_file_that_nobody_has_open(in_file: Kept, tmp_path: Path) -> None:
+    async with in_file.opened() as buffer:
+        await buffer.put([rollout()], TASK)
+        items = [item async for item in buffer.find({}, deferred=["routed_experts"])]
+    before = sorted(tmp_path.iterdir())  # noqa: ASYNC240
+    assert same(items[0].item[0].routed_experts.load(), experts())
+    assert sorted(tmp_path.iterdir()) == before  # noqa: ASYNC240
+
+
 async def test_a_handle_of_a_buffer_in_memory_is_for_its_own_process() -> None:
     async with Kept("memory://").opened() as buffer:
         await buffer.put([rollout()], TASK)

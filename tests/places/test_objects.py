@@ -182,6 +182,14 @@ def test_refused_credentials_are_said_at_once_and_not_shown(objects: ObjectStore
         written(objects, 2, b"y")
 
 
+def test_one_object_that_is_gone_keeps_no_other_from_being_deleted(tmp_path: Path) -> None:
+    """In stores that answer 404 for it, as a folder does, Google's and Azure's."""
+    store, numbers = ObjectStore(f"file://{tmp_path}", PATIENCE), range(1, 41)
+    store.write([(file_name(number), [b"x"]) for number in numbers if number != 3], sync=False)
+    store.delete(map(file_name, numbers))
+    assert [*store.files()] == []
+
+
 def test_who_may_only_read_is_found_out(objects: ObjectStore, relay: Relay) -> None:
     relay.status, relay.when = 403, lambda line: line.startswith("PUT")
     objects.check_writable()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,13 @@ import numpy as np
 import pytest
 
 from replaybuf import RolloutState
+from replaybuf.storage.places.folder import FolderStore
 from replaybuf.storage.places.store import FILES
+from replaybuf.storage.sql.inspection.group_payloads import decode_payload
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout_type import RolloutType
+from replaybuf.web import group_pages
+from replaybuf.web.server import AT_ONCE
 from tests.cli.conftest import run, run_json
 from tests.stores import TASK, build, group
 from tests.web.conftest import client_of
@@ -83,6 +88,21 @@ def test_without_the_folder_all_that_the_database_has_is_shown(out_of_reach: str
     assert run("show", out_of_reach, 4, "--full").stderr == ""
     run("show", out_of_reach, 1, 2, 3)
     run("show", out_of_reach, "--best", 2)
+
+
+def test_a_place_that_hangs_keeps_nothing_else_from_being_shown(filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the texts of its groups nor, after some such requests, other pages."""
+    answering = threading.Event()
+    monkeypatch.setattr(FolderStore, "read_marker", lambda _: answering.wait())
+    monkeypatch.setattr(group_pages, "_PLACE_SECONDS", 0.05)
+    monkeypatch.setattr(decode_payload, "__defaults__", (0.05,))
+    client = client_of(filled)
+    texts = [client.get("/groups/2").text for _ in range(AT_ONCE + 1)]
+    shown = run("show", filled, 2, "--full")
+    answering.set()
+    assert all("note 2" in text and "answer within 0.05 s" in text for text in texts)
+    assert "note 2" in shown.stdout
+    assert "group 2 is shown without its arrays: the place" in shown.stderr
 
 
 def test_damaged_arrays_leave_texts(filled: str, place: Path) -> None:

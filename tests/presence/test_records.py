@@ -174,15 +174,23 @@ async def test_a_locked_database_costs_one_warning_and_no_count(
     tmp_path: Any, quick: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(heartbeats, "_PATIENCE", 0.05)
+    monkeypatch.setattr(heartbeats, "_COMPLAIN_SECONDS", 0.1)
     url = f"sqlite:///{tmp_path}/run.db"
     async with build(url, worker="me") as buffer:
         await fill(buffer, 5)
         await buffer.get(1, TASK)
         async with locked(str(parse_url(url).database)):
-            await asyncio.sleep(0.5)
+
+            def warnings() -> list[logging.LogRecord]:
+                records = [record for record in caplog.records if record.name == "replaybuf.presence"]
+                return [record for record in records if record.levelno == logging.WARNING]
+
+            storage: Any = buffer.storage
+            storage.presence.of("me")  # something to write, whose heartbeat fails
+            await until(warnings)
+            await asyncio.sleep(0.3)
     assert (await workers_of(url))["me"].groups == 5
-    warnings = [record for record in caplog.records if record.name == "replaybuf.presence"]
-    assert len([record for record in warnings if record.levelno == logging.WARNING]) <= 1
+    assert len(warnings()) == 1
 
 
 async def test_an_event_that_another_thread_reports_while_a_heartbeat_fails_is_kept(

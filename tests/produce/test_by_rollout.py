@@ -73,6 +73,19 @@ async def test_a_rollout_is_added_once_and_when_it_is_finished(buffer: ReplayBuf
     assert await contents(buffer) == {"filling": [["a"]]}
 
 
+async def test_an_export_is_without_rollouts_of_prompts_in_flight(buffer: ReplayBuffer, tmp_path: Path) -> None:
+    """They count neither as groups that left the buffer nor for the limit."""
+    [prompt] = await prompts_of(buffer).draw(1)
+    for index in (0, 1):
+        finish(prompt.group[index], "a")
+        await prompt.add(index)
+    uids = [await buffer.put([RolloutState(message=[], status=Status.COMPLETED)], TASK) for _ in range(3)]
+    for limit, order_by in ((2, None), (2, "created_at"), (9, None), (None, None)):
+        exported = await buffer.export(tmp_path / "a.jsonl", limit=limit, order_by=order_by, force=True)
+        assert (exported.groups, exported.left) == (min(limit or 9, len(uids)), 0)
+        assert len(await buffer.to_pandas(limit=limit, order_by=order_by)) == exported.rollouts
+
+
 @pytest.mark.parametrize("settle", ["save", "give_back"])
 async def test_a_tree_keeps_its_parents_when_it_is_saved_and_finished(url: str, settle: str) -> None:
     """And who goes on with it knows them, and may add to it."""
@@ -168,6 +181,37 @@ async def test_a_rollout_that_could_not_be_added_is_no_failure_of_its_prompt(
         assert [prompt.attempt for prompt in await sampler.draw()] == [1]
 
 
+async def test_a_storage_error_waits_for_the_other_rollouts_of_its_group(
+    buffer: ReplayBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose calls are cancelled: what they still store comes before the prompt is given back."""
+    ended = list[str]()
+    original = Prompt.give_back
+
+    class Slow(Loop):
+        async def generate_group(self, group: list[RolloutState], *, partial: bool) -> None:
+            if group[0].rollout_id:
+                try:
+                    await asyncio.sleep(60)
+                finally:
+                    await asyncio.sleep(0.05)
+                    ended.append("call")
+            await super().generate_group(group, partial=partial)
+
+    async def refuse(*_: Any, **__: Any) -> None:
+        raise StorageError("the disk is full")
+
+    async def give_back(prompt: Prompt, *args: Any, **options: Any) -> None:
+        ended.append("prompt")
+        await original(prompt, *args, **options)
+
+    monkeypatch.setattr(Prompt, "add", refuse)
+    monkeypatch.setattr(Prompt, "give_back", give_back)
+    with pytest.raises(StorageError, match="disk is full"):
+        await produce_one(SyncProduceStrategy(by_rollout=True), Slow({}), buffer)
+    assert ended == ["call"] * 3 + ["prompt"]
+
+
 @pytest.mark.parametrize(
     ("least", "found"),
     [
@@ -242,3 +286,13 @@ async def test_a_damaged_rollout_of_a_prompt_is_generated_again(buffer: ReplayBu
         await redrawn.add(index)
     await redrawn.finish()
     assert await contents(buffer) == {"completed": [["new", "1", "new"]]}
+
+
+async def test_added_rollouts_are_read_only_if_there_are_any(
+    buffer: ReplayBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = prompts_of(buffer)
+    [prompt] = await ledger.draw(1)
+    await prompt.give_back()
+    monkeypatch.setattr(buffer.storage, "find", None)
+    assert len(await ledger.draw(1)) == 1

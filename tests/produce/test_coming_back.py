@@ -52,6 +52,19 @@ async def test_prompts_of_a_dead_worker_come_back_first(buffer: ReplayBuffer) ->
     assert await buffer.count(TASK, "completed") == 2
 
 
+async def test_a_draw_waits_for_no_prompt_that_its_query_excludes(buffer: ReplayBuffer) -> None:
+    """Those that match are waited for, and counted."""
+    ledger = ledger_of(buffer, indexed(2), TASK)
+    for number, drawn in enumerate(await ledger.draw(2)):
+        drawn.group[0].status = Status.ABORTED
+        await drawn.finish(drawn.group, tags={"tries": number})
+    for tries in (9, 1):
+        again = [(Status.ABORTED, {"tags.tries": tries}), (Status.ABORTED, {"tags.tries": {"$gte": tries}})]
+        assert (await ledger.counts(again)).waiting == (tries == 1)
+        async with asyncio.timeout(60):
+            assert len(await ledger.draw(2, timeout=LONG, again=again)) == (tries == 1)
+
+
 @pytest.mark.parametrize("partial", [True, False])
 async def test_what_was_generated_comes_back_with_partial_rollouts(buffer: ReplayBuffer, partial: bool) -> None:
     """And without them, interrupted rollouts begin anew; those that were done stay."""

@@ -12,7 +12,17 @@ import pytest
 from replaybuf import RolloutState, Status
 from replaybuf.errors import InputError, ProduceError
 from replaybuf.produce import AsyncProduceStrategy, Sampler, SyncProduceStrategy
-from tests.produce.conftest import Script, ScriptedLoop, Told, assert_accounted, ids, items_of, produce, prompts
+from tests.produce.conftest import (
+    Script,
+    ScriptedLoop,
+    Told,
+    assert_accounted,
+    ids,
+    items_of,
+    produce,
+    prompts,
+    sampler_of,
+)
 from tests.stores import TASK, build
 
 STRATEGY = SyncProduceStrategy(max_failures=5)
@@ -88,13 +98,17 @@ async def test_any_error_can_be_stored(sampler: Sampler, text: str) -> None:
 
 
 async def test_the_error_of_failed_rollouts_is_kept(sampler: Sampler) -> None:
+    """Of all that failed, each once."""
+
     def fail(group: list[RolloutState]) -> list[RolloutState]:
-        group[1].status, group[1].error_msg = Status.FAILED, "the sandbox is gone"
+        for rollout, error in zip(group, ("no luck", "the sandbox is gone", "no luck"), strict=True):
+            rollout.status, rollout.error_msg = Status.FAILED, error
         return group
 
+    sampler = sampler_of(sampler.buffer, prompt_repeat_k=3)
     await produce(SyncProduceStrategy(), scripted(Script(returns=fail)), sampler, 2)
     (failed,) = await items_of(sampler.buffer, Status.FAILED)
-    assert "the sandbox is gone" in str(failed.error)
+    assert "no luck; the sandbox is gone" in str(failed.error)
 
 
 async def test_a_loop_that_raises_cancelled_error_fails_its_group(sampler: Sampler) -> None:

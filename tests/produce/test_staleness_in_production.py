@@ -202,23 +202,47 @@ async def test_generation_is_paused_between_batches_and_resumed_for_the_next(sam
         await sampler.buffer.delete({"status": "completed"})
 
 
-async def test_a_pause_that_hangs_is_given_up(sampler: Sampler) -> None:
+async def hang(stubborn: bool, over: asyncio.Event) -> None:
+    """Return when it is cancelled, or only when all is over."""
+    while not over.is_set():
+        try:
+            await over.wait()
+        except asyncio.CancelledError:
+            if not stubborn:
+                raise
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+async def test_a_pause_that_hangs_is_given_up(sampler: Sampler, stubborn: bool) -> None:
+    """Also if it suppresses that it is cancelled."""
+    over = asyncio.Event()
+
     class Hanging(ScriptedLoop):
         async def pause(self) -> None:
-            await asyncio.sleep(3600)
+            await hang(stubborn, over)
 
     loop = Hanging(scripts={0: forever()})
-    summary = await run_scripted(loop, sampler)
-    assert 0.2 <= summary.pause_seconds < 30
+    async with asyncio.timeout(30):
+        summary = await run_scripted(loop, sampler)
+    assert summary.pause_seconds >= 0.2
     assert loop.running == 0
     await assert_accounted(sampler)
+    over.set()
+    await asyncio.sleep(0.01)
 
 
-async def test_a_resume_that_hangs_ends_the_batch(sampler: Sampler) -> None:
+@pytest.mark.parametrize("stubborn", [False, True])
+async def test_a_resume_that_hangs_ends_the_batch(sampler: Sampler, stubborn: bool) -> None:
+    over = asyncio.Event()
+
     class Hanging(ScriptedLoop):
         async def resume(self) -> None:
-            await asyncio.sleep(3600)
+            await hang(stubborn, over)
 
-    with pytest.raises(NotReadyError, match=r"after 0.2 s: resume\(\) of the agent loop \(Hanging\) has not returned"):
-        await run_scripted(Hanging(), sampler)
+    sentence = r"after 0.2 s: resume\(\) of the agent loop \(Hanging\) has not returned"
+    async with asyncio.timeout(30):
+        with pytest.raises(NotReadyError, match=sentence):
+            await run_scripted(Hanging(), sampler)
     assert (await sampler.counts()).drawn == 0
+    over.set()
+    await asyncio.sleep(0.01)

@@ -113,7 +113,7 @@ class Drawing(Memory):
         with self._lock:
             check_lease(lease, self._epoch, self.identity)
             loans = self._loans.held(lease, uids)
-            until = lease_time() + seconds
+            until = lease_time() + seconds if loans else lease.until
             for loan in loans:
                 loan.until = until
             return until

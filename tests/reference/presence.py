@@ -14,6 +14,10 @@ from tests.reference.state import Memory
 class Presence(Memory):
     """The waits under way, which those who wait hear of in their errors."""
 
+    @property
+    def presence(self) -> Presence:
+        return self
+
     def publish_wait(self, waiting: Waiting) -> None:
         with self._lock:
             self._waits[waiting.number] = waiting

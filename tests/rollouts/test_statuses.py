@@ -154,7 +154,7 @@ def test_fields_go_by_the_names_of_the_class() -> None:
         kind.require(rollout, ["reward"], "staleness")
     reset_response(rollout, kind)
     assert rollout == Trl([], "", Plain.ABORTED, [0], [0])
-    assert kind.to_fields(rollout).keys() == {"completion_ids", "completion", "state", "prompt_ids", "tokens"}
+    assert kind.rows([rollout])[0].keys() == {"completion_ids", "completion", "state", "prompt_ids", "tokens"}
 
 
 def test_a_field_that_means_another_is_not_the_one_of_its_own_name() -> None:

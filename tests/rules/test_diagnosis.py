@@ -82,7 +82,8 @@ def test_a_wait_that_can_never_end_is_final() -> None:
     """Since a dataset has ended; not while enough is in flight, or while another task lacks more."""
     facts = {"workers": [LIVE], "datasets": {"math": 50}}
     assert why(wait(10), FEW, **facts).final
-    assert not why(wait(10), FEW | tallies(init_leased=3), **facts).final
+    for still in ({"init_leased": 3}, {"init": 1}, {"completed_leased": 1}):
+        assert not why(wait(10), FEW | tallies(**still), **facts).final
 
 
 @pytest.mark.parametrize("seconds", [2, 13, 22, 45, 59])

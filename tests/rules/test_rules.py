@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from replaybuf.errors import InputError, QueryError
 from replaybuf.rules.balance import Parts, balance, micro_batches, packed_rows
 from replaybuf.rules.limits import Level, Limits
 from replaybuf.rules.policies import (
+    KEYS,
     PRIORITIZED,
     UNIFORM,
     UNIT,
@@ -32,6 +34,7 @@ from replaybuf.rules.policies import (
 from replaybuf.storage.values import Draw
 from replaybuf.values.rollouts.rollout import ASIDE
 from replaybuf.values.rollouts.statuses import Status
+from tests.pages import DOCS
 
 COMPLETED = Status.COMPLETED
 MORE_THAN_EVER = 50
@@ -333,6 +336,14 @@ def test_items_without_a_value_come_last_in_any_direction() -> None:
 def test_one_that_orders_by_an_unknown_field_is_refused_when_it_is_defined() -> None:
     with pytest.raises(QueryError, match=r"^Broken.order: can't order by 'rewards'; did you mean 'reward'\?"):
         type("Broken", (ReplayPolicy,), {"name": "broken", "order": (OrderTerm("rewards"),)})
+
+
+def test_own_policies_may_order_by_each_sampling_key_that_the_page_names() -> None:
+    named = re.findall(r"\w+_key", (DOCS / "sampling.md").read_text())
+    assert {*named} == {*KEYS}
+    for key in named:
+        own = type("Own", (ReplayPolicy,), {"name": "own", "order": (OrderTerm(key), OrderTerm("reward"))})
+        assert own().key == key
 
 
 LENGTHS = st.lists(st.integers(0, 5000), min_size=1, max_size=60)

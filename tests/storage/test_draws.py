@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from replaybuf import ReplayBuffer
+from replaybuf import ReplayBuffer, Status
 from replaybuf.errors import DecodeError
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy
-from replaybuf.rules.query import FIELDS
+from replaybuf.rules.query import FIELDS, parse
 from replaybuf.storage.sql.statements import ordering
-from replaybuf.storage.sql.statements.past import keep
+from replaybuf.storage.sql.statements.past import keep, sweep
 from replaybuf.storage.sql.statements.rows import GroupRow
+from replaybuf.storage.sql.tasks.delivery import Drawing
 from replaybuf.storage.sql.tasks.transactions import Transactions
-from replaybuf.storage.values import StorageItem
+from replaybuf.storage.values import Draw, StorageItem
 from tests.contract.waiting import conserved
 from tests.postgres import execute
 from tests.stores import TASK, build, fill, group, numbers_of, take_all
@@ -73,6 +74,8 @@ DAMAGES = [
     "UPDATE rb_payload SET data = 'a text' WHERE uid = ?",
     "UPDATE rb_payload SET data = 1.5 WHERE uid = ?",
     "UPDATE rb_group SET bytes = 'many' WHERE uid = ?",
+    "UPDATE rb_group SET reward = 'much' WHERE uid = ?",
+    "UPDATE rb_group SET pinned_staleness = 'stale' WHERE uid = ?",
     "UPDATE rb_group SET marks = '{\"oldest' WHERE uid = ?",
     "UPDATE rb_group SET tags = 'no JSON' WHERE uid = ?",
 ]
@@ -87,13 +90,25 @@ async def test_a_group_that_is_damaged_is_set_aside_and_the_next_drawn(tmp_path:
             uids = [await buffer.put(group(number, text=text), task) for number in range(3)]
             with closing(sqlite3.connect(tmp_path / "run.db", isolation_level=None)) as other:
                 assert other.execute(damage, (uids[1],)).rowcount == 1
-            readable = "bytes" in damage
+            readable = "bytes" in damage or "reward" in damage
             assert numbers_of(await buffer.get(2, task)) == ([0, 1] if readable else [0, 2]), damage
             assert await buffer.count(task, "failed") == (0 if readable else 1), damage
             if "rb_payload" in damage:
                 [failed] = [item async for item in buffer.find({"task_name": task, "status": "failed"})]
                 assert failed.error, damage
                 assert not failed.item, damage
+
+
+@pytest.mark.parametrize("marks", ['{"due"', '["due"]', '{"oldest": "due"}'])
+async def test_an_update_sets_the_status_of_a_group_that_is_damaged_and_the_next_draw_sets_it_aside(
+    tmp_path: Path, marks: str
+) -> None:
+    async with build(f"sqlite:///{tmp_path}/run.db") as buffer:
+        uids = [await buffer.put(group(number, status=Status.EXPIRED), TASK) for number in range(2)]
+        execute(tmp_path / "run.db", f"UPDATE rb_group SET marks = '{marks}' WHERE uid = {uids[0]}")
+        assert await buffer.update({"task_name": TASK}, status=Status.COMPLETED) == 2
+        assert numbers_of(await buffer.get(1, TASK)) == [1]
+        assert await buffer.count(TASK, "failed") == 1
 
 
 # Draws of groups that can't be given to anyone, also while others change the store
@@ -213,3 +228,17 @@ async def draw_rare(buffer: ReplayBuffer) -> list[int]:
 
 async def rows(buffer: ReplayBuffer, sql: str) -> list[Any]:
     return list(await buffer.storage._run(lambda: buffer.storage.transactions.read(lambda tx: tx.tuples(sql))))
+
+
+async def test_a_group_that_came_back_after_its_payload_was_swept_is_no_finished_one(shared_url: str) -> None:
+    """Nobody knows then whether it has all its responses: a requeue has it generated again."""
+    async with build(shared_url, max_deliveries=1) as buffer:
+        await buffer.put(group(1) + group(2, status=Status.ABORTED), TASK)
+        storage, draw = buffer.storage, Draw({TASK: 1}, status=Status.ABORTED)
+        drawing = Drawing(storage.draws, draw)
+        taken = await storage.thread.run(drawing.run)
+        assert await storage.thread.run(lambda: storage.engine.write(lambda tx: sweep(tx, 1e12, 10))) == 1
+        await storage.thread.run(lambda: drawing.undo(taken))
+        lease = await storage.lease(draw, 60)
+        await storage.give_back(lease, [item.uid for item in lease.items[TASK]], failed="the worker crashed")
+        assert await storage.requeue(parse({"status": "failed"})) == {Status.ABORTED: 1}

@@ -141,7 +141,7 @@ async def test_what_a_refresh_drops_is_read_after_it(shared_url: str) -> None:
         assert (counts, [row.payload for row in rows]) == ({TASK: 3}, [None] * 3)
         sweep = partial(sweep_now, before=time.time() + 1)
         await buffer.storage.thread.run(lambda: buffer.storage.engine.write(sweep))
-        await buffer.storage._append_dropped(dropped, rows)
+        dropped += await buffer.storage._run(lambda: buffer.storage.encoding.decode_removed(rows))
         assert [(item.item[0].response, item.error) for item in dropped] == [("4", None)] * 3
 
 

@@ -10,13 +10,15 @@ import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from replaybuf import FullError, NotReadyError
+from replaybuf import FullError, NotReadyError, Status
 from replaybuf.buffer.sync import SyncReplayBuffer, face_of, run
 from replaybuf.errors import ClosedError, InputError, QueryError
+from replaybuf.storage.values import NewGroup
 from tests.stores import TASK, group, number_of, numbers_of
 
 
@@ -183,6 +185,20 @@ def test_help_shows_the_signature_and_the_docstring_without_await() -> None:
     assert "Store a group of rollouts and return its uid; when it returns, the group is committed." in text
     assert "with buffer.lease_batch(" in text
     assert not {"async", "await"} & set(text.replace("(", " ").split())
+
+
+def test_cursors_block_too(buffer: SyncReplayBuffer) -> None:
+    cursor = buffer.cursors.read("data")
+    assert buffer.cursors.move(replace(cursor, position=3))
+    assert not buffer.cursors.move(replace(cursor, position=4))
+    prompt = NewGroup(TASK, Status.INIT, 0, group(1), 0.0)
+    assert buffer.cursors.claim([prompt], cursor, 60) is None
+    moved = buffer.cursors.read("data")
+    lease = buffer.cursors.claim([prompt], replace(moved, position=4), 60)
+    assert lease is not None
+    lease.acknowledge()
+    assert (buffer.cursors.read("data").position, len(buffer)) == (4, 0)
+    assert list(buffer.cursors.prompts("data", -1)) == []
 
 
 def test_a_synchronous_class_that_lacks_a_call_is_not_made() -> None:

@@ -6,7 +6,6 @@ import asyncio
 import random
 import time
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 from typing import Any
 
 import httpx
@@ -70,7 +69,7 @@ class Client:
         """Return what a page reads, as plain values; `path` has the numbers in the page's path."""
         ask = Ask({key: str(value) for key, value in (parameters or {}).items()}, {k: str(v) for k, v in path.items()})
         values = open_reader(self._url).read(lambda tx: PAGES[name].show(tx, ask))
-        plain: dict[str, Any] = units.plain(values, datetime.isoformat)
+        plain: dict[str, Any] = units.plain(values)
         return plain
 
     def request(self, method: str, path: str, **settings: Any) -> httpx.Response:

@@ -54,11 +54,24 @@ def bench(
     from replaybuf.cli.bench.load import BenchSettings, parse_group
     from replaybuf.cli.bench.report import passed, print_results, results_of
     from replaybuf.cli.bench.run import PREFIX, run
+    from replaybuf.storage.sql.inspection.writer import target_at
 
     rollouts, tokens = parse_group(group)
-    buffer, database = PREFIX + uuid.uuid4().hex[:8], url if "://" in url else f"sqlite:///{url}"
+    buffer = PREFIX + uuid.uuid4().hex[:8]
     settings = BenchSettings(
-        *(database, buffer, workers, trainers, rollouts, tokens, minutes * 60, groups, rate, take, leases),
+        *(
+            target_at(url).url.render_as_string(hide_password=False),
+            buffer,
+            workers,
+            trainers,
+            rollouts,
+            tokens,
+            minutes * 60,
+            groups,
+            rate,
+            take,
+            leases,
+        ),
         *(step_seconds, most, payloads),
     )
     outcome = run(settings, _tell)

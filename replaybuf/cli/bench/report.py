@@ -14,8 +14,9 @@ from replaybuf.cli.output import print_line, print_table, write
 from replaybuf.common import units
 from replaybuf.common.redact import redact_words
 from replaybuf.values.codec.payload import Codec
+from replaybuf.values.rollouts.group_fields import fields_of
 from replaybuf.values.rollouts.rollout_type import RolloutType
-from replaybuf.values.rollouts.staleness import fill_model_steps
+from replaybuf.values.rollouts.staleness import date_responses
 from replaybuf.view.columns import Column
 
 Results = dict[str, Any]
@@ -71,8 +72,7 @@ def bytes_of_group(settings: BenchSettings) -> int:
     """Return the stored bytes of a group, without its metadata."""
     codec = Codec(RolloutType(RolloutState))
     group = GroupMaker(settings, 0).make()
-    for rollout in group:
-        fill_model_steps(rollout, MODEL_STEP, codec.rollout_type)
+    date_responses(group, fields_of(group, codec.rollout_type), MODEL_STEP, codec.rollout_type)
     return len(codec.encode(group))
 
 

@@ -99,7 +99,7 @@ class Workers:
 
 def launch(url: str, run_dir: Path | None, *, steps: int | None, workers: int) -> None:
     """Run the demo. Raises ReplayBufError."""
-    url = url if url and "://" in url else f"sqlite:///{url_or_path(url).database}"
+    url = url_or_path(url).render_as_string(hide_password=False)
     folder = RunFolder(run_dir or default_folder(url))
 
     async def run() -> None:

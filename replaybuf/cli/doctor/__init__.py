@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from replaybuf.common import units
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Transaction
 from replaybuf.storage.sql.inspection.reader import Reader
 
@@ -96,8 +95,3 @@ def verdict(defect: str, otherwise: str, mend: str = REPAIR, cure: Cure | None =
 def warning(text: str, mend: str = "") -> Finding:
     """Return a warning: nothing is damaged, but an operator should know."""
     return Finding(Severity.WARNING, text, mend)
-
-
-def groups(count: int) -> str:
-    """Return `1 group`, `1,234 groups`."""
-    return units.number_of(count, "group")

@@ -8,20 +8,28 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from replaybuf.cli.doctor import REPAIR, Examination, Finding, fine, in_one_transaction, problem, verdict, warning
 from replaybuf.common import units
 from replaybuf.common.file_systems import filesystem_type, is_network
 from replaybuf.common.units import some
-from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError
-from replaybuf.storage.decoding import PATIENCE
-from replaybuf.storage.places.owners import Home, Marker, described, open_place, parse, recognise, take_over
+from replaybuf.errors import DecodeError, PayloadStoreError
+from replaybuf.storage.decoding import PATIENCE, in_thread, wait_for
+from replaybuf.storage.places.owners import (
+    Home,
+    Marker,
+    described,
+    open_known,
+    open_place,
+    parse,
+    recognise,
+    take_over,
+)
 from replaybuf.storage.places.store import MARKER, Extent, PlaceStore, file_name
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.reader import Reader
@@ -33,6 +41,8 @@ from replaybuf.storage.sql.schema.tables import IDENTITY, metadata, payload
 from replaybuf.storage.sql.schema.views import VIEWS
 from replaybuf.storage.sql.statements.files import home_of, name_files, wrong_counts
 
+T = TypeVar("T")
+
 SAVE_THE_REST = "stop the run, and save what can be read: docs/outages.md, What is left of a damaged file"
 
 #: Free space on the disk below which the next puts may fail.
@@ -41,6 +51,8 @@ LITTLE_SPACE = 64 * 1024 * 1024
 #: (`engine.sqlite`), unless a reader blocks the checkpoint.
 LARGE_LOG = 256 << 20
 _MOST_MESSAGES = 100
+#: The timeout of taking a place over, which may list all of its files.
+_LISTING_SECONDS = 600.0
 
 _NOTHING_APART: Final = "none: all payloads are in the database"
 
@@ -246,54 +258,33 @@ def check_places(examination: Examination) -> Iterator[Finding]:
         yield fine(_NOTHING_APART)
     for place in places:
         try:
-            with closing(_open(place)) as store:
-                marker = _ask_in_thread(store, partial(recognise, store, place.identity, place.number))
-                yield from [*_find_faults(store, place, marker)] or [fine(place.url)]
+            yield _ask(place, _examine_place, 2 * PATIENCE)
         except PayloadStoreError as error:
-            if place.files:  # otherwise no group depends on it
+            if place.files:
                 examination.out_of_reach.add(place.number)
                 yield warning(f"{error}; what is there was not checked", "then run replaybuf doctor again")
+            else:
+                yield fine(f"{error}; no payload of this database is there")
 
 
-def _find_faults(store: PlaceStore, place: _Place, marker: Marker) -> Iterator[Finding]:
-    """Yield what is wrong if a place isn't this database's, or this user may not write there."""
-    if not marker.belongs_to(place.home):
-        text = f"{place.url} has the payloads of {described(marker.home)}, and this database is a copy of that: it "
-        mend = "once nobody uses the other any more: replaybuf doctor URL --take-over"
-        yield warning(f"{text}reads there, and deletes nothing", mend)
-        return
-    try:
-        store.check_may_write()
-    except PayloadStoreError as error:
-        yield warning(f"{error}; puts with arrays that belong there fail")
-
-
-def _open(place: _Place) -> PlaceStore:
-    """Return the store of a place. Raises PayloadStoreError."""
-    try:
-        return open_place(place.url, PATIENCE)
-    except (ConfigError, MissingDriverError) as error:
-        raise PayloadStoreError(str(error)) from error
-
-
-def _ask_in_thread(store: PlaceStore, ask: Callable[[], Marker]) -> Marker:
-    """Call `ask` in a thread, which a hanging mount may block, and return its result. Raises PayloadStoreError."""
-    answers: list[Marker | Exception] = []
-
-    def answer() -> None:
+def _examine_place(place: _Place) -> Finding:
+    """Return whether a place is this database's, and this user may write there. Raises PayloadStoreError."""
+    with closing(open_known(place.url, place.identity, place.number, PATIENCE)) as store:
+        marker = parse(store, store.marker or b"")
+        if not marker.belongs_to(place.home):
+            text = f"{place.url} has the payloads of {described(marker.home)}, and this database is a copy of that: it "
+            mend = "once nobody uses the other any more: replaybuf doctor URL --take-over"
+            return warning(f"{text}reads there, and deletes nothing", mend)
         try:
-            answers.append(ask())
-        except Exception as error:
-            answers.append(error)
+            store.check_may_write()
+        except PayloadStoreError as error:
+            return warning(f"{error}; puts with arrays that belong there fail")
+    return fine(place.url)
 
-    thread = threading.Thread(target=answer, name="replaybuf-doctor", daemon=True)
-    thread.start()
-    thread.join(2 * PATIENCE)
-    for outcome in answers:
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-    raise PayloadStoreError(f"{store.url} didn't answer within {2 * PATIENCE:g} s: see that it is mounted")
+
+def _ask(place: _Place, work: Callable[[_Place], T], patience: float) -> T:
+    """Return `work(place)`, run in a thread, which a hanging mount may block. Raises PayloadStoreError."""
+    return wait_for(in_thread(partial(work, place), patience, place.url))
 
 
 def take_over_places(reader: Reader) -> list[str]:
@@ -302,18 +293,20 @@ def take_over_places(reader: Reader) -> list[str]:
     So it may write and delete there. Return what was done. Raises PayloadStoreError where a place can't be reached, or
     has none of the files of this database: it may be a mount point on which nothing is mounted.
     """
-    sentences = []
-    for place in Examination(reader).read(_places):
-        with closing(_open(place)) as store:
-            if _lacks_marker(store, {file_name(file) for file in place.files}):
-                store.write_marker(Marker(place.identity, place.number, place.home).packed(), replace=True)
-                sentences.append(f"wrote {MARKER} in {place.url} again")
-                continue
-            marker = recognise(store, place.identity, place.number)
-            if not marker.belongs_to(place.home):
-                take_over(store, place.home)
-                sentences.append(f"{place.url} is this database's now, and no longer that of {described(marker.home)}")
-    return sentences
+    sentences = [_ask(place, _take_over, _LISTING_SECONDS) for place in Examination(reader).read(_places)]
+    return list(filter(None, sentences))
+
+
+def _take_over(place: _Place) -> str:
+    with closing(open_place(place.url, PATIENCE)) as store:
+        if _lacks_marker(store, {file_name(file) for file in place.files}):
+            store.write_marker(Marker(place.identity, place.number, place.home).packed(), replace=True)
+            return f"wrote {MARKER} in {place.url} again"
+        marker = recognise(store, place.identity, place.number)
+        if marker.belongs_to(place.home):
+            return ""
+        take_over(store, place.home)
+        return f"{place.url} is this database's now, and no longer that of {described(marker.home)}"
 
 
 def _lacks_marker(store: PlaceStore, files: Collection[str]) -> bool:

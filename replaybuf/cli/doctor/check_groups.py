@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from replaybuf.cli.doctor import Examination, Finding, groups, in_one_transaction, problem, verdict
+from replaybuf.cli.doctor import Examination, Finding, in_one_transaction, problem, verdict
 from replaybuf.common import units
-from replaybuf.common.units import some
+from replaybuf.common.units import groups, some
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.schema.tables import lane
@@ -165,7 +165,7 @@ def check_filling(tx: Transaction, examination: Examination) -> Finding:
     misfits += [uid for name, parts in kinds.items() if name in whole or len({*parts.values()}) > 1 for uid in parts]
     rollouts = units.number_of(len(misfits), "rollout")
     defect = f"{rollouts} of groups that fill, which don't belong together: {some(misfits)}" if misfits else ""
-    return verdict(defect, units.number_of(len(kinds), "group"), "replaybuf rm --uid, and put them again")
+    return verdict(defect, groups(len(kinds)), "replaybuf rm --uid, and put them again")
 
 
 _UNDRAWN_ANNOTATIONS = "rb_annotation WHERE NOT EXISTS (SELECT 1 FROM rb_batch b WHERE b.id = rb_annotation.draw)"

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
-from replaybuf.cli.doctor import Examination, Finding, fine, groups, in_one_transaction, problem, verdict, warning
+from replaybuf.cli.doctor import Examination, Finding, fine, in_one_transaction, problem, verdict, warning
 from replaybuf.common.progress import in_pieces
-from replaybuf.common.units import some
+from replaybuf.common.units import groups, some
 from replaybuf.errors import DecodeError, PayloadStoreError, StorageError, UnreachableError
-from replaybuf.storage.decoding import Places, extent_of, read_tails
+from replaybuf.storage.decoding import Places, extent_of, read_tails, wait_for
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements.counts import set_aside
 from replaybuf.storage.sql.statements.fence import join
@@ -30,6 +30,8 @@ from replaybuf.values.rollouts.statuses import Status
 SAMPLE = 200
 _PIECE_BYTES = 16 * 1024 * 1024
 _PIECE_GROUPS = 2000
+#: The timeout for reading a piece's payloads from a place, in seconds.
+_PATIENCE = 60.0
 #: What to do with groups that were set aside.
 _FORGET = 'buffer.delete({"uid": ...}) when nobody needs to know of them'
 
@@ -125,9 +127,8 @@ class _Pass:
         self.unnamed |= {item.uid for item, place in placed if place not in {None, *places[0]}}
         reachable = places[0].keys() - self._examination.out_of_reach if self.lost is None else ()
         try:
-            return read_tails(
-                [item.data if place is None or place in reachable else None for item, place in placed], places
-            )
+            payloads = [item.data if place is None or place in reachable else None for item, place in placed]
+            return wait_for(read_tails(payloads, places, _PATIENCE))
         except PayloadStoreError as error:
             self.lost = error
             return [None] * len(stored)

@@ -114,7 +114,7 @@ def _try_locks(reader: Reader) -> str:
 
 async def _try_all(reader: Reader, name: str) -> str:
     """Return which call failed, and why; "" if none did. The buffer is emptied after a failure, where it can be."""
-    url = f"sqlite:///{reader.path}" if reader.path else reader.url.render_as_string(hide_password=False)
+    url = reader.url.render_as_string(hide_password=False)
     config = ReplayBufferConfig(url=url, name=name, policy="fifo", reconnect_timeout=CALL_SECONDS)
     buffer, other = config.build(), config.build()
     call, calls = "", _try_calls(buffer, other)

@@ -312,7 +312,7 @@ class ChunkBuffer:
                 moment = "yet" if after is None else f"after selection {after}"
                 raise NotReadyError(f"after {limit:g} s: nothing was fetched {moment} from {self.name}")
             await self.buffer.check_fence()
-            await self.buffer.waits.changed(version, min(remaining, _LONGEST_SECONDS))
+            await self.buffer.waits.changed(min(remaining, _LONGEST_SECONDS), version)
 
     async def _draw(self, n: int, timeout: float) -> Selection | None:
         """Draw and store a selection. Return None if some of the chunks were obsolete, and removed instead."""

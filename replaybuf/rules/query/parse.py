@@ -185,12 +185,9 @@ def _checked_text(text: str, field: FieldType, place: str) -> str:
 
 def check_storable(text: str, place: str) -> None:
     """Raise QueryError for a text that a database can't store."""
-    if "\0" in text:
-        raise QueryError("a text with a NUL character can't be stored", place)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise QueryError("a text with lone surrogates can't be stored", place) from None
+    if not is_storable(text):
+        kind = "a NUL character" if "\0" in text else "lone surrogates"
+        raise QueryError(f"a text with {kind} can't be stored", place)
 
 
 def _checked_number(number: int | float, place: str) -> int | float:

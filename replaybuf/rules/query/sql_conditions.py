@@ -5,7 +5,8 @@ indexes are used. Every value is bound, including tag names, so that statements 
 
 Numbers are compared exactly: databases convert one side when an integer is compared with a float, which rounds large
 integers and may prevent the use of an index on the column. Instead the operand is replaced here: `uid < 3.5` becomes
-`uid <= 3`. A missing tag is NULL, but no condition on tags is.
+`uid <= 3`. The operands of tags are written as JSON, as tags are; PostgreSQL compares the numbers of JSON exactly, by
+their decimals. A missing tag is NULL, but no condition on tags is.
 """
 
 from __future__ import annotations
@@ -15,16 +16,15 @@ import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
 from typing import Any
 
 from sqlalchemy import (
     BigInteger,
     Boolean,
     ColumnElement,
+    Dialect,
     Double,
     Integer,
-    Numeric,
     Select,
     String,
     Text,
@@ -35,6 +35,7 @@ from sqlalchemy import (
     false,
     func,
     literal,
+    literal_column,
     not_,
     or_,
     select,
@@ -45,6 +46,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.sql.elements import Grouping
 from sqlalchemy.types import TypeEngine
 
+from replaybuf.common.checks import exact_in_json
 from replaybuf.rules.query.nodes import (
     FIELDS,
     BetweenNode,
@@ -54,7 +56,6 @@ from replaybuf.rules.query.nodes import (
     ScalarNode,
     SetNode,
     Value,
-    is_number,
     tag_name,
 )
 
@@ -112,8 +113,9 @@ def _floor(value: int | float, *, integers: bool) -> int | float | None:
     return _HIGHEST if value > _HIGHEST else math.floor(value)
 
 
+#: Above all floats, for which JSON has no infinity.
+_ABOVE_FLOATS = 10**309
 Tags = ColumnElement[Any]
-Typed = tuple[list[Any], TypeEngine[Any]]
 
 
 class QueryDialect(ABC):
@@ -133,7 +135,7 @@ class QueryDialect(ABC):
 
     @abstractmethod
     def tag_compares(self, tags: Tags, name: str, op: str, value: str | int | float) -> ColumnElement[bool]:
-        """Return the condition that the tag has the value's type, and `tag op value`."""
+        """Return the condition that the tag has the value's type, and `tag op value`, where op is of an order."""
 
     @abstractmethod
     def tag_one_of(self, tags: Tags, name: str, values: Sequence[str | int | float]) -> ColumnElement[bool]:
@@ -156,13 +158,13 @@ class SQLiteQueries(QueryDialect):
 
     def tag_compares(self, tags: Tags, name: str, op: str, value: str | int | float) -> ColumnElement[bool]:
         entry = _entries(tags)
-        typed = literal(value, _sqlite_type(value))
-        return _has_entry(entry, name, and_(_is_kind(entry, value), COMPARISONS[op](entry.c.value, typed)))
+        is_kind = entry.c.type == "text" if isinstance(value, str) else entry.c.type != "text"
+        return _has_entry(entry, name, and_(is_kind, COMPARISONS[op](entry.c.value, literal(value))))
 
     def tag_one_of(self, tags: Tags, name: str, values: Sequence[str | int | float]) -> ColumnElement[bool]:
         entry = _entries(tags)
-        lists = _values_by_type(values, _sqlite_type)
-        return _has_entry(entry, name, or_(false(), *(self.one_of(entry.c.value, *typed) for typed in lists)))
+        listed = func.json_each(_as_json([*map(_operand, values)])).table_valued("value")
+        return _has_entry(entry, name, entry.c.value.in_(select(listed.c.value)))
 
     def tag_present(self, tags: Tags, name: str) -> ColumnElement[bool]:
         entry = _entries(tags)
@@ -187,16 +189,17 @@ class PostgresQueries(QueryDialect):
         return text.collate("C")
 
     def tag_compares(self, tags: Tags, name: str, op: str, value: str | int | float) -> ColumnElement[bool]:
-        [([operand], kind)] = _values_by_type([value], _postgres_type)
-        tag = _tag(tags, name, kind)
         if isinstance(value, str):
-            tag = self.by_code_point(tag)
-        return func.coalesce(COMPARISONS[op](tag, literal(operand, kind)), false())
+            is_text = func.jsonb_typeof(_get_tag(tags, "->", name)) == "string"
+            text = self.by_code_point(_get_tag(tags, "->>", name))
+            return func.coalesce(and_(is_text, COMPARISONS[op](text, literal(value, Text()))), false())
+        tag = _tag(tags, name)
+        compares = COMPARISONS[op](tag, cast(_as_json(_operand(value)), JSONB()))
+        return func.coalesce(and_(func.jsonb_typeof(tag) == "number", compares), false())
 
     def tag_one_of(self, tags: Tags, name: str, values: Sequence[str | int | float]) -> ColumnElement[bool]:
-        lists = _values_by_type(values, _postgres_type)
-        conditions = (self.one_of(_tag(tags, name, kind), listed, kind) for listed, kind in lists)
-        return or_(false(), *(func.coalesce(condition, false()) for condition in conditions))
+        listed = func.jsonb_array_elements(cast(_as_json([*map(_operand, values)]), JSONB())).table_valued("value")
+        return func.coalesce(_tag(tags, name).in_(select(listed.c.value)), false())
 
     def tag_present(self, tags: Tags, name: str) -> ColumnElement[bool]:
         return _get_tag(tags, "->>", name).is_not(None)
@@ -210,30 +213,15 @@ class PostgresQueries(QueryDialect):
 DIALECTS: dict[str, type[QueryDialect]] = {"sqlite": SQLiteQueries, "postgresql": PostgresQueries}
 
 
-def _values_by_type(values: Sequence[Any], type_of: Any) -> list[Typed]:
-    """Return the values as lists of one type each, with the SQL type they are bound as."""
-    lists: dict[type, Typed] = {}
-    for value in values:
-        kind = type_of(value)
-        listed = lists.setdefault(type(kind), ([], kind))[0]
-        listed.append(_CONVERSIONS[type(kind)](value))
-    return list(lists.values())
+def _operand(value: str | int | float) -> str | int | float:
+    """Return the operand of a tag as JSON has it; True and False are numbers."""
+    if isinstance(value, float) and math.isinf(value):
+        return _ABOVE_FLOATS if value > 0 else -_ABOVE_FLOATS
+    return value if isinstance(value, str) else exact_in_json(value)
 
 
-_CONVERSIONS: dict[type, Any] = {BigInteger: int, Double: float, Numeric: lambda value: Decimal(int(value)), Text: str}
-
-
-def _sqlite_type(value: str | int | float) -> TypeEngine[Any]:
-    if isinstance(value, str):
-        return Text()
-    return BigInteger() if isinstance(value, int) else Double()
-
-
-def _postgres_type(value: str | int | float) -> TypeEngine[Any]:
-    if isinstance(value, str):
-        return Text()
-    # Comparing tags as floats is exact except in this range, where integers are closer together than floats.
-    return Numeric() if 2**53 <= abs(value) <= 2**63 else Double()
+def _as_json(operands: Any) -> ColumnElement[str]:
+    return literal(json.dumps(operands, ensure_ascii=False), Text())
 
 
 def _entries(tags: Tags) -> Any:
@@ -244,26 +232,15 @@ def _has_entry(entry: Any, name: str, condition: ColumnElement[bool]) -> ColumnE
     return exists(select(literal(1, Integer())).where(entry.c.key == literal(name, Text()), condition))
 
 
-def _is_kind(entry: Any, value: str | int | float) -> ColumnElement[bool]:
-    kinds = ("integer", "real", "true", "false") if is_number(value) else ("text",)
-    result: ColumnElement[bool] = entry.c.type.in_([literal(kind, Text()) for kind in kinds])
-    return result
-
-
 def _get_tag(tags: Tags, op: str, name: str) -> ColumnElement[Any]:
     return tags.op(op, return_type=JSONB() if op == "->" else Text())(literal(name, Text()))
 
 
-def _tag(tags: Tags, name: str, kind: TypeEngine[Any]) -> ColumnElement[Any]:
-    """Return the tag as this type, NULL when it has another type. (CASE avoids casts that would fail.)"""
+def _tag(tags: Tags, name: str) -> ColumnElement[Any]:
+    """Return the tag as JSON, with booleans as the numbers 0 and 1."""
     tag = _get_tag(tags, "->", name)
-    stored = func.jsonb_typeof(tag)
-    if isinstance(kind, String):
-        return case((stored == "string", _get_tag(tags, "->>", name)))
-    return case(
-        (stored == "number", cast(tag, kind)),
-        (stored == "boolean", cast(cast(cast(tag, Boolean()), Integer()), kind)),
-    )
+    as_number = func.to_jsonb(cast(cast(tag, Boolean()), Integer()))
+    return case((func.jsonb_typeof(tag) == "boolean", as_number), else_=tag)
 
 
 Condition = ColumnElement[bool]
@@ -275,11 +252,19 @@ def compile_sql(node: Node, columns: Mapping[str, ColumnElement[Any]], dialect_n
     """Return the condition for a node from `parse`, for `sqlite` or `postgresql`.
 
     `columns` has a column for each field, and `tags`: JSON text on SQLite, JSONB on PostgreSQL, NULL for no tags. Only
-    `tags` and nullable fields may be NULL. Raises ValueError for another database.
+    `tags` and nullable fields may be NULL.
     """
-    if dialect_name not in DIALECTS:
-        raise ValueError(f"no SQL for {dialect_name!r}, only for {' and '.join(DIALECTS)}")
     return _Compiler(columns, DIALECTS[dialect_name]()).condition(node)
+
+
+def condition_text(node: Node, columns: Mapping[str, str], compiler: Dialect) -> tuple[str, dict[str, Any]]:
+    """Return the condition as text with parameters `:name`, and their values. Columns are texts of SQL.
+
+    `compiler` is SQLAlchemy's dialect, with named parameters.
+    """
+    texts: dict[str, ColumnElement[Any]] = {name: literal_column(column) for name, column in columns.items()}
+    compiled = compile_sql(node, texts, compiler.name).compile(dialect=compiler)
+    return f"({compiled})", dict(compiled.params)
 
 
 class _Compiler:
@@ -311,9 +296,11 @@ class _Compiler:
         if value is None:
             return self._is_missing(field)
         tag = tag_name(field)
-        if tag is not None:
-            return self._dialect.tag_compares(self._columns["tags"], tag, op, value)
-        return self._never_null(field, self._comparison(field, op, value))
+        if tag is None:
+            return self._never_null(field, self._comparison(field, op, value))
+        if op == "$eq":
+            return self._is_member(field, [value])
+        return self._dialect.tag_compares(self._columns["tags"], tag, op, value)
 
     def _comparison(self, field: str, op: str, value: str | int | float) -> Condition:
         column = self._columns[field]

@@ -168,3 +168,16 @@ def local_url(database: str, number: int, url: str) -> str:
 def open_place(place: str, patience: float) -> PlaceStore:
     """Return the store at a place, without reading or writing anything."""
     return ObjectStore(place, patience) if "://" in place else FolderStore(place)
+
+
+def open_known(url: str, database: str, number: int, patience: float) -> PlaceStore:
+    """Return the store of the place that a database has under this number and URL. Blocks, as long as a mount hangs.
+
+    Raises PayloadStoreError if it can't be reached, or was replaced by another one.
+    """
+    try:
+        store = open_place(local_url(database, number, url), patience)
+    except ConfigError as error:
+        raise PayloadStoreError(str(error)) from error
+    recognise(store, database, number)
+    return store

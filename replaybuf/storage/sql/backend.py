@@ -17,7 +17,7 @@ from replaybuf.rules.circumstances import Circumstances
 from replaybuf.rules.policies import Order
 from replaybuf.rules.query import Node
 from replaybuf.rules.transitions import LaneName, Tally
-from replaybuf.storage.reports import EventKind, Waiting, WorkerEvent
+from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.copies.snapshot import copy_from, copy_to
 from replaybuf.storage.sql.copies.snapshot_file import snapshot_file
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -112,7 +112,7 @@ class SQLStorage(Store):
 
     async def refuse(self, group: NewGroup) -> None:
         """Count a group as refused for lack of room."""
-        await self._write(put.refuse, group)
+        await self._write(put.refuse, group, wakes=False)
 
     async def take(self, draw: Draw) -> dict[str, list[StorageItem]] | None:
         """Draw groups in the sampler's order, in one transaction; by the rules they are removed, kept, or archived.
@@ -169,9 +169,11 @@ class SQLStorage(Store):
         """Renew the lease of these groups to `seconds` from now; return its new end.
 
         Groups that the lease no longer holds are skipped before its end, since other holders of its token may have
-        acknowledged or released them; after its end LeaseLostError is raised for them.
+        acknowledged or released them; after its end LeaseLostError is raised for them. If it holds none of them, its
+        end stays.
         """
-        return await self._write(leases.extend, lease, uids, seconds, brief=len(uids) <= BRIEF_GROUPS)
+        brief = len(uids) <= BRIEF_GROUPS
+        return await self._write(leases.extend, lease, uids, seconds, brief=brief, wakes=False)
 
     # Reading
 
@@ -259,8 +261,8 @@ class SQLStorage(Store):
 
     async def annotate(self, annotations: ByGroup, step: int | None) -> int:
         """Write annotations of groups for the last draw of each; return their number (`statements.annotate`)."""
-        write = partial(annotate, annotations=await asyncio.to_thread(check_annotations, annotations), step=step)
-        return await self._write(write)
+        checked = await asyncio.to_thread(check_annotations, annotations)
+        return await self._write(annotate, checked, step, wakes=False)
 
     async def refresh(self, refresh: Refresh) -> dict[str, int]:
         """Set the staleness of all groups of the tasks and statuses for the train step, and apply the expiry rules.
@@ -288,7 +290,7 @@ class SQLStorage(Store):
 
         All but the last `keep` checkpoints are dropped (None keeps all). Payloads aren't copied.
         """
-        return await self._write(lambda tx: make_checkpoint(tx, step, keep, time.time()), alone=True)
+        return await self._write(make_checkpoint, step, keep, time.time(), alone=True, wakes=False)
 
     async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
         """Restore the buffer to its checkpoint of this step. Raises CheckpointError when there is none.
@@ -400,28 +402,11 @@ class SQLStorage(Store):
         """Return soon after groups were committed by anyone, or after `timeout` seconds at the latest.
 
         Returns at once when `version()` is no longer `since`: callers read the version, try to draw, and then wait, so
-        that a commit in between isn't missed. Spurious wake-ups are possible: callers try again and wait again.
+        that a commit in between isn't missed. Spurious wake-ups are possible: callers try again and wait again. No
+        statement is sent for it: what callers read then is `fenced_tallies`, or else they check the fence.
         """
         await self.open()
         await self.watch.wait(timeout, since)
-
-    def publish_wait(self, waiting: Waiting) -> None:
-        """Publish a waiting call to other processes until it is withdrawn, with its current `reason`.
-
-        `publish_wait`, `withdraw_wait` and `report` never block or raise database errors. Any thread may call them.
-        """
-        if self.is_running:
-            self.presence.publish_wait(waiting)
-
-    def withdraw_wait(self, waiting: Waiting) -> None:
-        """Stop publishing a waiting call."""
-        if self.is_running:
-            self.presence.withdraw_wait(waiting)
-
-    def report(self, event: WorkerEvent) -> None:
-        """Record an event for the view `events`, in the background."""
-        if self.is_running:
-            self.presence.report(event)
 
     async def flush(self) -> None:
         """Write reported events and published waits now, as before an exit. Raises no database error."""

@@ -234,12 +234,20 @@ class Store:
         return await self._run(lambda: self.transactions.read(lambda tx: function(tx, *args), single=single))
 
     async def _write(
-        self, function: Callable[[Transaction, Unpack[Ts]], T], *args: *Ts, alone: bool = False, brief: bool = False
+        self,
+        function: Callable[[Transaction, Unpack[Ts]], T],
+        *args: *Ts,
+        alone: bool = False,
+        brief: bool = False,
+        wakes: bool = True,
     ) -> T:
-        """Return `function(tx, *args)` of a write transaction behind the fence."""
-        return await self._run(
-            lambda: self.transactions.write(lambda tx: function(tx, *args), alone=alone, brief=brief)
-        )
+        """Return `function(tx, *args)` of a write transaction behind the fence; options are `Transactions.write`'s."""
+
+        async def work() -> T:
+            write = self.transactions.write
+            return await write(lambda tx: function(tx, *args), alone=alone, brief=brief, wakes=wakes)
+
+        return await self._run(work)
 
     def _run_blocking(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run `work()` in the database's thread, blocking the calling one."""

@@ -132,8 +132,8 @@ class BlockWriter:
 
     def _repeated_number(self, arrays: Sequence[AnyArray], nbytes: int) -> bytes | None:
         """Return the bytes of the number that all of these arrays repeat, if there is one and room for it."""
-        first = arrays[0]
-        if nbytes > self._room or first.ndim != 1 or not len(first) or first.item(0) != first.item(-1):
+        first = arrays[0] if arrays[0].size else next(array for array in arrays if array.size)
+        if nbytes > self._room or first.ndim != 1 or first.item(0) != first.item(-1):
             return None
         number = first[:1].tobytes()
         if any(array.tobytes() != number * len(array) for array in arrays):

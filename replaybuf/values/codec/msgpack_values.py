@@ -26,8 +26,9 @@ from replaybuf.values.codec.blocks import BlockReader, BlockWriter, PartReader
 from replaybuf.values.codec.library_values import RefValues
 from replaybuf.values.codec.packed_columns import SHARED, ColumnReader, ColumnWriter, Parents, leave_alone
 from replaybuf.values.codec.payload_format import MOST_VALUES, Buffer, Head
-from replaybuf.values.codec.user_classes import Converters, Instances, name_of
+from replaybuf.values.codec.user_classes import Converters, Instances
 from replaybuf.values.codec.value_types import ENCODERS, Decoder, Decoders, Encoder, EncoderOf, type_tag
+from replaybuf.values.rollouts.rollout_type import name_of
 
 _SEQUENCES: Final = frozenset({list, tuple, set, frozenset})
 _ARRAY: Final = types.ARRAY  # a module global, since it is compared for every extension object

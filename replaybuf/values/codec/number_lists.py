@@ -32,9 +32,9 @@ _HEADER: Final = 5
 def pack_numbers(lists: Sequence[list[Any]], origins: Sequence[int] | None = None) -> list[Any] | None:
     """Return lists packed together; None if they are short, or hold anything but integers of 32 bits, or but floats."""
     lengths = [*map(len, lists)]
-    if sum(lengths) < FEWEST or not lists[0]:
+    if sum(lengths) < FEWEST:
         return None
-    kind = type(lists[0][0])
+    kind = type(next(filter(None, lists))[0])
     if (numbers := _as_array(lists, lengths, kind)) is None:
         return None
     if kind is int and numbers[0] == numbers[-1] and (numbers == numbers[0]).all():

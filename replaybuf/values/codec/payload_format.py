@@ -383,29 +383,19 @@ class Texts:
             self._end = 0 if head.flags & ZSTD else head.msgpack_at + head.msgpack
         if not self._end or "\x00" in text:
             return None
+        import msgpack  # type: ignore[import-untyped]
+
         try:
-            encoded = text.encode()
+            packed, length = msgpack.packb(text), len(text.encode())
         except UnicodeEncodeError:
             return None
-        position = self._find_text(encoded, self._last_end if since is None else since)
+        position = self._find_text(packed, length, self._last_end if since is None else since)
         if position is None and since is None and self._last_end > self._start:
-            position = self._find_text(encoded, self._start)
+            position = self._find_text(packed, length, self._start)
         if position is not None:
             self._last_end = position[0] + position[1]
         return position
 
-    def _find_text(self, encoded: bytes, at: int) -> list[int] | None:
-        head = _text_head(len(encoded))
-        at = self._payload.find(head + encoded, at, self._end)
-        return None if at < 0 else [at + len(head), len(encoded)]
-
-
-def _text_head(length: int) -> bytes:
-    """Return the msgpack header of a text of this many bytes."""
-    if length < 1 << 5:
-        return bytes((0xA0 | length,))
-    if length < 1 << 8:
-        return bytes((0xD9, length))
-    if length < 1 << 16:
-        return struct.pack(">BH", 0xDA, length)
-    return struct.pack(">BI", 0xDB, length)
+    def _find_text(self, packed: bytes, length: int, at: int) -> list[int] | None:
+        at = self._payload.find(packed, at, self._end)
+        return None if at < 0 else [at + len(packed) - length, length]

@@ -19,7 +19,7 @@ import numpy as np
 from replaybuf.errors import ConfigError, DecodeError
 from replaybuf.values.codec.blocks import StandIn
 from replaybuf.values.codec.value_types import CONVERTED, ENUM, OBJECT, SCALARS, Decoders, Encoder, type_tag
-from replaybuf.values.rollouts.rollout_type import Classes, is_storable, stored_name
+from replaybuf.values.rollouts.rollout_type import Classes, is_storable, name_of, stored_name
 from replaybuf.values.rollouts.shapes import Shape, kind_of
 
 
@@ -211,11 +211,6 @@ class Converters:
             f"the payload holds a value of the converter {name!r:.220}, which the buffer's config doesn't name: add "
             f"converters={{ITS_CLASS: ({name!r:.220}, encode, decode)}}"
         )
-
-
-def name_of(kind: type) -> str:
-    """Return the name of a class for messages: with its module, unless that is builtins."""
-    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
 
 
 def _check_converter(cls: Any, entry: Any) -> _Converter:

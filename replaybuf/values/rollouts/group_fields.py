@@ -98,6 +98,14 @@ def refuse_none(name: str, column: Iterable[Any]) -> None:
             )
 
 
+def length_of(tokens: Any) -> int:
+    """Return the number of tokens; 0 for None, an array without dimensions, or a range beyond all memory."""
+    try:
+        return 0 if tokens is None else len(tokens)
+    except (TypeError, OverflowError):
+        return 0
+
+
 def is_text(response: Any) -> bool:
     """Return whether a response is a text."""
     return isinstance(response, str) and response != ""

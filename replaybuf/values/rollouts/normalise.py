@@ -16,6 +16,7 @@ from replaybuf.values.rollouts.group_fields import (
     RolloutFields,
     fields_of,
     is_text,
+    length_of,
     refuse_none,
     step_ranges,
 )
@@ -174,7 +175,7 @@ def _check_tokens(group: GroupFields) -> dict[str, str]:
                 continue  # as nearly all are
         except (TypeError, OverflowError):  # some are missing, or have no length
             pass
-        lengths = [*map(_length, (tokens, logprobs, mask, steps))]
+        lengths = [*map(length_of, (tokens, logprobs, mask, steps))]
         other_tokens = row.input_ids is not None or row.labels is not None  # which may be of other tokens
         if lengths[0] and len({0, *lengths}) > 2 and not other_tokens:
             listed = ", ".join(f"{length} {name}" for length, name in zip(lengths, BY_TOKEN, strict=True) if length)
@@ -192,13 +193,6 @@ def _check_rewarded(rollouts: Sequence[Any], group: GroupFields, kind: RolloutTy
     }
 
 
-def _length(value: Any) -> int:
-    try:
-        return 0 if value is None else len(value)
-    except (TypeError, OverflowError):  # a value without a length, or with a huge one
-        return 0
-
-
 def _check_dated(group: GroupFields, train_step: int | None) -> dict[str, str]:
     """Return a doubt if nothing says how stale the group is: it has no train step and no staleness of its own, or it
     has responses, and none of its rollouts has model steps."""
@@ -210,7 +204,7 @@ def _check_dated(group: GroupFields, train_step: int | None) -> dict[str, str]:
         return {} if any(row.seq_staleness for row in group) else {"unstepped": unknown}
     if any(oldest is not None for oldest, _ in step_ranges(group)):
         return {}
-    if not any(is_text(row.response) or _length(row.response_ids) for row in group):
+    if not any(is_text(row.response) or length_of(row.response_ids) for row in group):
         return {}  # interrupted before its first token
     return {
         "undated": "has no response_model_steps, so its staleness is always 0 and stale_threshold never applies; "

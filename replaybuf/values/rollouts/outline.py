@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from replaybuf.common.checks import whole
 from replaybuf.errors import RolloutError
-from replaybuf.values.rollouts.group_fields import GroupFields, RolloutFields, fields_of
+from replaybuf.values.rollouts.group_fields import GroupFields, RolloutFields, fields_of, length_of
 from replaybuf.values.rollouts.rewards import reward_value
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.values.rollouts.rollout_type import RolloutType
@@ -50,8 +50,8 @@ def _record(rollout: Any, fields: RolloutFields, kind: RolloutType) -> dict[str,
         "id": _plain_id(fields.rollout_id),
         "status": status._value_ if type(status) is Status else _status(rollout, kind),
         "staleness": int(fields.seq_staleness or 0),
-        "prompt_tokens": _length(fields.prompt_ids),
-        "response_tokens": _length(fields.response_ids),
+        "prompt_tokens": length_of(fields.prompt_ids),
+        "response_tokens": length_of(fields.response_ids),
         "finish_reason": None if reason is None else preview(reason),
         "response": None if response is None else preview(response),
     }
@@ -123,15 +123,6 @@ def _status(rollout: Any, kind: RolloutType) -> str | None:
         return str(kind.status(rollout))
     except RolloutError:  # a payload read without the config that maps its statuses
         return None
-
-
-def _length(values: Any) -> int:
-    if values is None:
-        return 0
-    try:
-        return len(values)
-    except (TypeError, OverflowError):  # no tokens: an array without dimensions, or a range beyond all memory
-        return 0
 
 
 def _plain_id(value: Any) -> int | str | None:

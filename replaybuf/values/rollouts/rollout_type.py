@@ -80,8 +80,8 @@ class Classes:
 
 
 def name_of(cls: type[Any]) -> str:
-    """Return the name of a class for messages."""
-    return f"{cls.__module__}.{cls.__qualname__}"
+    """Return the name of a class for messages: with its module, unless that is builtins."""
+    return f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.")
 
 
 def stored_name(cls: type[Any]) -> str:
@@ -275,19 +275,6 @@ class RolloutType:
         if new is not current:
             self.set(rollout, "status", new)
 
-    def to_fields(self, rollout: Any) -> Fields:
-        """Return the fields of a rollout by name, as a new dict; values aren't copied.
-
-        Fields that are None by default and in value are left out, which keeps payloads small. Extra fields of a
-        pydantic model that allows them are kept. Raises RolloutError when the rollout is not exactly of this class
-        (fields of a subclass would be lost) or lacks a required field.
-        """
-        self.check_class(rollout)
-        fields = self._shape.read(rollout)
-        if problem := self._shape.problem(fields):
-            raise RolloutError(f"this {self.cls.__qualname__} can't be stored: {problem}")
-        return fields
-
     def from_fields(self, fields: Fields) -> Any:
         """Build a rollout from fields, without validation, with defaults filled in; `fields` is consumed.
 
@@ -298,7 +285,12 @@ class RolloutType:
         return self._shape.build(fields)
 
     def rows(self, rollouts: Sequence[Any]) -> list[Fields]:
-        """Return the fields of rollouts as `to_fields` does, which aren't to be changed; None may be there."""
+        """Return the fields of rollouts by name, with the values themselves; the dicts aren't to be changed.
+
+        Fields that are None by default and in value may be left out. Extra fields of a pydantic model that allows them
+        are there. Raises RolloutError when a rollout is not exactly of this class (fields of a subclass would be lost)
+        or lacks a required field.
+        """
         for rollout in rollouts:
             if type(rollout) is not self._instances:
                 self.check_class(rollout)

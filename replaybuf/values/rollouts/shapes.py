@@ -258,10 +258,6 @@ class _ModelShape(Shape):
         fields = self.cls.model_fields
         return frozenset(name for name in self.names if not fields[name].frozen) - getattr(sets, SETS_MORE, frozenset())
 
-    def set(self, instance: Any, name: str, value: Any) -> None:
-        if not self.set_directly((instance,), name, (value,)):
-            super().set(instance, name, value)
-
     def set_directly(self, instances: Sequence[Any], name: str, values: Sequence[Any]) -> bool:
         if name not in self._set_directly:
             return False

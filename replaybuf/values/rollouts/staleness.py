@@ -192,28 +192,20 @@ def unmatched(group: GroupFields) -> int | None:
     return None
 
 
-def fill_model_steps(rollout: Any, model_step: int, kind: RolloutType) -> None:
+def date_responses(
+    rollouts: Sequence[Any], group: GroupFields, model_step: int, kind: RolloutType, *, texts: bool = True
+) -> None:
     """Extend `response_model_steps` with `model_step` up to the length of `response_ids`; existing steps are kept.
 
-    New steps are a list, or an int32 array or tensor if `response_ids` is an array or tensor.
-    """
-    response_ids, steps = kind.get(rollout, "response_ids"), kind.get(rollout, "response_model_steps")
-    missing = (0 if response_ids is None else len(response_ids)) - (0 if steps is None else len(steps))
-    if missing > 0:
-        kind.set(rollout, "response_model_steps", _extend_steps(steps, response_ids, missing, model_step))
-
-
-def date_responses(rollouts: Sequence[Any], group: GroupFields, model_step: int, kind: RolloutType) -> None:
-    """Fill the model steps of rollouts as `fill_model_steps` does; text responses without token ids get one step.
-
-    Raises RolloutError for a class with neither.
+    New steps are a list, or an int32 array or tensor if `response_ids` is an array or tensor. With `texts`, text
+    responses without token ids get one step, and RolloutError is raised for a class with neither.
     """
     late: list[int] = []
     for index, fields in enumerate(group):
         tokens, steps = 0 if fields.response_ids is None else len(fields.response_ids), fields.response_model_steps
-        if not tokens and is_text(fields.response):
+        if not tokens and texts and is_text(fields.response):
             tokens = 1
-        elif not tokens and fields.response is None and not kind.has(rollouts[index], "response"):
+        elif not tokens and texts and fields.response is None and not kind.has(rollouts[index], "response"):
             feature = "model_step of a rollout that has no 'response'"
             kind.require(rollouts[index], ("response_ids",), feature)
         existing = 0 if steps is None else len(steps)

@@ -10,10 +10,9 @@ Payloads that are kept apart are copied whole, and their files are kept meanwhil
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from sqlalchemy import Table
@@ -24,7 +23,7 @@ from replaybuf.common.redact import redact_path
 from replaybuf.errors import DecodeError, ReplayBufError, SnapshotError
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.decoding import Places, extent_of, in_thread, joined, read_tails
+from replaybuf.storage.decoding import Places, extent_of, joined, read_tails
 from replaybuf.storage.places.store import EXTENT_BYTES
 from replaybuf.storage.sql.copies.snapshot_file import (
     BUFFER,
@@ -37,6 +36,7 @@ from replaybuf.storage.sql.copies.snapshot_file import (
     same_file,
     write_facts,
 )
+from replaybuf.storage.sql.engine import open_database
 from replaybuf.storage.sql.engine.database import Database, Step
 from replaybuf.storage.sql.engine.dialect import check_row
 from replaybuf.storage.sql.engine.driver_errors import translated
@@ -60,8 +60,8 @@ _BATCH_GROUPS = 1000
 #: Bytes of payloads in memory at a time.
 _BATCH_BYTES = 16 << 20
 _RENEW_SECONDS = SILENT_SECONDS / 6
-#: Timeout for reading a batch's payloads from a place, in seconds.
-_PATIENCE = 60.0
+#: Timeout for reading a batch's payloads from a place, in seconds: files are kept until then.
+_PATIENCE = SILENT_SECONDS * 3 / 4
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -83,11 +83,11 @@ async def copy_to(
     if source.path is not None and same_file(path, source.path):
         raise SnapshotError(f"{path} is the database of this buffer itself; save into another folder")
     with partial_file(path) as partial:
-        target, file_scope = file_engine(partial), Scope(rules=scope.rules)
+        target, file_scope, keeper = file_engine(partial), Scope(rules=scope.rules), _FileKeeper(source, scope)
         try:
             await target.write(lambda tx: create_schema(tx, path))
+            await keeper.begin()
             async with (
-                _keeping_files(source, scope),
                 source.transaction(scope, write=False) as reading,
                 target.transaction(file_scope, write=True) as writing,
             ):
@@ -95,11 +95,13 @@ async def copy_to(
                 places = await ends[0].run(Transaction.places)
 
                 async def convert(rows: list[Row]) -> list[Row]:
+                    await keeper.renew()
                     payloads = await _read_whole([row["data"] for row in rows], places)
                     return [row | {"data": data} | _NO_FILE for row, data in zip(rows, payloads, strict=True)]
 
                 try:
                     await _copy_rows(*ends, convert, progress)
+                    await keeper.renew(at_end=True)
                     await ends[1].run(join)
                     await ends[1].run(return_all)
                 except Exception as error:
@@ -284,39 +286,47 @@ def _rows(tx: Transaction, table: Table, alias: str, source: str, **values: Any)
 # Whole payloads
 
 
-@asynccontextmanager
-async def _keeping_files(engine: Database, scope: Scope) -> AsyncIterator[None]:
-    """Keep all existing files during the block. Raises AccessError where there are any, with read-only access.
+class _FileKeeper:
+    """Keeps all files of a database, so that payloads can be read that leave meanwhile."""
 
-    Raises SnapshotError at the end if they weren't kept all the time, so that some may have been deleted.
-    """
-    if not (await engine.read(lambda tx: tx.places(), scope))[0]:
-        yield
-        return
-    await engine.write(keep_files, scope)
-    lapsed = False
+    def __init__(self, database: Database, scope: Scope) -> None:
+        self._database, self._scope = database, scope
+        self._renewed_at: float | None = None  # None while there are no files
 
-    async def renew() -> None:
-        nonlocal lapsed
-        lapsed |= not await engine.write(keep_files, scope)
+    async def begin(self) -> None:
+        """Keep the existing files from now on, which writes to the database if it has any. Raises AccessError."""
+        if (await self._database.read(Transaction.places, self._scope))[0]:
+            await self._keep()
 
-    async def go_on() -> None:
-        while True:
-            await asyncio.sleep(_RENEW_SECONDS)
-            with suppress(ReplayBufError):
-                await renew()
+    async def renew(self, *, at_end: bool = False) -> None:
+        """Keep them on if that is due, or at the end.
 
-    renewing = asyncio.create_task(go_on())
-    try:
-        yield
-        await renew()
-        if lapsed:
+        Raises SnapshotError if they weren't kept all the time, so that some may have been deleted.
+        """
+        if self._renewed_at is None or not (at_end or time.monotonic() > self._renewed_at + _RENEW_SECONDS):
+            return
+        try:
+            kept = await self._keep()
+        except ReplayBufError:
+            if at_end:
+                raise
+            return  # the next batch tries again
+        if not kept:
             raise SnapshotError(
                 f"the database didn't answer for {SILENT_SECONDS:g} s, and what is kept apart of payloads may have "
                 "been deleted meanwhile: copy again"
             )
-    finally:
-        renewing.cancel()
+
+    async def _keep(self) -> bool:
+        access = self._database.access
+        writing = open_database(replace(access, read_only=False)) if access.read_only else self._database
+        try:
+            kept = await writing.write(keep_files, self._scope)
+        finally:
+            if writing is not self._database:
+                await writing.dispose()
+        self._renewed_at = time.monotonic()
+        return kept
 
 
 async def _read_whole(payloads: Sequence[bytes], places: Places) -> list[bytes]:
@@ -325,17 +335,9 @@ async def _read_whole(payloads: Sequence[bytes], places: Places) -> list[bytes]:
     Raises PayloadStoreError where a place can't be reached.
     """
     whole_payloads = []
-    for stored, tail in zip(payloads, await _tails_of(payloads, places), strict=True):
+    for stored, tail in zip(payloads, await read_tails(payloads, places, _PATIENCE), strict=True):
         try:
             whole_payloads.append(joined(stored, tail))
         except DecodeError:
             whole_payloads.append(stored[:-EXTENT_BYTES] if extent_of(stored) else stored)
     return whole_payloads
-
-
-async def _tails_of(payloads: Sequence[bytes], places: Places) -> list[Any]:
-    """Return the tails of payloads that are kept apart, read in another thread. Raises PayloadStoreError."""
-    if not any(map(extent_of, payloads)):
-        return [None] * len(payloads)
-    read = partial(read_tails, payloads, places, _PATIENCE)
-    return await in_thread(read, _PATIENCE, ", ".join(places[0].values()))

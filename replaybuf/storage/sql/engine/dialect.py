@@ -17,9 +17,9 @@ each database has its own SQL (`Dialect.macros`):
     {tables}, {views}, {set_last_uid:last}  whole statements: the names of all tables; the names and definitions of
                               all views; the next uid is `last + 1`
 
-Statements that vary with a user's query or with the policy are SQLAlchemy Core, which its public methods compile. All
-else that differs is a method of `Transaction`. Frequent read commands use texts alone, and don't import SQLAlchemy,
-which takes longer than their queries.
+A user's query is a condition of SQLAlchemy, which its public methods compile to such a text
+(`rules.query.sql_conditions`). All else that differs is a method of `Transaction`. Frequent read commands use texts
+alone, and don't import SQLAlchemy, which takes longer than their queries.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from replaybuf.common import units
 from replaybuf.errors import StorageError
 
 if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement
     from sqlalchemy import Dialect as Compiler
 
 Convert = Callable[[Any], Any]
@@ -66,7 +65,7 @@ def check_row(label: str, values: Iterable[object]) -> None:
 class Dialect(ABC):
     """The SQL of one kind of database."""
 
-    #: SQLAlchemy's name for it, used by `query.compile_sql` and the views.
+    #: SQLAlchemy's name for it, used by the views.
     name: str
     #: Whether it is a server: each statement is a round trip, and transactions write concurrently, with row locks.
     is_remote: bool
@@ -77,11 +76,7 @@ class Dialect(ABC):
     @property
     @abstractmethod
     def compiler(self) -> Compiler:
-        """SQLAlchemy's dialect, by which statements are compiled and values are converted. JSON values are text."""
-
-    @abstractmethod
-    def one_of(self, column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
-        """Return the condition that a column is one of the values in the list parameter `name` (`listed`)."""
+        """SQLAlchemy's dialect, by which queries and the schema are compiled. Parameters are named."""
 
     @abstractmethod
     def listed(self, values: Iterable[int] | Iterable[str]) -> Any:
@@ -95,44 +90,32 @@ class Dialect(ABC):
 class Form:
     """A compiled statement: the driver's SQL, and the names of its parameters in the driver's order.
 
-    `fixed` has the values of parameters that aren't given, and `converts` the converters of those that have one.
+    `converts` has the converters of those that have one.
     """
 
     sql: str
     names: Sequence[str]
-    fixed: Mapping[str, Any] = field(default_factory=dict)
     converts: Mapping[str, Convert] = field(default_factory=dict)
 
     def values(self, by_name: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return the driver's parameters for these values; there may be more than the statement has. Raises KeyError"""
-        if self.fixed:
-            by_name = {**self.fixed, **by_name}
         if not self.converts:
             return tuple([by_name[name] for name in self.names])
         converts = self.converts
         return tuple([converts[name](by_name[name]) if name in converts else by_name[name] for name in self.names])
 
 
-def form_of(statement: Any, dialect: Dialect) -> Form:
-    """Return a text or a statement of SQLAlchemy compiled for a dialect, the latter each time; a Form as it is."""
-    if isinstance(statement, str):
-        return of_text(statement, dialect)
-    return statement if isinstance(statement, Form) else of_core(statement, dialect)
-
-
 _PART = re.compile(r"\{(?P<macro>\w+)(?::(?P<argument>\w+))?\}|(?<![:\w]):(?P<name>[a-z_]\w*)")
 
 
 @lru_cache(maxsize=2048)
-def of_text(text: str, dialect: Dialect) -> Form:
+def form_of(text: str, dialect: Dialect) -> Form:
     """Return a text with macros compiled for a dialect."""
-    names: list[str] = []
+    places: dict[str, int] = {}
     converts: dict[str, Convert] = {}
 
     def parameter(name: str) -> str:
-        if name not in names:
-            names.append(name)
-        return f"{dialect.parameter}{names.index(name) + 1}"
+        return f"{dialect.parameter}{places.setdefault(name, len(places) + 1)}"
 
     def replaced(match: re.Match[str]) -> str:
         macro, argument = match["macro"], match["argument"]
@@ -148,7 +131,7 @@ def of_text(text: str, dialect: Dialect) -> Form:
             converts[argument] = dialect.listed
         return dialect.macros[macro].format(parameter(argument))
 
-    return Form(_PART.sub(replaced, text), names, converts=converts)
+    return Form(_PART.sub(replaced, text), tuple(places), converts)
 
 
 def to_json_text(value: Any) -> str | None:
@@ -156,22 +139,3 @@ def to_json_text(value: Any) -> str | None:
     from pydantic_core import to_json
 
     return None if value is None else to_json(value).decode()
-
-
-def of_core(statement: Any, dialect: Dialect) -> Form:
-    """Return a statement of SQLAlchemy compiled for a dialect.
-
-    Its parameters without a value are given later, in the driver's form.
-    """
-    compiled = statement.compile(dialect=dialect.compiler)
-    if compiled.post_compile_params:  # lists: then all of its values must be in the statement
-        compiled = statement.compile(dialect=dialect.compiler, compile_kwargs={"render_postcompile": True})
-    required = {name for parameter, name in compiled.bind_names.items() if parameter.required}
-    kinds = {name: parameter.type for parameter, name in compiled.bind_names.items()}
-    fixed = {}
-    for name, value in compiled.construct_params(dict.fromkeys(required)).items():
-        if name not in required:
-            kind = kinds.get(name)
-            convert = kind and kind.dialect_impl(dialect.compiler).bind_processor(dialect.compiler)
-            fixed[name] = convert(value) if convert else value
-    return Form(str(compiled), compiled.positiontup or (), fixed)

@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
-from sqlalchemy import ColumnElement, Text, bindparam, cast, func
-from sqlalchemy.dialects.postgresql import ARRAY, asyncpg
+from sqlalchemy.dialects.postgresql import asyncpg
 
-from replaybuf.storage.sql.engine.dialect import Dialect, to_json_text
+from replaybuf.storage.sql.engine.dialect import Dialect
 
 
 def texts(values: Iterable[object]) -> list[str | None]:
@@ -53,7 +52,7 @@ _RELATIONS = "FROM pg_class WHERE relnamespace = CAST(current_schema() AS regnam
 
 class PostgresDialect(Dialect):
     name = "postgresql"
-    compiler = asyncpg.dialect(json_serializer=to_json_text)  # type: ignore[no-untyped-call]
+    compiler = asyncpg.dialect(paramstyle="named")  # type: ignore[no-untyped-call]
     is_remote = True
     parameter = "$"
     macros: ClassVar = {
@@ -74,9 +73,6 @@ class PostgresDialect(Dialect):
         "views": f"SELECT relname, pg_get_viewdef(oid) {_RELATIONS} = 'v'",
         "set_last_uid": "SELECT setval('rb_uid', greatest(CAST({0} AS bigint), 1), CAST({0} AS bigint) > 0)",
     }
-
-    def one_of(self, column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
-        return column == func.any(cast(bindparam(name, type_=ARRAY(Text())), ARRAY(column.type)))
 
     def listed(self, values: Iterable[int] | Iterable[str]) -> Any:
         return texts(values)

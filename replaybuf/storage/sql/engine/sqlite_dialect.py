@@ -16,7 +16,6 @@ from replaybuf.storage.sql.engine.sqlite_raw import RawConnection
 from replaybuf.storage.sql.engine.transaction import DEFAULT, HOOKS, Row, Scope, Transaction, on_statement
 
 if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement
     from sqlalchemy import Dialect as Compiler
 
 
@@ -46,13 +45,7 @@ class SqliteDialect(Dialect):
     def compiler(self) -> Compiler:
         from sqlalchemy.dialects.sqlite import pysqlite
 
-        serializer: Any = to_json_text
-        return pysqlite.dialect(json_serializer=serializer)
-
-    def one_of(self, column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
-        from sqlalchemy import Text, bindparam, func, select
-
-        return column.in_(select(func.json_each(bindparam(name, type_=Text())).table_valued("value").c.value))
+        return pysqlite.dialect(paramstyle="named")
 
     def listed(self, values: Iterable[int] | Iterable[str]) -> Any:
         return to_json_text(list(values))

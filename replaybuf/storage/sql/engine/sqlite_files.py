@@ -151,9 +151,12 @@ def quiet_state(path: str | Path) -> tuple[int, ...] | None:
 def read_only_files(path: str) -> tuple[OpenFiles, str]:
     """Return the files of a database that is only read, and its URI.
 
-    In a folder that this user may not write to, SQLite reads a file in WAL mode without a WAL only as immutable.
+    In a folder that this user may not write to, SQLite reads a file in WAL mode without a WAL only as immutable. In
+    another one, the last connection leaves an empty WAL behind, unless it might write.
     """
     file = Path(path).absolute()
+    if os.access(file, os.W_OK) and os.access(file.parent, os.W_OK) and is_wal(file):
+        return OpenFiles(path), f"file:{quote_path(file)}?mode=rw"
     uri = f"file:{quote_path(file)}?mode=ro"
     if os.path.exists(file) and not os.access(file.parent, os.W_OK) and (state := quiet_state(file)) is not None:
         return QuietFile(str(file), state), f"{uri}&immutable=1"

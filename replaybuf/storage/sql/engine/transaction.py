@@ -15,15 +15,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from replaybuf.rules.limits import Rules
 from replaybuf.storage.sql.engine.dialect import Dialect, form_of
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.schema import VERSION_TABLE
-
-if TYPE_CHECKING:
-    from sqlalchemy import ColumnElement
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +40,13 @@ class Scope:
     worker: str | None = None
     with_leased: bool = False
 
-    @property
-    def lanes(self) -> ColumnElement[bool]:
-        """The lanes of the groups that queries find."""
-        from sqlalchemy import and_, false, true
-
-        from replaybuf.storage.sql.schema.tables import lane
-
-        of_buffer = true() if self.buffer is None else lane.c.buffer == self.buffer
-        return of_buffer if self.with_leased else and_(of_buffer, lane.c.leased == false())
-
 
 #: For transactions about the whole database, and for files that hold one buffer.
 DEFAULT = Scope()
 
 
 class Transaction(ABC):
-    """A running transaction. Statements are SQL text with parameters `:name`, or of SQLAlchemy (`dialect`).
+    """A running transaction. Statements are SQL text with parameters `:name` (`dialect`).
 
     `scope` is the buffer as seen by the transaction (`statements.fence`). `newest` is the id of the buffer's newest
     checkpoint once the fence has read it. Each database has its own class, with its driver's connection; values and
@@ -152,7 +139,7 @@ class Transaction(ABC):
 
     # Reading
 
-    def tuples(self, statement: Any, /, **values: Any) -> Sequence[Row]:
+    def tuples(self, statement: str, /, **values: Any) -> Sequence[Row]:
         """Run a statement and return the driver's rows: JSON may be text, a boolean a number."""
         form = form_of(statement, self.dialect)
         return self.fetch(form.sql, form.values(values))
@@ -195,7 +182,7 @@ class Transaction(ABC):
 
     # Writing
 
-    def change(self, statement: Any, /, **values: Any) -> int:
+    def change(self, statement: str, /, **values: Any) -> int:
         """Run a statement that returns no rows; return the number of changed rows."""
         form = form_of(statement, self.dialect)
         return self.execute(form.sql, form.values(values))

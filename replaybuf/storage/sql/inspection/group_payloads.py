@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from replaybuf.errors import DecodeError
-from replaybuf.storage.decoding import Places, decode_shown
+from replaybuf.errors import DecodeError, ReplayBufError
+from replaybuf.storage.decoding import PATIENCE, Places, bring_up_to_date, decode_stored, read_tails, wait_for
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.group_metadata import LAST_ANNOTATED
 from replaybuf.storage.sql.schema import REFRESHED_TO
 from replaybuf.values.codec.payload import Codec
+from replaybuf.values.codec.payload_format import is_apart
 from replaybuf.values.rollouts.rollout_type import RolloutType
 
 #: Decodes rollouts, and objects in their fields, as dicts whatever their class, without torch or Ray.
@@ -49,9 +51,24 @@ def read_payload(tx: Transaction, uid: int) -> Stored:
     return None if data is None else bytes(data), marks, refreshed_to, tx.places()
 
 
-def decode_payload(uid: int, stored: Stored) -> tuple[list[dict[str, Any]], str | None]:
-    """Return the full rollouts of a group and, if arrays had to be left out, the reason. Raises DecodeError."""
+def decode_payload(uid: int, stored: Stored, patience: float = PATIENCE) -> tuple[list[dict[str, Any]], str | None]:
+    """Return the readable part of a group's rollouts, and a sentence about the missing arrays, None if there are none.
+
+    Blocks, for up to `patience` seconds where arrays are kept apart. Raises DecodeError.
+    """
+    payload, marks, refreshed_to, places = stored
+    prefix = f"group {uid}: "
     try:
-        return decode_shown(AS_DICTS, uid, *stored)
+        try:
+            [tail] = wait_for(read_tails([payload], places, patience))
+            return decode_stored(AS_DICTS, uid, payload, marks, refreshed_to, tail=tail)[0], None
+        except ReplayBufError as error:
+            if payload is None or not is_apart(payload):
+                raise
+            reason = str(error).removeprefix(prefix)
+        rollouts = AS_DICTS.decode_head(payload)
     except DecodeError as error:
-        raise DecodeError(f"group {uid}: {error} (without --full its metadata can be shown)") from error
+        raise DecodeError(prefix + str(error).removeprefix(prefix)) from error
+    with suppress(DecodeError):  # refreshes may change missing arrays
+        bring_up_to_date(AS_DICTS, uid, rollouts, marks, refreshed_to)
+    return rollouts, f"group {uid} is shown without its arrays: {reason}"

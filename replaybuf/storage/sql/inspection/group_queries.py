@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func
-
 from replaybuf.rules.policies import Order
 from replaybuf.rules.query import Node
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
@@ -17,7 +15,6 @@ from replaybuf.storage.sql.inspection.group_metadata import (
     extreme_rollouts,
     read_metadata,
 )
-from replaybuf.storage.sql.schema.tables import group, lane
 from replaybuf.storage.sql.statements.matching import count_groups, find_uids, select_matching
 
 
@@ -72,11 +69,10 @@ class Removable:
 
 def removable(tx: Transaction, name: str, query: Node) -> Removable:
     """Return what a delete of the matching groups of a buffer would remove."""
-    columns = lane.c.task_name, lane.c.status, lane.c.leased
-    counted = (*columns, func.count().label("groups"), func.max(group.c.uid).label("last"))
+    columns = "l.task_name, l.status, l.leased"
     lookup = tx.of(Scope(name, with_leased=True))
-    statement = select_matching(lookup, query, *counted)
-    counts = lookup.tuples(statement.group_by(*columns).order_by(*columns))
+    statement, values = select_matching(lookup, query, f"{columns}, count(*), max(g.uid)")
+    counts = lookup.tuples(f"{statement} GROUP BY {columns} ORDER BY {columns}", **values)
     rows = [
         {"task_name": task, "status": status, "groups": groups}
         for task, status, leased, groups, _ in counts

@@ -19,17 +19,6 @@ from replaybuf.values.rollouts.statuses import Status
 
 
 @dataclass(frozen=True, slots=True)
-class LifeEvent:
-    """An event in a group's history: its `kind`, time, worker and train step."""
-
-    at: datetime
-    kind: str
-    worker: str | None
-    step: int | None
-    detail: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class Origin:
     """The recorded facts of a group's put, also after its removal: from its row, a checkpoint's, or a draw's.
 
@@ -52,7 +41,8 @@ class Life:
     `row` is its row in the view `groups` with its trained step, None after its removal. `replaces` are the groups
     that its put replaced, as far as recorded (`schema.tables`), or `made_from` the rollouts that filled it;
     `replaced_by` are the groups whose put replaced it, and `rollout_of` those that were filled by it.
-    `annotations` are their means in each draw. `checkpoints` are the train steps of the checkpoints that contain it.
+    `annotations` are their means in each draw. An event has the time `at`, `kind`, `worker`, `step` and `detail`.
+    `checkpoints` are the train steps of the checkpoints that contain it.
     """
 
     uid: int
@@ -60,7 +50,7 @@ class Life:
     row: dict[str, Any] | None
     draws: Sequence[Batch]
     annotations: Sequence[Mapping[str, float]]
-    events: Sequence[LifeEvent]
+    events: Sequence[dict[str, Any]]
     replaces: Sequence[int]
     made_from: Sequence[int]
     replaced_by: Sequence[int]
@@ -79,8 +69,8 @@ def life_of(tx: Transaction, uid: int) -> Life | None:
     buffers = buffers_of(tx)
     for buffer in [rows[0]["buffer"]] if rows else buffers:
         draws = batches_with(tx, buffer, uid)
-        events = tx.tuples(_EVENTS[tx.dialect.name].format(uid=int(uid)), buffer=buffer)
-        recorded_events = [LifeEvent(time_of(at), *columns) for at, *columns in events]
+        events = tx.rows(_EVENTS[tx.dialect.name].format(uid=int(uid)), buffer=buffer)
+        recorded_events = [row | {"at": time_of(row["at"])} for row in events]
         successors = tx.tuples(_SUCCESSORS[tx.dialect.name].format(uid=int(uid)), buffer=buffer)
         if rows or draws or recorded_events or successors:
             break
@@ -163,9 +153,8 @@ def timeline(life: Life) -> list[dict[str, Any]]:
         elif draw.lease is not None and draw.settled == draw.groups:
             rows.append(_row(draw.taken_at, "consumed", draw.worker, draw.step, "its lease was acknowledged since"))
     for event in life.events:
-        rows.append(
-            _row(event.at, _KINDS.get(event.kind, event.kind.replace("_", " ")), event.worker, event.step, event.detail)
-        )
+        label = _KINDS.get(event["kind"], event["kind"].replace("_", " "))
+        rows.append(_row(event["at"], label, event["worker"], event["step"], event["detail"]))
     if life.row is not None and life.row["status"] == Status.ARCHIVED:
         at = max([life.row["archived_at"], *(draw.taken_at for draw in life.draws)])  # a draw is recorded afterwards
         rows = [row for row in rows if row["what"] != "consumed"]
@@ -191,8 +180,8 @@ def _detail(draw: Batch, annotations: Mapping[str, float]) -> str:
 def _came_back(life: Life, draw: Batch) -> bool:
     """Return whether the group came back from a draw without a recorded event."""
     later_at = [other.taken_at for other in life.draws if other.id > draw.id]
-    returns = (event for event in life.events if event.kind in _RETURNS and event.at >= draw.taken_at)
-    if not draw.back or any(not later_at or event.at <= later_at[0] for event in returns):
+    returned_at = (event["at"] for event in life.events if event["kind"] in _RETURNS and event["at"] >= draw.taken_at)
+    if not draw.back or any(not later_at or at <= later_at[0] for at in returned_at):
         return False
     if draw.came_back or later_at:
         return draw.came_back and not life.replaced_by
@@ -229,7 +218,7 @@ def place_of(life: Life) -> str:
         if is_settled(draw):
             step = "" if draw.step is None else f" at step {draw.step}"
             return f"gone: trained on{step} by {draw.worker or 'somebody'}"
-    return f"gone: {life.events[-1].kind}" if life.events else "gone"
+    return f"gone: {life.events[-1]['kind']}" if life.events else "gone"
 
 
 def why_missing(tx: Transaction, uid: int) -> str:

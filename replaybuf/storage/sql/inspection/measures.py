@@ -3,55 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.group_metadata import chosen_buffers, in_order
 from replaybuf.storage.sql.inspection.run_records import last_batches
 from replaybuf.storage.sql.inspection.wait_facts import current_waits, read_workers
-from replaybuf.storage.sql.statements.buffer_facts import (
-    Contents,
-    StoredCheckpoint,
-    Tallied,
-    list_checkpoints,
-    list_leased,
-    read_contents,
-    read_cursors,
-    read_tallies,
-)
+from replaybuf.storage.sql.statements.buffer_facts import Contents, Tallied, list_checkpoints
+from replaybuf.storage.sql.statements.buffer_facts import count_overdue as count_overdue
 from replaybuf.storage.sql.statements.buffer_facts import histogram_of as histogram_of
+from replaybuf.storage.sql.statements.buffer_facts import read_contents as read_contents
+from replaybuf.storage.sql.statements.buffer_facts import read_cursors as read_cursors
+from replaybuf.storage.sql.statements.buffer_facts import read_tallies as read_tallies
 from replaybuf.values.rollouts.statuses import Status
-
-if TYPE_CHECKING:
-    from replaybuf.storage.values import Cursor
 
 _HOUR = 3600.0
 _STATUSES = [*map(str, Status)]
-
-
-class BufferMeasures(NamedTuple):
-    """A buffer's tallies, cursors and checkpoints, and figures of its groups.
-
-    `contents` is None if there are too many groups to scan.
-    """
-
-    tallies: Tallied
-    cursors: list[Cursor]
-    checkpoints: list[StoredCheckpoint]
-    contents: Contents | None
-
-
-def measure(tx: Transaction, buffer: str | None, scanned: int | None = None) -> dict[str, BufferMeasures]:
-    """Return the measures of one buffer or of all, by name; contents of buffers up to `scanned` groups (None: any)."""
-    measures = {}
-    for name in chosen_buffers(tx, buffer):
-        tallies = read_tallies(tx, name)
-        groups = sum(n for (_, _, tally), n in tallies.items() if tally in (Tally.SIZE, Tally.LEASED))
-        contents = read_contents(tx, name) if scanned is None or groups <= scanned else None
-        measures[name] = BufferMeasures(tallies, read_cursors(tx, name), list_checkpoints(tx, name), contents)
-    return measures
 
 
 def tallies_of(tx: Transaction, buffer: str | None) -> dict[str, Tallied]:
@@ -84,8 +51,7 @@ FROM groups WHERE buffer = coalesce(:buffer, buffer) GROUP BY buffer, task_name,
 
 def rows_of_lanes(tx: Transaction, buffer: str | None) -> list[dict[str, Any]]:
     """Return a row for each buffer, task and status, of one buffer or of all; INIT and EXPIRED have no staleness."""
-    leased = list_leased(tx, buffer, tx.clock())
-    overdue = {(count.buffer, count.task_name, str(count.status)): count.overdue for count in leased}
+    overdue = count_overdue(tx, buffer)
     rows = tx.rows(_GROUPS, buffer=buffer)
     for row in rows:
         lane = (row["buffer"], row["task_name"], str(row["status"]))
@@ -108,9 +74,9 @@ FROM workers WHERE buffer = :buffer"""
 _EVENTS = "SELECT kind, count(*) FROM rb_event WHERE buffer = :buffer AND happened_at > :since GROUP BY kind"
 
 
-def read_records(tx: Transaction, name: str, checkpoints: Sequence[StoredCheckpoint]) -> dict[str, Any]:
+def read_records(tx: Transaction, name: str) -> dict[str, Any]:
     """Return the recorded figures of a buffer: restores, checkpoints, last draw, waits, workers, the last hour."""
-    now = tx.clock()
+    now, checkpoints = tx.clock(), list_checkpoints(tx, name)
     hour = tx.rows(_LAST_HOUR, buffer=name)[0]
     batches = last_batches(tx, name, 1)
     waiters: dict[str, dict[str, Any]] = {}
@@ -118,7 +84,7 @@ def read_records(tx: Transaction, name: str, checkpoints: Sequence[StoredCheckpo
         longest = max(0.0, now - (now if wait.since is None else wait.since))
         waiters.setdefault(wait.kind, {"count": 0, "longest_seconds": longest})["count"] += 1
     states = Counter(worker.state(now) for worker in read_workers(tx, name))
-    last_checkpoint = {"step": checkpoints[-1].step, "created_at": checkpoints[-1].created_at} if checkpoints else {}
+    last_checkpoint = {column: checkpoints[-1][column] for column in ("step", "created_at")} if checkpoints else {}
     return {
         "restores": tx.value("SELECT epoch FROM rb_buffer WHERE name = :buffer", buffer=name) or 0,
         "checkpoints": {"count": len(checkpoints), **last_checkpoint},
@@ -126,20 +92,8 @@ def read_records(tx: Transaction, name: str, checkpoints: Sequence[StoredCheckpo
         "waiters": waiters,
         "workers": {"working": states["alive"], "silent": states["silent"], "ended": states["ended"]},
         "last_hour": {column: n or 0 for column, n in hour.items()},
-        "events_last_hour": _counts(tx, _EVENTS, buffer=name, since=now - _HOUR),
+        "events_last_hour": dict(map(tuple, tx.tuples(_EVENTS, buffer=name, since=now - _HOUR))),
     }
-
-
-def _counts(tx: Transaction, statement: str, **values: Any) -> dict[str, int]:
-    return {str(name): int(count) for name, count in tx.tuples(statement, **values)}
-
-
-def count_overdue(tx: Transaction, name: str) -> dict[str, int]:
-    """Return the number of groups with an expired lease, by task of a buffer."""
-    overdue = Counter[str]()
-    for count in list_leased(tx, name, tx.clock()):
-        overdue[count.task_name] += count.overdue
-    return overdue
 
 
 def held_by_tasks(contents: Contents) -> dict[str, dict[str, Any]]:

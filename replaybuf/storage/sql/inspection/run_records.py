@@ -16,8 +16,7 @@ from replaybuf.common.units import time_of
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.group_metadata import check_buffer, in_order
 from replaybuf.storage.sql.inspection.wait_facts import read_workers
-from replaybuf.storage.sql.statements.buffer_facts import StoredCheckpoint as StoredCheckpoint
-from replaybuf.storage.sql.statements.buffer_facts import list_checkpoints
+from replaybuf.storage.sql.statements.buffer_facts import find_checkpoint as find_checkpoint
 from replaybuf.values.rollouts.statuses import Status
 
 #: The sort column of a view, newest first, where it isn't `id`.
@@ -71,32 +70,10 @@ def history_of(tx: Transaction, buffer: str | None, since: float) -> list[tuple[
 _HIGHEST_LIMIT = 2**62
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreEffects:
-    """The effects of restoring a checkpoint: the number of groups put since, of its groups removed since, and the names
-    of the workers that have the buffer open."""
-
-    put: int
-    left: int
-    users: list[str]
-
-
 def read_checkpoints(tx: Transaction, buffer: str | None) -> list[dict[str, Any]]:
     """Return the checkpoints of one buffer or of all, in the order of their creation."""
     rows = newest(tx, "checkpoints", buffer, _HIGHEST_LIMIT)
     return sorted(rows, key=lambda row: (in_order(row["buffer"]), row["created_at"]))
-
-
-def find_stored(tx: Transaction, name: str, step: int) -> StoredCheckpoint:
-    """Return the checkpoint of a step of a buffer. Raises CheckpointError."""
-    check_buffer(tx, name)
-    checkpoints = list_checkpoints(tx, name)
-    for checkpoint in checkpoints:
-        if checkpoint.step == step:
-            return checkpoint
-    from replaybuf.storage.values import missing_checkpoint
-
-    raise missing_checkpoint(step, [checkpoint.step for checkpoint in checkpoints])
 
 
 _PUT_SINCE = """SELECT count(*) FROM rb_group g JOIN rb_lane l ON l.id = g.lane
@@ -107,13 +84,15 @@ AND p.lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer) AND NOT EXISTS (
     SELECT 1 FROM rb_group g WHERE g.uid = p.uid)"""
 
 
-def effects_of_restore(tx: Transaction, checkpoint: StoredCheckpoint) -> RestoreEffects:
-    """Return the effects that restoring a checkpoint would have now."""
-    return RestoreEffects(
-        tx.value(_PUT_SINCE, buffer=checkpoint.buffer, id=checkpoint.id),
-        tx.value(_LEFT_SINCE, buffer=checkpoint.buffer, id=checkpoint.id),
-        sorted({worker.name for worker in read_workers(tx, checkpoint.buffer) if worker.is_alive(tx.clock())}),
-    )
+def effects_of_restore(tx: Transaction, checkpoint: Mapping[str, Any]) -> tuple[int, int, list[str]]:
+    """Return the effects that restoring a checkpoint would have now.
+
+    They are the number of groups put since, of its groups removed since, and the names of the workers that have the
+    buffer open.
+    """
+    buffer, number = checkpoint["buffer"], checkpoint["id"]
+    put, left = (tx.value(query, buffer=buffer, id=number) for query in (_PUT_SINCE, _LEFT_SINCE))
+    return put, left, sorted({worker.name for worker in read_workers(tx, buffer) if worker.is_alive(tx.clock())})
 
 
 #: The number of earlier steps that a step's rewards are compared with.

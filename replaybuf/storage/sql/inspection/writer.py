@@ -1,4 +1,4 @@
-"""Opens a database for repairs and upgrades, without other writers; writes and loads snapshots; removes buffers.
+"""Opens a database for repairs and upgrades, without other writers; removes buffers; finds what is loaded where.
 
 The schema is upgraded by the alembic chain in `migrations`, over SQLAlchemy connections, which only alembic and its
 scripts need.
@@ -8,33 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, NullPool, create_engine, event, update
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from replaybuf.common.progress import OnProgress
 from replaybuf.errors import ConfigError, InputError, LockedError, StorageError
-from replaybuf.storage.sql.copies.snapshot import copy_to
 from replaybuf.storage.sql.copies.snapshot_file import BUFFER, read_snapshot_facts, snapshot_file
 from replaybuf.storage.sql.engine import locks, open_database
 from replaybuf.storage.sql.engine.database import Access, Database
 from replaybuf.storage.sql.engine.driver_errors import translated
 from replaybuf.storage.sql.engine.sqlite_connection import connect
 from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE, SqliteTransaction
-from replaybuf.storage.sql.engine.sqlite_files import is_wal, refuse_network_filesystem
+from replaybuf.storage.sql.engine.sqlite_files import refuse_network_filesystem
 from replaybuf.storage.sql.engine.thread import KeepaliveLoop
-from replaybuf.storage.sql.engine.transaction import Scope, Transaction, after_commit, on_commit, on_statement
-from replaybuf.storage.sql.engine.urls import is_memory, public_url, url_or_path
-from replaybuf.storage.sql.inspection.reader import LOCK_TIMEOUT, Reader, open_reader
+from replaybuf.storage.sql.engine.transaction import Transaction, after_commit, on_commit, on_statement
+from replaybuf.storage.sql.engine.urls import is_memory, url_or_path
+from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 from replaybuf.storage.sql.schema import HEAD, State, check_revision, state_of
 from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.schema.tables import DIGEST, info
-from replaybuf.storage.sql.statements.fence import joined
 
 T = TypeVar("T")
 
@@ -61,10 +57,6 @@ class Writer:
     def write(self, function: Callable[[Transaction], T]) -> T:
         """Run `function(tx)` in a transaction, commit it, and return the result."""
         return self._runner.run(self._engine.write(function, alone=True))
-
-    def run(self, work: Callable[[Database], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of `work(engine)`."""
-        return self._runner.run(work(self._engine))
 
     def excludes_others(self) -> bool:
         """Return whether a transaction that is to be alone keeps out another one, as a restore needs."""
@@ -118,35 +110,6 @@ def _check_owner(tx: Transaction, where: str) -> None:
         check_revision(revision, where)
 
 
-def save_snapshot(reader: Reader, name: str, folder: Path, tell: OnProgress) -> Path:
-    """Write a snapshot of a buffer, for buffers of any policy, with all payloads kept apart. Return its file."""
-    file = snapshot_file(folder, make=True)
-    # A copy of payloads kept apart registers itself in the database, so that they aren't overwritten meanwhile.
-    registers = reader.path is None and bool(reader.read(lambda tx: tx.places()[0]))
-
-    async def save() -> None:
-        read_only = opens_read_only(reader) and not registers
-        engine = open_database(Access(reader.url, lock_timeout=LOCK_TIMEOUT, read_only=read_only))
-        try:
-            scope = await engine.read(joined, Scope(name))
-            await copy_to(engine, scope, str(file), {}, tell)
-        finally:
-            await engine.dispose()
-
-    asyncio.run(save())
-    return file
-
-
-def opens_read_only(reader: Reader) -> bool:
-    """Return whether a reader opens the database read-only: unless it is a SQLite file with a WAL that it may write.
-
-    A read-only last connection to such a file can't remove the WAL, and would leave an empty one behind.
-    """
-    path = reader.path
-    writable = path is not None and os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
-    return not (writable and path is not None and is_wal(path))
-
-
 _OWN_LANES = "lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer)"
 #: The rows of a buffer other than groups and checkpoints, and their conditions.
 _TRACES = (
@@ -188,29 +151,20 @@ def saved_buffer(folder: Path) -> tuple[Path, str, str | None]:
     return file, facts[BUFFER], facts.get("policy")
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The database to load a snapshot into, possibly a SQLite file that doesn't exist yet. `where` has no password."""
-
-    url: str
-    where: str
-
-    @classmethod
-    def at(cls, url: str) -> Target:
-        """Return the database of a URL or path. Doesn't connect yet."""
-        parsed = url_or_path(url)
-        if is_memory(parsed):
-            raise ConfigError("a SQLite database in memory would be gone with this command; give a file or a server")
-        return cls(parsed.render_as_string(hide_password=False), public_url(parsed))
+def target_at(url: str) -> Access:
+    """Return the access to a database that groups are loaded into, perhaps to a SQLite file that doesn't exist yet."""
+    access = Access(url_or_path(url))
+    if is_memory(access.url):
+        raise ConfigError("a SQLite database in memory would be gone with this command; give a file or a server")
+    return access
 
 
-def exists(target: Target) -> bool:
+def exists(target: Access) -> bool:
     """Return whether the database has replaybuf's tables; False for a missing SQLite file."""
-    path = url_or_path(target.url).database
-    if target.url.startswith("sqlite") and not (path and os.path.exists(path)):
+    if target.path is not None and not os.path.exists(target.path):
         return False
     try:
-        open_reader(target.url).read(lambda tx: None)
+        open_reader(target.url.render_as_string(hide_password=False)).read(lambda tx: None)
     except StorageError as error:
         if error.reason != "not a database":
             raise

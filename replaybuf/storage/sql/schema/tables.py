@@ -97,9 +97,6 @@ from sqlalchemy import (
     Text,
     TextClause,
     UniqueConstraint,
-    case,
-    func,
-    literal_column,
     text,
 )
 from sqlalchemy.dialects.postgresql import DOUBLE_PRECISION, JSONB
@@ -395,12 +392,11 @@ def partial_index(
 
 
 Index("rb_group_in_order", group.c.lane, group.c.uid)
-_NO_STEP = "9000000000000000000 - coalesce(pinned_staleness, 0)"
 #: The order of staleness: by the oldest model step; then groups without one, by the staleness that they were put with.
-#: As text of SQL, and as a column. Steps are below NO_STEP.
-STEP_ORDER, NO_STEP = f"coalesce(oldest_step, {_NO_STEP})", 8 * 10**18
-step_order: ColumnElement[int] = func.coalesce(group.c.oldest_step, literal_column(_NO_STEP))
-Index("rb_group_by_step", group.c.lane, step_order, group.c.uid)
+#: As text of SQL. Steps are below NO_STEP.
+STEP_ORDER = "coalesce(oldest_step, 9000000000000000000 - coalesce(pinned_staleness, 0))"
+NO_STEP = 8 * 10**18
+Index("rb_group_by_step", group.c.lane, text(STEP_ORDER), group.c.uid)
 partial_index("rb_group_unsettled", group.c.lane, where=text(UNSETTLED))
 partial_index("rb_group_key", group.c.scoped_key, where=group.c.scoped_key.is_not(None), unique=True)
 # Includes the priority, so that the sum of priorities for importance weights is an index-only scan.
@@ -432,10 +428,4 @@ Index("rb_checkpoint_of_step", checkpoint.c.buffer, checkpoint.c.step, unique=Tr
 #: The staleness of a row of `rb_group`, as text of SQL without its lane; 0 steps after the put in a lane without one.
 STALENESS_NOW = (
     "coalesce(pinned_staleness, coalesce((SELECT step FROM rb_lane WHERE rb_lane.id = lane), 0) - oldest_step - 1)"
-)
-
-#: The staleness of a group; needs `group` joined to `lane`.
-staleness: ColumnElement[int] = case(
-    (group.c.pinned_staleness.is_not(None), group.c.pinned_staleness),
-    else_=lane.c.step - group.c.oldest_step - 1,
 )

@@ -161,7 +161,10 @@ WHERE p.uid {in:uids} AND p.draw {in:draws} AND p.draw > 0 {lock}"""
 
 
 def _check_tokens(tx: Transaction, annotations: Annotations) -> None:
-    """Check that arrays have a number for each response token, of groups whose payload is there to count them."""
+    """Check that arrays have a number for each response token, of groups in the buffer whose outline says how many.
+
+    A draw that was undone after the sweep has lost the outline (`leases`).
+    """
     arrays = {
         uid: with_arrays
         for uid, listed in annotations.items()
@@ -170,7 +173,7 @@ def _check_tokens(tx: Transaction, annotations: Annotations) -> None:
     for uid, outline in tx.tuples(_OUTLINES, uids=list(arrays)):
         tokens = [record["response_tokens"] for record in from_json(outline)]
         for name, place, length in ((entry.name, row[0], row[-1]) for entry in arrays[uid] for row in entry.rows):
-            if tokens[place] not in (0, length):
+            if tokens and tokens[place] not in (0, length):
                 numbers = f"{length} numbers for {tokens[place]} response tokens"
                 raise InputError(f"{name} of group {uid}, rollout {place}, has {numbers}")
 

@@ -5,7 +5,6 @@ Its groups are the versions in `rb_past` with its id (`past`).
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import batch
 from replaybuf.storage.sql.statements.past import may_sweep
-from replaybuf.storage.sql.statements.rows import PLACES, GroupRow
+from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.values import Draw, Leased
 from replaybuf.values.rollouts.statuses import Status
 
@@ -39,7 +38,11 @@ class BatchKey:
 
 def write_batch(tx: Transaction, draw: Draw, rows: Sequence[GroupRow], step: int | None, lease: int | None) -> BatchKey:
     """Write the batch of a draw of these groups, at least one; call it before they are changed."""
-    values = _batch_columns(_members(rows)) | {
+    try:
+        figures = _figures([(row.uid, row.values.reward, row.staleness, row.values.oldest_step) for row in rows])
+    except (TypeError, ValueError):  # damaged metadata: if the group can't be decoded, the draw is undone
+        figures = _figures([(row.uid, None, 0, None) for row in rows])
+    values = figures | {
         "buffer": tx.scope.buffer,
         "taken_at": time.time(),
         "epoch": tx.scope.epoch,
@@ -53,25 +56,14 @@ def write_batch(tx: Transaction, draw: Draw, rows: Sequence[GroupRow], step: int
     return BatchKey(values["taken_at"], values["first_uid"])
 
 
-def _members(rows: Sequence[GroupRow]) -> list[tuple[int, float | None, int, int | None]]:
-    """Return the uid, reward, staleness and oldest model step of each group."""
-    reward, oldest = PLACES["reward"], PLACES["oldest_step"]
-    try:
-        return [(row.uid, row.values[reward], row.staleness, row.values[oldest]) for row in rows]
-    except (TypeError, ValueError):  # damaged metadata: the group can't be decoded, and the draw will be undone
-        return [(row.uid, None, 0, None) for row in rows]
-
-
-def _batch_columns(members: Iterable[Sequence[Any]]) -> dict[str, Any]:
+def _figures(members: Iterable[Sequence[Any]]) -> dict[str, Any]:
     """Return the columns of a batch that are computed from its groups: uid, reward, staleness, oldest model step."""
     uids, every_reward, staleness, every_step = zip(*members, strict=True)
     rewards = [reward for reward in every_reward if reward is not None]
-    if not math.isfinite(sum(rewards)):
-        rewards = [reward for reward in rewards if math.isfinite(reward)]
     steps = [step for step in every_step if step is not None]
     return {
         "groups": len(uids),
-        "reward": _finite(sum(rewards) / len(rewards)) if rewards else None,
+        "reward": sum(rewards) / len(rewards) if rewards else None,
         "min_reward": min(rewards, default=None),
         "max_reward": max(rewards, default=None),
         "staleness": sum(staleness) / len(staleness),
@@ -81,10 +73,6 @@ def _batch_columns(members: Iterable[Sequence[Any]]) -> dict[str, Any]:
         "first_uid": min(uids),
         "last_uid": max(uids),
     }
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None
 
 
 _COLUMN_NAMES = tuple(column.name for column in batch.columns if column.name != "id")
@@ -135,11 +123,11 @@ def _settle_part(tx: Transaction, lease: int, uids: set[int], step: int | None) 
     settled = [member for member in members if member[0] in uids]
     unsettled = [member for member in members if member[0] not in uids]
     if settled and unsettled:
-        tx.send(_INSERT, **recorded | {"step": step, "settled": len(settled)} | _batch_columns(settled))
+        tx.send(_INSERT, **recorded | {"step": step, "settled": len(settled)} | _figures(settled))
         for table in ("rb_past", "rb_annotation"):
             query = f"UPDATE {table} SET draw = {{draw}} WHERE draw = :old AND draw > 0 AND uid {{in:uids}}"  # noqa: S608
             tx.send(query, old=recorded["id"], uids=list(uids))
-        _change(tx, recorded["id"], **_batch_columns(unsettled))
+        _change(tx, recorded["id"], **_figures(unsettled))
 
 
 def _change(tx: Transaction, number: int, **values: Any) -> None:

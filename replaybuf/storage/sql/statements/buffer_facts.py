@@ -6,7 +6,6 @@ Used by the buffer itself, the command line, the web pages, metrics and the doct
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from replaybuf.rules.transitions import LaneName, Tally
@@ -46,25 +45,26 @@ def read_cursors(tx: Transaction, buffer: str) -> list[Cursor]:
     return [Cursor(*row) for row in rows]
 
 
-@dataclass(frozen=True, slots=True)
-class StoredCheckpoint:
-    """A checkpoint, as described in its own row; `created_at` in seconds since the epoch."""
-
-    id: int
-    buffer: str
-    step: int
-    created_at: float
-    groups: int
-    bytes: int
-
-
 _CHECKPOINTS = """SELECT id, buffer, step, created_at, groups, bytes FROM rb_checkpoint
 WHERE buffer = coalesce(:buffer, buffer) ORDER BY id"""
 
 
-def list_checkpoints(tx: Transaction, buffer: str | None) -> list[StoredCheckpoint]:
-    """Return the checkpoints of one buffer or of all, in the order in which they were made."""
-    return [StoredCheckpoint(*row) for row in tx.tuples(_CHECKPOINTS, buffer=buffer)]
+def list_checkpoints(tx: Transaction, buffer: str | None) -> list[dict[str, Any]]:
+    """Return the checkpoints of one buffer or of all, in the order in which they were made.
+
+    `created_at` is in seconds since the epoch.
+    """
+    return tx.rows(_CHECKPOINTS, buffer=buffer)
+
+
+def find_checkpoint(tx: Transaction, buffer: str | None, step: int) -> dict[str, Any]:
+    """Return all columns of the checkpoint of a step of a buffer. Raises CheckpointError."""
+    query = "SELECT * FROM rb_checkpoint WHERE buffer = :buffer AND step = :step"
+    for row in tx.rows(query, buffer=buffer, step=step):
+        return row
+    from replaybuf.storage.values import missing_checkpoint  # a slow import
+
+    raise missing_checkpoint(step, [row["step"] for row in list_checkpoints(tx, buffer)])
 
 
 #: The query of the ids of dropped checkpoints that still have versions of groups: an index look-up for each checkpoint.
@@ -76,35 +76,19 @@ DROPPED = """WITH RECURSIVE found(id) AS (
 SELECT id FROM found WHERE id IS NOT NULL AND id NOT IN (SELECT id FROM rb_checkpoint)"""
 
 
-@dataclass(frozen=True, slots=True)
-class LeasedCount:
-    """The leased groups of a buffer, task and status: their number, the first and last end of their leases in seconds
-    since the epoch, and the number of overdue ones."""
-
-    buffer: str
-    task_name: str
-    status: Status
-    groups: int
-    first: float
-    last: float
-    overdue: int
-
-
 # Leased groups have lanes of their own: without the lanes, SQLite would scan all groups.
-_LEASED = """SELECT l.buffer, l.task_name, l.status, count(*), min(g.leased_until), max(g.leased_until),
-    count(CASE WHEN g.leased_until <= :now THEN 1 END)
-FROM rb_lane l JOIN rb_group g ON g.lane = l.id
-WHERE l.leased AND g.leased_until IS NOT NULL AND l.buffer = coalesce(:buffer, l.buffer)
+_OVERDUE = """SELECT l.buffer, l.task_name, l.status, count(*) FROM rb_lane l JOIN rb_group g ON g.lane = l.id
+WHERE l.leased AND g.leased_until <= :now AND l.buffer = coalesce(:buffer, l.buffer)
 GROUP BY l.buffer, l.task_name, l.status"""
 
 
-def list_leased(tx: Transaction, buffer: str | None, now: float) -> list[LeasedCount]:
-    """Return the leased groups of one buffer or of all; leases that ended before `now` are overdue.
+def count_overdue(tx: Transaction, buffer: str | None) -> dict[tuple[str, str, str], int]:
+    """Return the numbers of groups whose lease is over, in one buffer or in all, by buffer, task and status.
 
-    Overdue groups are returned at a process's next poll: if all processes are gone, they stay overdue.
+    They are returned at a process's next poll: if all processes are gone, they stay overdue.
     """
-    rows = tx.tuples(_LEASED, buffer=buffer, now=now)
-    return [LeasedCount(name, task, Status(status), *numbers) for name, task, status, *numbers in rows]
+    rows = tx.tuples(_OVERDUE, buffer=buffer, now=tx.clock())
+    return {(name, task, status): int(count) for name, task, status, count in rows}
 
 
 _CONTENTS = f"""SELECT l.task_name AS task_name, l.status AS status, l.leased AS is_leased,

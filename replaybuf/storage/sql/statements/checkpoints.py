@@ -16,7 +16,7 @@ from replaybuf.rules import transitions
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.statements.buffer_facts import StoredCheckpoint, last_uid, list_checkpoints
+from replaybuf.storage.sql.statements.buffer_facts import find_checkpoint, last_uid, list_checkpoints
 from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, change, read_lane_tallies, totals
 from replaybuf.storage.sql.statements.eviction import predecessors, replace_groups
 from replaybuf.storage.sql.statements.fence import begin_epoch, join, next_ticket, shift_to
@@ -29,7 +29,7 @@ from replaybuf.storage.sql.statements.parts import forget_names, settle_names
 from replaybuf.storage.sql.statements.past import IS_NEW, OURS, bring_back, changed_since, keep, leave
 from replaybuf.storage.sql.statements.presence import note
 from replaybuf.storage.sql.statements.rows import GroupRow, read_rows
-from replaybuf.storage.values import Checkpoint, missing_checkpoint
+from replaybuf.storage.values import Checkpoint
 from replaybuf.values.rollouts.rollout import ASIDE
 
 
@@ -38,7 +38,7 @@ def make_checkpoint(tx: Transaction, step: int, keep: int | None, now: float) ->
 
     All but the last `keep` checkpoints are dropped.
     """
-    forget(tx, [row.id for row in list_checkpoints(tx, tx.scope.buffer) if row.step == step])
+    forget(tx, [row["id"] for row in list_checkpoints(tx, tx.scope.buffer) if row["step"] == step])
     lanes = all_lanes(tx)
     tallies = read_lane_tallies(tx, [row["id"] for row in lanes])
     groups, size = totals(tallies)
@@ -64,27 +64,18 @@ def make_checkpoint(tx: Transaction, step: int, keep: int | None, now: float) ->
 def read_checkpoints(tx: Transaction) -> list[Checkpoint]:
     """Return the checkpoints of the buffer, in the order in which they were made."""
     stored = list_checkpoints(tx, tx.scope.buffer or "")
-    return [Checkpoint(row.step, row.created_at, row.groups, row.bytes) for row in stored]
-
-
-def find_checkpoint(tx: Transaction, step: int) -> dict[str, Any]:
-    """Return the row of the checkpoint of a step. Raises CheckpointError."""
-    query = "SELECT * FROM rb_checkpoint WHERE buffer = :buffer AND step = :step"
-    for row in tx.rows(query, buffer=tx.scope.buffer, step=step):
-        return row
-    raise missing_checkpoint(step, [checkpoint.step for checkpoint in read_checkpoints(tx)])
+    return [Checkpoint(row["step"], row["created_at"], row["groups"], row["bytes"]) for row in stored]
 
 
 def drop_checkpoint(tx: Transaction, step: int) -> None:
     """Drop the checkpoint of a step. Raises CheckpointError."""
-    row = find_checkpoint(tx, step)
-    _drop(tx, [stored for stored in list_checkpoints(tx, tx.scope.buffer) if stored.id == row["id"]])
+    _drop(tx, [find_checkpoint(tx, tx.scope.buffer, step)])
 
 
-def _drop(tx: Transaction, dropped: Sequence[StoredCheckpoint]) -> None:
-    forget(tx, [row.id for row in dropped])
+def _drop(tx: Transaction, dropped: Sequence[Mapping[str, Any]]) -> None:
+    forget(tx, [row["id"] for row in dropped])
     for row in dropped:
-        note(tx, EventKind.CHECKPOINT_DROPPED, worker=tx.scope.worker, step=row.step, groups=row.groups)
+        note(tx, EventKind.CHECKPOINT_DROPPED, worker=tx.scope.worker, step=row["step"], groups=row["groups"])
 
 
 def forget(tx: Transaction, ids: Sequence[int]) -> None:
@@ -162,7 +153,7 @@ def raise_uid(tx: Transaction, last: int) -> None:
 def restore(tx: Transaction, step: int, now: float, *, keep_new: bool) -> Checkpoint:
     """Restore the buffer to its checkpoint of a step, in a new epoch, which the transaction joins."""
     join(tx)
-    saved = find_checkpoint(tx, step)
+    saved = find_checkpoint(tx, tx.scope.buffer, step)
     number, groups, last = saved["id"], saved["groups"], saved["last_uid"]
     shift = tx.scope.ticket_shift if keep_new else shift_to(tx, saved["next_ticket"])
     put = changed_since(tx, number, last, IS_NEW) if keep_new else []

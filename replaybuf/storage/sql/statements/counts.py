@@ -102,15 +102,6 @@ def add_to_checkpoints(tx: Transaction, counts: Mapping[tuple[int, Tally], int],
         )
 
 
-def read_sizes(tx: Transaction, lanes: Iterable[Lane]) -> dict[int, int]:
-    """Return the number of groups in each lane."""
-    rows = tx.tuples(
-        "SELECT lane, sum(amount) FROM rb_tally WHERE lane {in:lanes} AND name = 'size' GROUP BY lane",
-        lanes=[home.id for home in lanes],
-    )
-    return {lane_id: int(n) for lane_id, n in rows}
-
-
 def lock_tasks(tx: Transaction, tasks: Iterable[str]) -> None:
     """Lock these tasks' puts and draws with limits until the end of the transaction."""
     names = (f"replaybuf {tx.scope.buffer} {task}" for task in tasks)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from replaybuf.errors import LeaseLostError
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import LaneName, Place, Tally
 from replaybuf.storage.decoding import extent_of
@@ -28,7 +29,7 @@ from replaybuf.storage.sql.statements.new_rows import insert_payloads
 from replaybuf.storage.sql.statements.ordering import enter_race
 from replaybuf.storage.sql.statements.past import come_back, is_taken, keep
 from replaybuf.storage.sql.statements.presence import note_rows
-from replaybuf.storage.sql.statements.rows import PLACES, GroupRow, read_rows
+from replaybuf.storage.sql.statements.rows import COLUMNS, GroupRow, read_rows
 from replaybuf.storage.values import Leased, check_database, check_lease, lost_to_others, passed_on
 from replaybuf.values.rollouts.statuses import Status
 
@@ -58,12 +59,21 @@ def rows_of(tx: Transaction, uids: Sequence[int]) -> list[GroupRow]:
 def acknowledge(tx: Transaction, lease: Leased, uids: Sequence[int]) -> None:
     """Consume groups of a lease."""
     check_lease(lease, tx.scope.epoch, tx.scope.database)
-    limits, rows = tx.scope.rules.limits, _check_held(tx, lease, uids)
+    limits = tx.scope.rules.limits
+    try:
+        rows = _check_held(tx, lease, uids)
+    except LeaseLostError:
+        if tx.value(_UNSETTLED, lease=lease.token) == 0:  # other handles have acknowledged all of its groups
+            return
+        raise
     if len(rows) < len(uids):
         _check_not_passed_on(tx, lease, set(uids).difference(row.uid for row in rows))
     step, lanes = _trained_at(tx, lease, rows)
     move(tx, rows, lambda row: transitions.acknowledged(row, limits), lanes, **trained_at(step))
     settle(tx, lease, [row.uid for row in rows], step)
+
+
+_UNSETTLED = "SELECT sum(groups - settled) FROM rb_batch WHERE lease = :lease"
 
 
 def _trained_at(tx: Transaction, lease: Leased, rows: Sequence[GroupRow]) -> tuple[int | None, Iterable[Lane]]:
@@ -80,13 +90,14 @@ def _trained_at(tx: Transaction, lease: Leased, rows: Sequence[GroupRow]) -> tup
 
 
 def extend(tx: Transaction, lease: Leased, uids: Sequence[int], seconds: float) -> float:
-    """Renew the lease of these groups; return its new end."""
+    """Renew the lease of these groups; return its new end, or the old one if other handles have settled all of them."""
     check_lease(lease, tx.scope.epoch, tx.scope.database)
     held = [row.uid for row in _check_held(tx, lease, uids)]
+    if not held:
+        return lease.until
     until = tx.start_clock() + seconds
-    if held:
-        keep(tx, held)
-        change(tx, held, {"leased_until": until})
+    keep(tx, held)
+    change(tx, held, {"leased_until": until})
     return until
 
 
@@ -229,7 +240,7 @@ WHERE uid = :uid AND times_sampled > :times"""
 
 def _unarchive(tx: Transaction, row: GroupRow, archive: Lane) -> bool:
     """Move an archived group back to its lane; return False if it is no longer in the archive."""
-    if not tx.change(_UNARCHIVE, **_columns_of(row), archive=archive.id):
+    if not tx.change(_UNARCHIVE, **row.values._asdict(), archive=archive.id):
         return False
     come_back(tx, row.uid, row.column("since"))
     return True
@@ -241,11 +252,11 @@ def _restore(tx: Transaction, row: GroupRow, made_before: int, lost: dict[int, s
     If its arrays were deleted before they were read, the reason is added to `lost`.
     """
     key = row.column("scoped_key")
-    if (key is not None and is_taken(tx, key, row.uid, made_before)) or not tx.change(_RESTORE, **_columns_of(row)):
+    if (key is not None and is_taken(tx, key, row.uid, made_before)) or not tx.change(_RESTORE, **row.values._asdict()):
         return False
     come_back(tx, row.uid, row.column("since"))
     if row.payload is not None and not tx.tuples("SELECT 1 FROM rb_payload WHERE uid = :uid", uid=row.uid):
-        # The payload was swept already. (The outline isn't restored: it only serves the views.)
+        # The payload was swept already. (The outline isn't restored: views, requeues and annotations do without.)
         extent = extent_of(row.payload) if row.whole is row.payload else None
         if extent is not None and not count_back(tx, extent.file):
             lost[row.uid], extent = _TOO_LATE, None
@@ -254,11 +265,7 @@ def _restore(tx: Transaction, row: GroupRow, made_before: int, lost: dict[int, s
     return True
 
 
-def _columns_of(row: GroupRow) -> dict[str, Any]:
-    return dict(zip(PLACES, row.values, strict=True))
-
-
-_RESTORE = f"""INSERT INTO rb_group ({", ".join(PLACES)}) VALUES ({", ".join(f":{name}" for name in PLACES)})
+_RESTORE = f"""INSERT INTO rb_group ({", ".join(COLUMNS)}) VALUES ({", ".join(f":{name}" for name in COLUMNS)})
 ON CONFLICT DO NOTHING"""  # noqa: S608
-_UNARCHIVE = f"""UPDATE rb_group SET {", ".join(f"{name} = :{name}" for name in PLACES)}
+_UNARCHIVE = f"""UPDATE rb_group SET {", ".join(f"{name} = :{name}" for name in COLUMNS)}
 WHERE uid = :uid AND lane = :archive"""  # noqa: S608

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pydantic_core import from_json
-from sqlalchemy import Select, func, select
 
 from replaybuf.rules.policies import Order
 from replaybuf.rules.query import LogicNode, Node, SetNode, to_text
-from replaybuf.rules.query.sql_conditions import compile_sql
+from replaybuf.rules.query.sql_conditions import condition_text
 from replaybuf.rules.transitions import Place, Tally, removed, updated
+from replaybuf.storage.decoding import DAMAGE
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.dialect import to_json_text
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import DUE, group, lane
+from replaybuf.storage.sql.schema.tables import DUE
 from replaybuf.storage.sql.statements.buffer_facts import last_uid
 from replaybuf.storage.sql.statements.counts import Step, apply, change
 from replaybuf.storage.sql.statements.lanes import Lane, lanes_where
@@ -23,7 +24,7 @@ from replaybuf.storage.sql.statements.new_rows import dump_json
 from replaybuf.storage.sql.statements.ordering import enter_race
 from replaybuf.storage.sql.statements.past import keep
 from replaybuf.storage.sql.statements.presence import note
-from replaybuf.storage.sql.statements.rows import FIELDS, NULLABLE, GroupRow, read_heads, select_rows
+from replaybuf.storage.sql.statements.rows import FIELDS, GroupRow, read_heads, read_rows, sort_key
 from replaybuf.storage.values import Changes, Unset
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.statuses import Status
@@ -31,15 +32,28 @@ from replaybuf.values.rollouts.statuses import Status
 _CHUNK = 10_000
 
 
-def select_matching(tx: Transaction, query: Node, *columns: Any) -> Select[Any]:
-    """Return a SELECT of columns of the groups that match."""
-    condition = compile_sql(query, FIELDS, tx.dialect.name)
-    return select(*columns).select_from(group.join(lane, lane.c.id == group.c.lane)).where(tx.scope.lanes, condition)
+def select_matching(tx: Transaction, query: Node, columns: str) -> tuple[str, dict[str, Any]]:
+    """Return the SELECT of columns of the groups `g`, with their lanes `l`, that match, and its values."""
+    condition, values = condition_text(query, FIELDS, tx.dialect.compiler)
+    conditions = [condition] if tx.scope.buffer is None else ["l.buffer = :buffer", condition]
+    conditions += [] if tx.scope.with_leased else [_NOT_LEASED]
+    joined = "rb_group g JOIN rb_lane l ON l.id = g.lane"
+    values["buffer"] = tx.scope.buffer
+    return f"SELECT {columns} FROM {joined} WHERE {' AND '.join(conditions)}", values  # noqa: S608
+
+
+_NOT_LEASED = "l.leased = FALSE"
 
 
 def find_uids(tx: Transaction, query: Node, order: Order, limit: int | None) -> list[tuple[int, int]]:
     """Return the uids of the groups that match, in order, each with the size of its payload in bytes (0 if damaged)."""
-    return _uids_with_sizes(tx.tuples(finding(tx, query, order, limit)))
+    statement, values = select_matching(tx, query, "g.uid, g.bytes")
+    if order:
+        keys = [sort_key(term.field, FIELDS[term.field], descending=term.descending) for term in order]
+        statement += f" ORDER BY {', '.join(keys)}"
+    if limit is not None:
+        statement += " LIMIT :limit"
+    return _uids_with_sizes(tx.tuples(statement, limit=limit, **values))
 
 
 def find_page(
@@ -50,21 +64,13 @@ def find_page(
     The search ends with that one, by default the last uid at its first page.
     """
     last = last_uid(tx) if last is None else last
-    statement = select_matching(tx, query, group.c.uid, group.c.bytes).where(group.c.uid.between(after + 1, last))
-    return _uids_with_sizes(tx.tuples(statement.order_by(group.c.uid).limit(size))), last
+    statement, values = select_matching(tx, query, "g.uid, g.bytes")
+    statement += " AND g.uid > :after AND g.uid <= :last ORDER BY g.uid LIMIT :size"
+    return _uids_with_sizes(tx.tuples(statement, after=after, last=last, size=size, **values)), last
 
 
 def _uids_with_sizes(rows: Iterable[Sequence[Any]]) -> list[tuple[int, int]]:
     return [(uid, size if type(size) is int else 0) for uid, size in rows]
-
-
-def finding(tx: Transaction, query: Node, order: Order, limit: int | None) -> Select[Any]:
-    """Return the SELECT of the uids of the groups that match, in order, and the sizes of their payloads."""
-    keys = []
-    for term in order:
-        key = FIELDS[term.field].desc() if term.descending else FIELDS[term.field].asc()
-        keys.append(key.nulls_last() if NULLABLE[term.field] else key)
-    return select_matching(tx, query, group.c.uid, group.c.bytes).order_by(*keys).limit(limit)
 
 
 def read_groups(
@@ -82,21 +88,18 @@ def read_groups(
 
 def read_matching(tx: Transaction, uids: Sequence[int], query: Node, payloads: bool) -> list[GroupRow]:
     """Return the same groups as `read_groups`, perhaps without payloads."""
-    of_uids = tx.dialect.one_of(group.c.uid, "uids")
-    conditions = of_uids, tx.scope.lanes, compile_sql(query, FIELDS, tx.dialect.name)
-    selected = tx.tuples(select_rows(payloads=payloads).where(*conditions), uids=tx.dialect.listed(uids))
-    rows = {row.uid: row for row in map(GroupRow.of, selected)}
+    condition, values = condition_text(query, FIELDS, tx.dialect.compiler)
+    condition = f"g.uid {{in:uids}} AND {_NOT_LEASED} AND {condition}"
+    rows = {row.uid: row for row in read_rows(tx, condition, payloads=payloads, uids=uids, **values)}
     return [rows[uid] for uid in uids if uid in rows]
 
 
 def count_groups(tx: Transaction, query: Node, at_most: int | None) -> int:
     """Return the number of groups that match, at most `at_most`."""
-    matches = select_matching(tx, query, group.c.uid)
-    if at_most is None:
-        statement = matches.with_only_columns(func.count())
-    else:
-        statement = select(func.count()).select_from(matches.limit(at_most).subquery())
-    return int(tx.tuples(statement)[0][0])
+    statement, values = select_matching(tx, query, "count(*)" if at_most is None else "1")
+    if at_most is not None:
+        statement = f"SELECT count(*) FROM ({statement} LIMIT :most) m"  # noqa: S608
+    return int(tx.value(statement, most=at_most, **values))
 
 
 def delete_groups(tx: Transaction, query: Node) -> int:
@@ -146,9 +149,10 @@ def _settle(tx: Transaction, uids: Sequence[int]) -> None:
     query = f"SELECT uid, CAST(marks AS text) FROM rb_group WHERE uid {{in:uids}} AND {DUE} ORDER BY uid"  # noqa: S608
     rows = []
     for uid, text in tx.tuples(query, uids=uids) if uids else ():
-        marks = from_json(text)
-        del marks["due"]
-        rows.append((uid, dump_json(marks)))
+        with suppress(*DAMAGE):  # the next refresh or draw sets such a group aside
+            marks = from_json(text)
+            del marks["due"]
+            rows.append((uid, dump_json(marks)))
     keep(tx, [uid for uid, _ in rows])
     tx.set_columns(("marks",), rows)
 
@@ -169,10 +173,10 @@ def requeue_groups(tx: Transaction, query: Node) -> dict[Status, int]:
     for by_lane in _lock_matching(tx, condition):
         steps: list[Step] = []
         for home, uids in by_lane:
-            unfinished = set(tx.values(_UNFINISHED, uids=uids))
+            finished = set(tx.values(_FINISHED, uids=uids))
             for status, members in (
-                (Status.ABORTED, [uid for uid in uids if uid in unfinished]),
-                (Status.COMPLETED, [uid for uid in uids if uid not in unfinished]),
+                (Status.ABORTED, [uid for uid in uids if uid not in finished]),
+                (Status.COMPLETED, [uid for uid in uids if uid in finished]),
             ):
                 if members:
                     steps.append((home.task_name, updated(home.status, status), members))
@@ -183,10 +187,11 @@ def requeue_groups(tx: Transaction, query: Node) -> dict[Status, int]:
     return numbers
 
 
-#: The groups in which a rollout is neither completed nor filtered with a response.
-_UNFINISHED = """
-SELECT DISTINCT uid FROM rollouts WHERE uid {in:uids} AND status <> 'completed'
-AND NOT (status = 'filtered' AND (response_tokens > 0 OR length(response) > 0))"""
+#: The groups whose rollouts are all completed, or filtered with a response. The view has no rollouts of a group whose
+#: outline was lost, by a repair or the late undo of a draw: such a group is generated again.
+_FINISHED = """
+SELECT uid FROM rollouts WHERE uid {in:uids} GROUP BY uid HAVING 0 = count(CASE WHEN status <> 'completed'
+    AND NOT (status = 'filtered' AND (response_tokens > 0 OR length(response) > 0)) THEN 1 END)"""
 
 
 def update_priorities(tx: Transaction, priorities: Mapping[int, float]) -> int:
@@ -230,13 +235,13 @@ def _lock_matching(tx: Transaction, query: Node) -> Iterator[list[tuple[Lane, li
 
     Where others may have held those locks, the groups are found, locked, and asked again whether they match.
     """
-    matching = select_matching(tx, query, group.c.uid, group.c.lane)
-    rows = [(uid, lane_id) for uid, lane_id in tx.tuples(matching.order_by(group.c.uid))]
+    matching, values = select_matching(tx, query, "g.uid, g.lane")
+    rows = [(uid, lane_id) for uid, lane_id in tx.tuples(f"{matching} ORDER BY g.uid", **values)]
     for start in range(0, len(rows), _CHUNK):
         chunk = rows[start : start + _CHUNK]
         if tx.dialect.is_remote:
             uids = [uid for uid, _ in chunk]
             lock_groups(tx, WITH_UIDS, uids=uids)
-            still_matching = matching.where(tx.dialect.one_of(group.c.uid, "uids"))
-            chunk = [(uid, lane_id) for uid, lane_id in tx.tuples(still_matching, uids=tx.dialect.listed(uids))]
+            still_matching = tx.tuples(f"{matching} AND g.uid {{in:uids}}", uids=uids, **values)
+            chunk = [(uid, lane_id) for uid, lane_id in still_matching]
         yield _uids_by_lane(tx, chunk)

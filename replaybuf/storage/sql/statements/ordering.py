@@ -11,18 +11,16 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, ColumnElement, Select, String, and_, bindparam, func, null, select
-
 from replaybuf.errors import ConfigError, StorageError
 from replaybuf.rules.policies import IDLE, KEYS, Order, OrderTerm
 from replaybuf.rules.query import Node
-from replaybuf.rules.query.sql_conditions import compile_sql
-from replaybuf.storage.sql.engine.dialect import Dialect, Form, of_core
+from replaybuf.rules.query.sql_conditions import condition_text
+from replaybuf.storage.sql.engine.dialect import Dialect
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import buffer, checkpoint, group, lane, payload, step_order
+from replaybuf.storage.sql.schema.tables import STEP_ORDER
 from replaybuf.storage.sql.statements.lanes import Lane, lanes_where, race_of, set_race
 from replaybuf.storage.sql.statements.past import keep
-from replaybuf.storage.sql.statements.rows import FIELDS, NULLABLE, STORED, GroupRow
+from replaybuf.storage.sql.statements.rows import FIELDS, STORED, GroupRow, sort_key
 
 _CHUNK = 10_000
 #: Groups of a lane by which the share that matches is estimated, and the cost of a new key, in reads of a group.
@@ -169,8 +167,8 @@ class Source:
             return False
         query = "SELECT uid FROM rb_group WHERE lane = :lane ORDER BY uid LIMIT 1 OFFSET :before"
         [[last_uid]] = tx.tuples(query, lane=self.lane.id, before=_SAMPLE - 1) or [[0]]
-        statement = _select_matching(tx.dialect, self._where, counted=True)
-        [[matching]] = tx.tuples(statement, **self._values(tx, size), last=last_uid)
+        statement, values = _select_matching(tx.dialect, self._where, "count(*)")
+        matching = tx.value(f"{statement} AND g.uid <= :last", **self._values(tx, size), **values, last=last_uid)
         passed_over = size * (_SAMPLE - matching) / max(matching, 0.5)
         return bool(passed_over * _KEY_COST > groups)
 
@@ -178,8 +176,9 @@ class Source:
         """Return `size` groups drawn at random from all that match, whatever their keys, which they and others keep."""
         home, race = self.lane, self.lane.race
         assert race is not None
-        values, skip = self._values(tx, size), set(self._skipped_uids)
-        members = [row for row in tx.tuples(_select_matching(tx.dialect, self._where), **values) if row[0] not in skip]
+        statement, values = _select_matching(tx.dialect, self._where, "g.uid, coalesce(g.ticket, g.uid), g.priority")
+        matching, skip = tx.tuples(statement, **self._values(tx, size), **values), set(self._skipped_uids)
+        members = [row for row in matching if row[0] not in skip]
         race.tick()
         keys = race.draw_keys((ticket, priority) for _, ticket, priority in members)
         race.tick()  # the drawn ones may come back, with other keys
@@ -188,8 +187,8 @@ class Source:
         rows: list[GroupRow] = []
         while remaining and len(rows) < size:  # others may have locked some
             chunk, remaining = remaining[: size - len(rows)], remaining[size - len(rows) :]
-            uids = tx.dialect.listed(chunk)
-            locked = {row[0]: row for row in tx.tuples(_select_by_uid(tx.dialect, payloads), lane=home.id, uids=uids)}
+            statement = _WITH_PAYLOADS if payloads else _WITHOUT_PAYLOADS
+            locked = {row[0]: row for row in tx.tuples(statement, lane=home.id, uids=chunk)}
             rows += GroupRow.drawn([locked[uid] for uid in chunk if uid in locked], home)
         for row in rows:
             row.is_afresh = True
@@ -211,7 +210,8 @@ class Source:
     def _read(self, tx: Transaction, query: _Query, size: int) -> Sequence[Sequence[Any]]:
         if self._skipped_uids:
             query = query._replace(skipping=True)
-        return tx.tuples(_statement(tx.dialect, query, self._where), **self._values(tx, size))
+        statement, values = _statement(tx.dialect, query, self._where)
+        return tx.tuples(statement, **self._values(tx, size), **values)
 
     def _values(self, tx: Transaction, size: int) -> dict[str, Any]:
         return {
@@ -220,7 +220,7 @@ class Source:
             "step": self.lane.step or 0,
             "task_name": self.lane.task_name,
             "status": str(self.lane.status),
-            "skip": tx.dialect.listed(self._skipped_uids) if self._skipped_uids else None,
+            "skip": self._skipped_uids,
             "buffer": tx.scope.buffer,
             "known_step": self.lane.step,
         }
@@ -237,104 +237,82 @@ class _Query(NamedTuple):
     bare: bool = False
 
 
+#: A statement, and the values of a user's query in it.
+_Bound = tuple[str, dict[str, Any]]
+
+
 @lru_cache(maxsize=128)
-def _statement(dialect: Dialect, query: _Query, where: Node | None) -> Form:
+def _statement(dialect: Dialect, query: _Query, where: Node | None) -> _Bound:
     """Return the statement for the groups that match, with the parameters of `Source`."""
-    return of_core(_select(dialect, query, where), dialect)
+    order = query.order
+    condition, values = _condition(dialect, where)
+    # The condition on keys is true for every group of the lane; it selects the index with this order.
+    condition += "".join(f" AND {_FIELDS[term.field]} IS NOT NULL" for term in order if term.field in KEYS)
+    condition += " AND NOT g.uid {in:skip}" if query.skipping else ""
+    columns = ["g.uid", "g.priority", *map(_order_value, order)]
+    if query.whole:
+        columns = [STORED, "NULL" if query.bare else _PAYLOAD]
+    columns += _CHECKS if query.checked else ()
+    keys = [*map(_sort_key, order)]
+    lanes = "g.lane = :lane"
+    if dialect.is_remote:
+        # With `lane = n` PostgreSQL's planner treats the lane as a constant and may walk the primary key from its
+        # beginning, past the groups of other lanes. With a range of one lane only indexes that begin with the lane
+        # qualify. Without the direction of the first key the order would be no scan of an index.
+        lanes = "g.lane BETWEEN :lane AND :lane"
+        newest_first = order[0].descending and order[0].field in ("uid", "timestamp_id")
+        keys = ["g.lane DESC" if newest_first else "g.lane", *keys]
+    statement = f"""SELECT {", ".join(columns)} FROM rb_group g WHERE {lanes}{condition}
+ORDER BY {", ".join(keys)} LIMIT :size {{skip}}"""  # noqa: S608
+    return statement, values
 
 
-def _select(dialect: Dialect, query: _Query, where: Node | None) -> Select[Any]:
-    order, fields = query.order, _FIELDS
-    values = (_order_value(term).label(f"order_{i}") for i, term in enumerate(order))
-    statement = _select_stored(not query.bare) if query.whole else select(group.c.uid, group.c.priority, *values)
-    if query.checked:
-        statement = statement.add_columns(*_CHECKS)
-    if where is not None:
-        statement = statement.where(compile_sql(where, fields, dialect.name))
-    for term in order:
-        if term.field in KEYS:  # true for every group of the lane; it selects the index with this order
-            statement = statement.where(fields[term.field].is_not(None))
-    if query.skipping:
-        statement = statement.where(~dialect.one_of(group.c.uid, "skip"))
-    keys = [_sort_key(term) for term in order]
-    if not dialect.is_remote:
-        return statement.where(group.c.lane == _LANE).order_by(*keys).limit(_SIZE)
-    # With `lane = n` PostgreSQL's planner treats the lane as a constant and may walk the primary key from its
-    # beginning, past the groups of other lanes. With a range of one lane only indexes that begin with the lane qualify.
-    newest_first = order[0].descending and order[0].field in ("uid", "timestamp_id")
-    lanes = group.c.lane.desc() if newest_first else group.c.lane  # else the order would be no scan of an index
-    statement = statement.where(group.c.lane.between(_LANE, _LANE)).order_by(lanes, *keys).limit(_SIZE)
-    return statement.with_for_update(skip_locked=True)
-
-
-# Checks before the rows are used: the epoch, the newest checkpoint, and whether the lane is as cached.
-_LANE, _SIZE = bindparam("lane", type_=group.c.lane.type), bindparam("size", type_=BigInteger())
-_TASK, _STATUS = bindparam("task_name", type_=String()), bindparam("status", type_=String())
-_BUFFER = bindparam("buffer", type_=buffer.c.name.type)
-# After a failover the server may lack the lane, and have given its id to another.
-_known_lane = and_(
-    lane.c.id == _LANE,
-    lane.c.buffer == _BUFFER,
-    lane.c.task_name == _TASK,
-    lane.c.status == _STATUS,
-    lane.c.step.is_not_distinct_from(bindparam("known_step", type_=lane.c.step.type)),
-    lane.c.race.is_(None),  # by whose clock groups that stay get their keys
-)
+# Checks before the rows are used: the epoch, the newest checkpoint, and whether the lane is as cached. After a failover
+# the server may lack the lane, and have given its id to another; by the clock of a race, groups that stay get their
+# keys.
 _CHECKS = (
-    select(func.coalesce(func.max(buffer.c.epoch), 0)).where(buffer.c.name == _BUFFER).scalar_subquery(),
-    select(func.coalesce(func.max(checkpoint.c.id), 0)).where(checkpoint.c.buffer == _BUFFER).scalar_subquery(),
-    select(lane.c.id).where(_known_lane).exists(),
+    "(SELECT coalesce(max(epoch), 0) FROM rb_buffer WHERE name = :buffer)",
+    "(SELECT coalesce(max(id), 0) FROM rb_checkpoint WHERE buffer = :buffer)",
+    """EXISTS (SELECT 1 FROM rb_lane WHERE id = :lane AND buffer = :buffer AND task_name = :task_name
+    AND status = :status AND step IS NOT DISTINCT FROM :known_step AND race IS NULL)""",
 )
-
-
 # A scalar subquery reads payloads of returned rows only; a join might read more, by the planner's row estimate.
-_PAYLOAD = select(payload.c.data).where(payload.c.uid == group.c.uid).scalar_subquery()
-
-
-def _select_stored(payloads: bool) -> Select[Any]:
-    return select(*STORED, _PAYLOAD if payloads else null())
-
-
-@lru_cache
-def _select_by_uid(dialect: Dialect, payloads: bool) -> Form:
-    """Return the SELECT of all columns of those groups by uid that are in a lane, FOR UPDATE SKIP LOCKED."""
-    statement = _select_stored(payloads).where(dialect.one_of(group.c.uid, "uids"), group.c.lane == _LANE)
-    # (SQLAlchemy leaves FOR UPDATE out for SQLite.)
-    return of_core(statement.with_for_update(of=group, skip_locked=True), dialect)
+_PAYLOAD = "(SELECT data FROM rb_payload WHERE rb_payload.uid = g.uid)"
+#: The columns of those groups by uid that are in a lane, with the payload or NULL.
+_BY_UID = f"SELECT {STORED}, {{payload}} FROM rb_group g WHERE g.uid {{{{in:uids}}}} AND g.lane = :lane {{{{skip}}}}"  # noqa: S608
+_WITHOUT_PAYLOADS, _WITH_PAYLOADS = _BY_UID.format(payload="NULL"), _BY_UID.format(payload=_PAYLOAD)
 
 
 @lru_cache(maxsize=128)
-def _select_matching(dialect: Dialect, where: Node | None, *, counted: bool = False) -> Form:
-    """Return the statement for the members of a lane that match, or for their number up to a uid."""
-    columns = (group.c.uid, func.coalesce(group.c.ticket, group.c.uid), group.c.priority)
-    statement = select(*((func.count(),) if counted else columns)).select_from(group).where(group.c.lane == _LANE)
-    if where is not None:
-        statement = statement.where(compile_sql(where, _FIELDS, dialect.name))
-    if counted:
-        statement = statement.where(group.c.uid <= bindparam("last", type_=group.c.uid.type))
-    return of_core(statement, dialect)
+def _select_matching(dialect: Dialect, where: Node | None, columns: str) -> _Bound:
+    """Return the statement for these columns of the members of a lane that match."""
+    condition, values = _condition(dialect, where)
+    return f"SELECT {columns} FROM rb_group g WHERE g.lane = :lane{condition}", values  # noqa: S608
+
+
+def _condition(dialect: Dialect, where: Node | None) -> _Bound:
+    """Return the condition that follows another one, and its values."""
+    if where is None:
+        return "", {}
+    condition, values = condition_text(where, _FIELDS, dialect.compiler)
+    return f" AND {condition}", values
 
 
 #: The columns of the query language's fields; those of the lane are parameters.
-_FIELDS: dict[str, ColumnElement[Any]] = {
-    **FIELDS,
-    "task_name": _TASK,
-    "status": _STATUS,
-    "staleness": func.coalesce(
-        group.c.pinned_staleness, bindparam("step", type_=group.c.oldest_step.type) - group.c.oldest_step - 1
-    ),
-    **dict.fromkeys(KEYS, group.c.random_key),
+_FIELDS = FIELDS | {
+    "task_name": "CAST(:task_name AS text)",
+    "status": "CAST(:status AS text)",
+    "staleness": "coalesce(g.pinned_staleness, CAST(:step AS bigint) - g.oldest_step - 1)",
+    **dict.fromkeys(KEYS, "g.random_key"),
 }
 
 
-def _order_value(term: OrderTerm) -> ColumnElement[Any]:
+def _order_value(term: OrderTerm) -> str:
     """Return the value that groups of several lanes are ordered by."""
-    return -step_order if term.field == "staleness" else _FIELDS[term.field]
+    return f"-{STEP_ORDER}" if term.field == "staleness" else _FIELDS[term.field]
 
 
-def _sort_key(term: OrderTerm) -> ColumnElement[Any]:
-    column, descending = _FIELDS[term.field], term.descending
+def _sort_key(term: OrderTerm) -> str:
     if term.field == "staleness":  # the most stale groups have the oldest step
-        column, descending = step_order, not descending
-    key = column.desc() if descending else column.asc()
-    return key.nulls_last() if NULLABLE.get(term.field) else key
+        return sort_key(term.field, STEP_ORDER, descending=not term.descending)
+    return sort_key(term.field, _FIELDS[term.field], descending=term.descending)

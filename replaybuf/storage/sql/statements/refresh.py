@@ -15,10 +15,11 @@ from pydantic_core import from_json
 
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import Place, Tally
+from replaybuf.storage.decoding import DAMAGE, damaged
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import DUE, NO_STEP, STEP_ORDER, UNSETTLED
-from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, apply
+from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, apply, set_aside
 from replaybuf.storage.sql.statements.eviction import Leaving, keep_leaving, note
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
 from replaybuf.storage.sql.statements.new_rows import dump_json
@@ -32,8 +33,7 @@ from replaybuf.values.rollouts.rollout import Status
 
 _CHUNK = 5_000
 
-#: Rollout metadata after a refresh, and the uids of the groups that share it.
-Alike = tuple[Marks, list[int]]
+Row = tuple[Any, ...]
 
 
 def refresh_staleness(tx: Transaction, refresh: Refresh) -> tuple[dict[str, int], list[GroupRow]]:
@@ -70,6 +70,7 @@ def refresh_staleness(tx: Transaction, refresh: Refresh) -> tuple[dict[str, int]
 def _set_step(tx: Transaction, home: Lane, step: int) -> None:
     """Set the lane's step, and unpin groups pinned since the last refresh if their staleness can follow it."""
     tx.change("UPDATE rb_lane SET step = :step WHERE id = :lane", step=step, lane=home.id)
+    home.step = step
     # Staleness 0 can't be derived from the step for groups without model steps, and for mixed groups whose model is
     # ahead of the train step.
     zero = "oldest_step IS NULL OR (mixed AND oldest_step >= :step)"
@@ -103,7 +104,10 @@ WHERE lane = :lane AND {UNSETTLED} AND {DUE}"""  # noqa: S608
 def _expire(
     tx: Transaction, home: Lane, refresh: Refresh, leaving: Leaving, due: Sequence[tuple[int, str]]
 ) -> list[int]:
-    """Expire groups of a lane that are too stale by their task's rule, or due to expire; return their uids."""
+    """Expire groups of a lane that are too stale by their task's rule, or due to expire; return their uids.
+
+    Those whose marks are damaged are set aside.
+    """
     rule, step = refresh.rules[home.task_name], refresh.train_step
     if home.status == Status.EXPIRED and not rule.retryable:
         lane_uids = tx.values("SELECT uid FROM rb_group WHERE lane = :lane", lane=home.id)
@@ -120,55 +124,52 @@ WHERE lane = :lane AND pinned_staleness IS NULL AND {STEP_ORDER} <= :newest"""  
     by_marks: dict[str, list[int]] = {}  # many groups of a step have the same metadata, and change alike
     for uid, text in candidates.items():
         by_marks.setdefault(text, []).append(uid)
-    expired: list[Alike] = []
-    reset: list[Alike] = []
-    masked: list[tuple[Any, ...]] = []
+    # By uid, with the values of _EXPIRED but the lane, or of _MASKED.
+    expired, reset, masked = list[Row](), list[Row](), list[Row]()
+    unreadable: dict[int, str] = {}
     for text, uids in by_marks.items():
-        marks = Marks.from_json(from_json(text))
-        # A group that is EXPIRED already isn't counted again when rollouts that were EXPIRED at the put are reset.
-        is_known = home.status == Status.EXPIRED and not any(marks.too_old(rule, step))
-        has_expired, has_masked = marks.expire(rule, step), marks.mask(rule, step)
-        if has_expired and is_known:
-            reset.append((marks, uids))
-        elif has_expired:
-            expired.append((marks, uids))
-        elif has_masked:
-            new_text = dump_json(marks.to_json())
-            masked += [(uid, new_text) for uid in uids]
+        try:
+            marks = Marks.from_json(from_json(text))
+            # A group that is EXPIRED already isn't counted again when rollouts that were EXPIRED at the put are reset.
+            is_known = home.status == Status.EXPIRED and not any(marks.too_old(rule, step))
+            has_expired, has_masked = marks.expire(rule, step), marks.mask(rule, step)
+            new_text = dump_json(marks.to_json()) if has_expired or has_masked else text
+            if has_expired:
+                oldest, staleness = marks.oldest_step, max(marks.staleness or [0])
+                values = oldest, staleness, None, marks.mixed, marks.mean_reward, new_text, None
+                (reset if is_known else expired).extend((uid, *values) for uid in uids)
+            elif has_masked:
+                masked += [(uid, new_text) for uid in uids]
+        except DAMAGE as error:
+            unreadable |= {uid: str(damaged(uid, error)) for uid in uids}
+    if unreadable and home.status != Status.FAILED:
+        set_aside(tx, home, unreadable)
     keep(tx, [uid for uid, _ in masked])
     tx.set_columns(_MASKED, sorted(masked))
     _write_expired(tx, home, reset)
+    expired_uids = sorted(uid for uid, *_ in expired)
     if expired and rule.retryable:
-        _keep_expired(tx, home, expired)
+        _keep_expired(tx, home, expired, expired_uids)
     else:
-        _drop(tx, home, _expired_uids(expired), leaving)
-    return _expired_uids(expired)
+        _drop(tx, home, expired_uids, leaving)
+    return expired_uids
 
 
-def _expired_uids(expired: Sequence[Alike]) -> list[int]:
-    return sorted(uid for _, uids in expired for uid in uids)
-
-
-def _keep_expired(tx: Transaction, home: Lane, expired: Sequence[Alike]) -> None:
+def _keep_expired(tx: Transaction, home: Lane, expired: Sequence[Row], uids: Sequence[int]) -> None:
     step, name = transitions.expired(home.status), (home.task_name, Status.EXPIRED)
     lanes = {home.name: home, **need_lanes(tx, [name])}
     _write_expired(tx, lanes[name], expired)
     if step.enters_races:
-        enter_race(tx, lanes[name], _expired_uids(expired))
+        enter_race(tx, lanes[name], uids)
     counts: Counts = Counter()
-    add_step(counts, lanes, home.task_name, step, len(_expired_uids(expired)))
+    add_step(counts, lanes, home.task_name, step, len(uids))
     add_counts(tx, counts)
 
 
-def _write_expired(tx: Transaction, target: Lane, expired: Sequence[Alike]) -> None:
+def _write_expired(tx: Transaction, target: Lane, expired: Sequence[Row]) -> None:
     """Write the metadata of groups with expired rollouts, which move into a lane or are in it."""
     # In primary key order, so that no page is written twice.
-    rows = []
-    for marks, uids in expired:
-        staleness, text = max(marks.staleness or [0]), dump_json(marks.to_json())
-        values = target.id, marks.oldest_step, staleness, None, marks.mixed, marks.mean_reward, text, None
-        rows += [(uid, *values) for uid in uids]
-    rows.sort(key=itemgetter(0))
+    rows = sorted(((uid, target.id, *values) for uid, *values in expired), key=itemgetter(0))
     keep(tx, [uid for uid, *_ in rows])
     tx.set_columns(_EXPIRED, rows)
 

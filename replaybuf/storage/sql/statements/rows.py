@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections import namedtuple
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from pydantic_core import from_json
-from sqlalchemy import JSON, ColumnElement, Select, Text, cast, select
+from sqlalchemy import JSON
 
 from replaybuf.common.checks import INT64
 from replaybuf.errors import DecodeError
@@ -17,7 +19,8 @@ from replaybuf.rules.query import FIELDS as QUERIED
 from replaybuf.storage.decoding import DAMAGE, Deferral, damaged, decode_stored
 from replaybuf.storage.places.store import EXTENT_BYTES
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.schema.tables import group, lane, payload, staleness
+from replaybuf.storage.sql.schema import STALENESS
+from replaybuf.storage.sql.schema.tables import group
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.values import Part, StorageItem
 from replaybuf.values.codec.payload import Codec
@@ -25,47 +28,34 @@ from replaybuf.values.codec.payload_format import has_size, head_size, is_apart
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.values.rollouts.segments import entries_of
 
-#: Queried fields; they need `group` joined to `lane`.
-FIELDS: dict[str, ColumnElement[Any]] = {
-    "uid": group.c.uid,
-    "timestamp_id": group.c.uid,
-    "task_name": lane.c.task_name,
-    "status": lane.c.status,
-    "staleness": staleness,
-    "priority": group.c.priority,
-    "times_sampled": group.c.times_sampled,
-    "created_at": group.c.created_at,
-    "reward": group.c.reward,
-    "worker": group.c.worker,
-    "trained_step": group.c.trained_step,
-    "tags": group.c.tags,
+#: The columns of the query language's fields, as text of SQL, of groups `g` and their lanes `l`.
+FIELDS = {name: f"g.{name}" for name in (*QUERIED, "tags")} | {
+    "timestamp_id": "g.uid",
+    "task_name": "l.task_name",
+    "status": "l.status",
+    "staleness": STALENESS,
 }
+_NULLABLE = {name for name, kind in QUERIED.items() if kind.nullable}
 
-#: Whether each field may be NULL, for ORDER BY.
-NULLABLE = {name: kind.nullable for name, kind in QUERIED.items()}
 
-#: All columns of a group, with JSON as text: it is parsed on demand, and may be damaged.
-STORED: tuple[ColumnElement[Any], ...] = tuple(
-    cast(column, Text).label(column.name) if isinstance(column.type, JSON) else column for column in group.columns
+def sort_key(field: str, column: str, *, descending: bool) -> str:
+    """Return a term of ORDER BY for a field, whose missing values come last."""
+    return f"{column} {'DESC' if descending else 'ASC'}{' NULLS LAST' if field in _NULLABLE else ''}"
+
+
+#: The columns of a group, as values in the driver's form.
+StoredValues: Any = namedtuple("StoredValues", [column.name for column in group.columns])  # type: ignore[misc]
+COLUMNS: tuple[str, ...] = StoredValues._fields
+_WIDTH = len(COLUMNS)
+# As `StoredValues._make`, without a call of Python for each group of a draw.
+_stored_values = partial(tuple.__new__, StoredValues)
+#: All columns of a group `g`, as text of SQL, with JSON as text: it is parsed on demand, and may be damaged.
+STORED = ", ".join(
+    f"CAST(g.{column.name} AS text)" if isinstance(column.type, JSON) else f"g.{column.name}"
+    for column in group.columns
 )
-JSON_COLUMNS = tuple(column.name for column in group.columns if isinstance(column.type, JSON))
-#: The index of each of these columns, and the names of NOT NULL ones.
-PLACES = {column.name: place for place, column in enumerate(group.columns)}
-NEEDED = tuple(column.name for column in group.columns if not column.nullable)
 
-
-def select_rows(*, payloads: bool = False) -> Select[Any]:
-    """Return the query for `GroupRow.of`, optionally with payloads."""
-    columns: list[Any] = [*STORED, lane.c.task_name, lane.c.status, lane.c.step]
-    tables = group.join(lane, lane.c.id == group.c.lane)
-    if payloads:
-        columns, tables = [*columns, payload.c.data], tables.outerjoin(payload, payload.c.uid == group.c.uid)
-    return select(*columns).select_from(tables)
-
-
-# The columns of STORED of a group `g`, and the query of `select_rows`, of groups `g` and lanes `l`.
-_STORED_TEXT = ", ".join(f"CAST(g.{name} AS text)" if name in JSON_COLUMNS else f"g.{name}" for name in PLACES)
-_SELECT_ROWS = f"""SELECT {_STORED_TEXT}, l.task_name, l.status, l.step{{payload}}
+_SELECT_ROWS = f"""SELECT {STORED}, l.task_name, l.status, l.step{{payload}}
 FROM rb_group g JOIN rb_lane l ON l.id = g.lane {{joined}} WHERE l.buffer = :buffer AND"""  # noqa: S608
 _WITHOUT_PAYLOADS = _SELECT_ROWS.format(payload="", joined="")
 _WITH_PAYLOADS = _SELECT_ROWS.format(payload=", p.data", joined="LEFT JOIN rb_payload p ON p.uid = g.uid")
@@ -115,29 +105,19 @@ def part_of(scoped: str) -> Part | None:
     return Part(name, *place) if place else None
 
 
-def _columns(*names: str) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    return itemgetter(*(PLACES[name] for name in names))
-
-
-_STALENESS = _columns("pinned_staleness", "pinned_step", "oldest_step")
-_ITEM = _columns(
-    *("priority", "times_sampled", "created_at", "reward", "tags", "scoped_key", "error", "deliveries"),
-    *("worker", "trained_step"),
-)
 #: The lane, the draws and the deliveries of a group, of its `values`: groups of one state take the same steps.
-STATE = _columns("lane", "times_sampled", "deliveries")
-_NEEDED = _columns(*NEEDED)
-_WIDTH = len(PLACES)
-_BYTES, _MARKS = PLACES["bytes"], PLACES["marks"]
+STATE = attrgetter("lane", "times_sampled", "deliveries")
+_NEEDED = tuple(column.name for column in group.columns if not column.nullable)
+_needed_values = attrgetter(*_NEEDED)
 
 
 @dataclass(slots=True)
 class GroupRow:
     """A row of `rb_group` with its lane's names and step, and the payload if read.
 
-    `values` are those of all columns, in the order of the table, in the driver's form: JSON as text, which may be
-    damaged. If the payload is only a head, `tail` is its rest once read: bytes, blocks by
-    number if only some were read, or the error of the read. `is_afresh`: drawn at random, and not by its sampling key.
+    `values` are those of all columns (`StoredValues`), with JSON as text, which may be damaged. If the payload is only
+    a head, `tail` is its rest once read: bytes, blocks by number if only some were read, or the error of the read.
+    `is_afresh`: drawn at random, and not by its sampling key.
     """
 
     uid: int
@@ -145,7 +125,7 @@ class GroupRow:
     task_name: str
     status: Status
     step: int | None
-    values: Sequence[Any]
+    values: Any
     payload: bytes | None = None
     found_in: Lane | None = None
     probability: float | None = None
@@ -154,25 +134,20 @@ class GroupRow:
     is_afresh: bool = False
 
     @classmethod
-    def unread(cls, uid: int, payload: bytes) -> GroupRow:
-        """Return a row with only a payload."""
-        return cls(uid, 0, "", Status.COMPLETED, None, (), payload)
-
-    @classmethod
     def of(cls, row: Sequence[Any]) -> GroupRow:
         """Return a row of the columns STORED, the lane's task, status and step, and optionally the payload."""
         task_name, status, step, *data = row[_WIDTH:]
-        return cls(row[0], row[1], task_name, Status(status), step, row[:_WIDTH], *data)
+        return cls(row[0], row[1], task_name, Status(status), step, _stored_values(row[:_WIDTH]), *data)
 
     @classmethod
     def drawn(cls, rows: Iterable[Sequence[Any]], home: Lane) -> list[GroupRow]:
         """Return rows of the columns STORED and the payload, in a known lane."""
         names = home.task_name, home.status, home.step
-        return [cls(row[0], row[1], *names, row[:_WIDTH], row[_WIDTH], home) for row in rows]
+        return [cls(row[0], row[1], *names, _stored_values(row[:_WIDTH]), row[_WIDTH], home) for row in rows]
 
     def column(self, name: str) -> Any:
         """Return the value of a column; JSON as text."""
-        return self.values[PLACES[name]]
+        return getattr(self.values, name)
 
     def parsed(self, name: str) -> Any:
         """Return the value of a column with JSON. Raises DecodeError."""
@@ -183,7 +158,7 @@ class GroupRow:
 
     def check_size(self) -> None:
         """Raise DecodeError if the payload, which is valid, isn't of the size that the group has: it is another's."""
-        size, payload = self.values[_BYTES], self.payload
+        size, payload = self.values.bytes, self.payload
         if payload is None or len(payload) == size or type(size) is not int:  # a damaged number says nothing
             return
         if not has_size(payload, size):
@@ -198,8 +173,8 @@ class GroupRow:
     @property
     def incomplete(self) -> str:
         """Why a draw sets the group aside: it has no payload, or NULL in a NOT NULL column. "" if it can be drawn."""
-        if None in _NEEDED(self.values):
-            missing = ", ".join(name for name in NEEDED if self.column(name) is None)
+        if None in _needed_values(self.values):
+            missing = ", ".join(name for name in _NEEDED if self.column(name) is None)
             return f"group {self.uid}: its metadata is damaged ({missing} missing)"
         if type(self.payload) is bytes:
             return ""
@@ -220,36 +195,29 @@ class GroupRow:
 
     @property
     def priority(self) -> float:
-        return float(self.values[PLACES["priority"]])
+        return float(self.values.priority)
 
     @property
     def times_sampled(self) -> int:
-        return int(self.values[PLACES["times_sampled"]])
+        return int(self.values.times_sampled)
 
     @property
     def deliveries(self) -> int:
-        return int(self.values[PLACES["deliveries"]])
+        return int(self.values.deliveries)
 
     @property
     def is_leased(self) -> bool:
-        return self.values[PLACES["lease"]] is not None
-
-    @property
-    def ticket(self) -> int:
-        """The group's sampling id."""
-        ticket = self.column("ticket")
-        return self.uid if ticket is None else int(ticket)
+        return self.values.lease is not None
 
     @property
     def staleness(self) -> int:
-        pinned, _, oldest = _STALENESS(self.values)
-        return int(pinned) if pinned is not None else (self.step or 0) - int(oldest) - 1
+        pinned = self.values.pinned_staleness
+        return int(pinned) if pinned is not None else (self.step or 0) - int(self.values.oldest_step) - 1
 
     @property
     def refreshed_to(self) -> int | None:
         """The train step of the rollouts' last staleness refresh; None: never since put or expiry."""
-        pinned, pinned_step, _ = _STALENESS(self.values)
-        return self.step if pinned is None else pinned_step
+        return self.step if self.values.pinned_staleness is None else self.values.pinned_step
 
     def decode(self, codec: Codec, deferral: Deferral | None = None) -> StorageItem:
         """Return the stored group with its rollouts, whose arrays share the row's payload: call once.
@@ -257,7 +225,7 @@ class GroupRow:
         The payload stays as stored as long as the arrays aren't written to. With a `deferral`, handles replace some
         arrays. Raises DecodeError.
         """
-        arguments = self.uid, self.payload, self.values[_MARKS], self.refreshed_to
+        arguments = self.uid, self.payload, self.values.marks, self.refreshed_to
         rollouts, segments = decode_stored(codec, *arguments, tail=self.tail, deferral=deferral)
         self.check_size()
         item = self.item(rollouts if segments is None else entries_of(rollouts, segments))
@@ -267,26 +235,27 @@ class GroupRow:
     def item(self, rollouts: list[Any], error: str | None = None) -> StorageItem:
         """Return the group with these rollouts. Raises DecodeError."""
         try:
-            priority, sampled, created_at, reward, tags, scoped, failure, deliveries, worker, step = _ITEM(self.values)
+            values = self.values
+            tags, scoped = values.tags, values.scoped_key
             return StorageItem(
                 uid=self.uid,
                 timestamp_id=self.uid,
                 task_name=self.task_name,
                 status=self.status,
                 staleness=self.staleness,
-                priority=priority,
-                times_sampled=sampled,
-                created_at=created_at,
-                reward=reward,
+                priority=values.priority,
+                times_sampled=values.times_sampled,
+                created_at=values.created_at,
+                reward=values.reward,
                 tags=None if tags is None else _tags_from_json(tags),
                 key=None if scoped is None else key_of(scoped),
-                error=error or failure,
-                deliveries=deliveries,
+                error=error or values.error,
+                deliveries=values.deliveries,
                 item=rollouts,
                 probability=self.probability,
                 weight=self.weight,
-                worker=worker,
-                trained_step=step,
+                worker=values.worker,
+                trained_step=values.trained_step,
                 part=part_of(scoped) if self.status == Status.FILLING and scoped is not None else None,
             )
         except DAMAGE as problem:

@@ -11,7 +11,7 @@ from replaybuf.rules.transitions import Place, Tally, removed
 from replaybuf.storage.sql.engine.locks import PREFIX
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.buffer_facts import DROPPED
-from replaybuf.storage.sql.statements.counts import GONE_SHARDS, MERGE_SHARDS, Step, apply, read_sizes
+from replaybuf.storage.sql.statements.counts import GONE_SHARDS, MERGE_SHARDS, Step, apply, read_lane_tallies
 from replaybuf.storage.sql.statements.lanes import Lane, lanes_where
 from replaybuf.storage.sql.statements.leases import OVERDUE
 
@@ -58,7 +58,8 @@ def _find_outdated(tx: Transaction, now: float) -> list[_OutdatedLane]:
     lanes = lanes_where(
         tx, "NOT leased AND status {in_texts:statuses}", statuses=[str(status) for status in limits.bounded_aside]
     )
-    sizes = read_sizes(tx, lanes)
+    tallies = read_lane_tallies(tx, [home.id for home in lanes])
+    sizes = {row["lane"]: row["amount"] for row in tallies if row["name"] == Tally.SIZE}
     outdated = []
     for home in lanes:
         size, (groups, seconds) = sizes.get(home.id, 0), limits.bound_aside(home.status)

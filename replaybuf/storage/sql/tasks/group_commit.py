@@ -235,7 +235,9 @@ class GroupCommit:
         try:
             put = partial(put_behind_fence, groups=groups, known=self._lanes, reserved=passed)
             brief = sum(len(encoded.payload) for encoded in groups) <= BRIEF_BYTES
-            outcomes: Sequence[Outcome] = await self._transactions.write(put, brief=brief, fenced=False)
+            outcomes: Sequence[Outcome] = await self._transactions.write(put, brief=brief, fenced=False, wakes=False)
+            if any(isinstance(outcome, int) for outcome in outcomes):  # else a put that waits for room woke itself
+                self._transactions.committed()
         except Exception as error:
             refused = is_refusal(error)
             if refused:

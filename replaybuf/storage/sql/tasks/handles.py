@@ -8,7 +8,6 @@ import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, Protocol, TypeVar, cast
@@ -17,6 +16,7 @@ import numpy as np
 
 from replaybuf.common.checks import check_seconds
 from replaybuf.errors import ClosedError, DecodeError, InputError, LeaseLostError, ReplayBufError, UnreachableError
+from replaybuf.storage.decoding import wait_for
 from replaybuf.storage.places.owners import local_url, open_place
 from replaybuf.storage.places.store import Extent, GoneError, PlaceStore
 from replaybuf.storage.sql.engine import open_database
@@ -233,14 +233,12 @@ def _read_elsewhere(url: str, parts: Parts, timeout: float) -> list[bytes | None
         finally:
             await engine.dispose()
 
-    with ThreadPoolExecutor(1) as executor:  # with its own loop, since the caller may be inside one
-        reading = executor.submit(asyncio.run, asyncio.wait_for(read(), timeout))
-        try:
-            return reading.result()
-        except TimeoutError as error:
-            if isinstance(error, ReplayBufError):
-                raise
-            raise UnreachableError(f"{url} did not answer within {timeout:g} s while arrays were read") from error
+    try:
+        return wait_for(asyncio.wait_for(read(), timeout))
+    except TimeoutError as error:
+        if isinstance(error, ReplayBufError):
+            raise
+        raise UnreachableError(f"{url} did not answer within {timeout:g} s while arrays were read") from error
 
 
 @lru_cache(maxsize=8)

@@ -92,7 +92,7 @@ class Presence:
     # Any thread
 
     def publish_wait(self, waiting: Waiting) -> None:
-        """Show a wait, from the next heartbeat on."""
+        """Show a wait, from the next heartbeat on, until it is withdrawn, with its current `reason` (any thread)."""
         self._waits[waiting.number] = waiting
 
     def withdraw_wait(self, waiting: Waiting) -> None:

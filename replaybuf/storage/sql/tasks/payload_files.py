@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from replaybuf.common.file_systems import sync_folder
 from replaybuf.errors import PayloadStoreError, ReplayBufError
 from replaybuf.storage.decoding import Deferral, in_thread, places_of, tails_of
-from replaybuf.storage.places.owners import claim, local_url, open_place, recognise, register_url, unregister_url
+from replaybuf.storage.places.owners import claim, open_known, open_place, register_url, unregister_url
 from replaybuf.storage.places.store import MARKER, Extent, FileBatch, PlaceStore, file_name, file_number
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.sqlite import sync_wal
@@ -245,13 +245,9 @@ class PayloadFiles:
         places, _ = await self._engine.read(Transaction.places, self._scope)
         for number in unopened:
             if number in places:
-                url = local_url(self._scope.database or "", number, places[number])
-                self._stores[number] = await in_thread(partial(self._open_place, number, url), self._patience, url)
-
-    def _open_place(self, number: int, url: str) -> PlaceStore:
-        store = open_place(url, self._patience)
-        recognise(store, self._scope.database or "", number)
-        return store
+                url, database = places[number], self._scope.database or ""
+                reach = partial(open_known, url, database, number, self._patience)
+                self._stores[number] = await in_thread(reach, self._patience, url)
 
     async def check_places(self, rows: Iterable[GroupRow]) -> None:
         """Check that damaged payloads weren't read from another place at our place's URL. Raises PayloadStoreError."""
