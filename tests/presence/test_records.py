@@ -207,7 +207,7 @@ async def test_an_event_that_another_thread_reports_while_a_heartbeat_fails_is_k
         await storage.open()
         await storage.thread.run(storage.sweeper.stop)
         append = storage.presence._events.append  # so far the other thread has come
-        storage.report(event("first"))
+        storage.presence.report(event("first"))
         async with locked(str(parse_url(url).database)):
             await storage.flush()
         append(event("second"))
