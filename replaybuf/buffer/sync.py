@@ -306,3 +306,8 @@ class SyncReplayBuffer(Generic[R]):
 
 
 __all__ = ["SyncCursors", "SyncLease", "SyncLeasing", "SyncReplayBuffer", "end", "run"]
+
+
+def asynchronous(buffer: ReplayBuffer[R] | SyncReplayBuffer[R]) -> ReplayBuffer[R]:
+    """Return the buffer whose calls are coroutines."""
+    return buffer.asynchronous if isinstance(buffer, SyncReplayBuffer) else buffer

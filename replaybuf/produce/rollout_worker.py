@@ -14,6 +14,7 @@ from contextlib import closing
 import msgpack  # type: ignore[import-untyped]
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
+from replaybuf.buffer.sync import SyncReplayBuffer, asynchronous
 from replaybuf.buffer.wait_reports import WaitReport
 from replaybuf.common.cancellation import first_of
 from replaybuf.common.checks import check_step, check_timeout, check_whole, shown
@@ -33,29 +34,31 @@ _LONGEST_SECONDS, _SHORTEST_SECONDS = 5.0, 0.25
 _NO_STATE: bytes = msgpack.packb(None)
 
 
-async def publish(buffer: ReplayBuffer, state: TrainState | None) -> None:
+async def publish(buffer: ReplayBuffer | SyncReplayBuffer, state: TrainState | None) -> None:
     """Publish the trainer's state to all workers; None withdraws it. Raises FencedError, StorageError."""
     if not isinstance(state, TrainState | None):
         raise InputError(f"expected TrainState(train_step=..., model_step=...), got {shown(state)}")
     position, value = (0, _NO_STATE) if state is None else (max(0, state.train_step), state.encode())
-    await overwrite(buffer.cursors, TRAINER, position, value)
+    await overwrite(asynchronous(buffer).cursors, TRAINER, position, value)
 
 
-async def published(buffer: ReplayBuffer) -> TrainState | None:
+async def published(buffer: ReplayBuffer | SyncReplayBuffer) -> TrainState | None:
     """Return the state published last; None before the first, or if it was withdrawn.
 
     Raises InputError if it can't be read.
     """
-    cursor = await buffer.cursors.read(TRAINER)
+    cursor = await asynchronous(buffer).cursors.read(TRAINER)
     return TrainState.decode(cursor.value) if cursor.version and cursor.value != _NO_STATE else None
 
 
-async def wait_published(buffer: ReplayBuffer, *, after: TrainState | None = None, timeout: float | None) -> TrainState:
+async def wait_published(
+    buffer: ReplayBuffer | SyncReplayBuffer, *, after: TrainState | None = None, timeout: float | None
+) -> TrainState:
     """Wait until the published state differs from `after`, and return it.
 
     Raises NotReadyError after `timeout` seconds (None: never), FencedError if the buffer was restored.
     """
-    patience = check_timeout(timeout)
+    buffer, patience = asynchronous(buffer), check_timeout(timeout)
     deadline = time.monotonic() + patience
     news = "nothing" if after is None else f"nothing since step {after.train_step}"
     with closing(buffer.waits.for_trainer(patience)) as report:

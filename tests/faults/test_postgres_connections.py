@@ -269,7 +269,7 @@ async def test_a_repeat_waits_for_the_transaction_whose_answer_was_lost(
         await all_told(buffer)
         proxy.fault = leave
         call: Any = buffer.put(group(2), TASK) if operation == "put" else buffer.get(1, TASK)
-        with installed(sent := Sent("SELECT rb_group.uid" if operation == "take" else "INTO rb_group")):
+        with installed(sent := Sent("SELECT g.uid" if operation == "take" else "INTO rb_group")):
             running = asyncio.create_task(call)
             await until(has_waited_again)
             count = sent.count

@@ -23,6 +23,7 @@ from replaybuf.storage.sql.engine.locks import Lock
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.schema import tables
 from replaybuf.storage.sql.statements import presence
+from replaybuf.storage.sql.statements.new_rows import insert_rows
 from replaybuf.storage.sql.statements.presence import KEEP_HISTORY, KEEP_WORKERS, record_minute
 from replaybuf.storage.sql.tasks import heartbeats
 from tests.presence import conftest
@@ -51,11 +52,11 @@ async def test_everything_is_bounded(shared_url: str, monkeypatch: pytest.Monkey
 
         def fill_tables(tx: Any) -> None:
             for place, since in enumerate((now, now - KEEP_WORKERS - 100)):
-                sign = {"started_at": since, "seen_at": since, "ended_at": None, "activity": {}, "waits": []}
+                sign = {"started_at": since, "seen_at": since, "activity": "{}", "waits": "[]"}
                 values = {"id": 100 + place, "buffer": "default", "name": f"{place}", "host": "host", "pid": place}
-                tx.change(tables.worker.insert().values(values | sign))
+                insert_rows(tx, tables.worker, [values | sign])
             for since in (now - KEEP_HISTORY - 100, now - KEEP_HISTORY - 200):
-                tx.change(tables.history.insert().values(buffer="default", since=int(since), data={}))
+                insert_rows(tx, tables.history, [{"buffer": "default", "since": int(since), "data": "{}"}])
 
         await buffer.storage._write(fill_tables)
         await buffer.storage._write(record_minute)
