@@ -141,7 +141,7 @@ class Postgres:
 
 
 class TestPostgres(Postgres, TransactionLaws, DurableContract):
-    """What its locks, its puts in one statement and its notifications can break."""
+    """What its locks, what it sends with COMMIT and its notifications can break."""
 
 
 @pytest.mark.long

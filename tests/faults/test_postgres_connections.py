@@ -212,7 +212,7 @@ async def test_puts_that_are_repeated_after_a_crash_take_no_uids_of_later_ones(
     buffer: ReplayBuffer, proxy: Proxy, lent_database: str
 ) -> None:
     """A crash of the server sets the sequence back to the last number that was committed."""
-    await fill(buffer, 2)  # what follows is put in one statement
+    await fill(buffer, 2)  # of a lane that is there
     await all_told(buffer)
 
     async def crash(link: Link) -> bool:

@@ -148,7 +148,9 @@ _CODEC = [
 _SQL = [
     ("put-ignores-refusals", f"{_STATEMENTS}/put.py", "levels[new.task_name] = level.joined_by(new.status)", "pass", "puts that are committed together share the room"),
     ("put-follows-other-step", f"{_STATEMENTS}/new_rows.py", "and home.step == new.train_step\n", "\n", "a group put for another step keeps its staleness"),
-    ("runs-lock-their-keys", f"{_STATEMENTS}/put.py", "    if len(runs) > 1:  # each", "    if False:  # each", "two batches with the same keys in another order never deadlock"),
+    ("runs-lock-their-keys", f"{_STATEMENTS}/put.py", "    _lock_keys(tx, groups)  # each", "    pass  # each", "two batches with the same keys in another order never deadlock"),
+    ("refused-puts-take-uids", f"{_STATEMENTS}/put.py", "CAST(:allowed AS bigint) IS NULL OR", "true OR", "a put without room takes no uid"),
+    ("fenced-puts-take-uids", f"{_STATEMENTS}/put.py", "coalesce(epoch, 0) = CAST(:epoch AS bigint) AND", "true AND", "a put that is fenced off takes no uid"),
     ("put-first-key-stays", f"{_STATEMENTS}/put.py", "(new.task_name, new.key) if new.key is not None else None", "None", "of several with a key the last stays"),
     ("refresh-leaves-expired", f"{_STATEMENTS}/refresh.py", "if home.status == Status.EXPIRED and not rule.retryable:", "if False:", "a refresh drops what expired before and isn't retryable"),
     ("evicts-unfit", f"{_STATEMENTS}/eviction.py", "aside=sorted(map(str, ASIDE))", 'aside=["archived"]', "filtered and failed groups neither fill nor leave"),
@@ -320,7 +322,7 @@ _WEB = [
 ]  # fmt: skip
 
 _RECORD = [
-    ("batch-of-quotes", "storage/sql/engine/postgres_dialect.py", """.replace("'", "''")""", "", "no name ends the literal of a batch"),
+    ("batch-of-quotes", "storage/sql/engine/postgres_dialect.py", "    while tag in ", "    while False and tag in ", "no name ends the literal of a batch"),
     ("batch-stays-undone", "storage/sql/tasks/delivery.py", "if taken.batch is not None:", "if False:", "a draw that nobody received is not kept"),
     ("batch-settled-twice", f"{_STATEMENTS}/leases.py", "settle(tx, lease, [row.uid for row in rows], step)", "settle(tx, lease, list(uids), step)", "what was acknowledged before is passed over"),
     ("holder-stays", f"{_STATEMENTS}/counts.py", '"leased_until": None, "holder": None}', '"leased_until": None}', "a group that came back has no holder"),

@@ -78,14 +78,14 @@ async def test_puts_that_the_database_refuses_are_tried_one_by_one(
 ) -> None:
     """With the arrays of each in a file of its own: that of all of them is deleted."""
     url, place = where
-    original_put = group_commit.put_behind_fence
+    original_put = group_commit.put_groups
 
     def refusing(tx: Transaction, groups: Sequence[EncodedGroup], **options: Any) -> list[Any]:
         if any(new_group.group.priority == 2 for new_group in groups):
             raise sqlite3.IntegrityError("a constraint of somebody else's")
         return original_put(tx, groups, **options)
 
-    monkeypatch.setattr(group_commit, "put_behind_fence", refusing)
+    monkeypatch.setattr(group_commit, "put_groups", refusing)
     async with apart(url, place) as buffer:
         with pytest.raises(PartlyStoredError) as partly:
             await buffer.put_many([heavy(n) for n in range(4)], TASK, each=[{"priority": n} for n in range(4)])

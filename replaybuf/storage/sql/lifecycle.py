@@ -169,7 +169,7 @@ class Store:
         self.files = PayloadFiles(self.engine, self.codec, self._place, self._payload_threshold)
         self.encoding = Encoding(self.codec, self.transactions, self.files)
         self.draws = Draws(self.transactions, self.encoding, self.presence, self._history)
-        self.commits = GroupCommit(self.transactions, self.encoding, self.presence, self.draws.lanes)
+        self.commits = GroupCommit(self.transactions, self.encoding, self.presence)
         self.filling = Filling(self.transactions, self.encoding, self.commits, self.presence)
         self.sweeper = Sweeper(
             self.transactions, self._history, self.presence, self.files, self.filling, maintains=self._maintains

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
@@ -36,11 +37,22 @@ def inlined(sql: str, values: Sequence[Any]) -> str:
 def _literal(value: Any) -> str:
     if value is None:
         return "NULL"
-    if isinstance(value, list):
-        value = f"{{{','.join(map(str, map(int, value)))}}}"
-    elif isinstance(value, str):
-        value = value.replace("\\", r"\\").replace("'", "''")
-    return f"E'{value}'"
+    if isinstance(value, (bytes, bytearray)):
+        return f"decode('{b64encode(value).decode()}', 'base64')"
+    text = _array_text(value) if isinstance(value, list) else str(value)
+    # Between such tags nothing has to be escaped, which is a sixth of the server's time for many small groups.
+    tag = "$_$"
+    while tag in f"{text}{tag[:-1]}":
+        tag = f"$_{tag[1:]}"
+    return f"{tag}{text}{tag}"
+
+
+def _array_text(values: Sequence[Any]) -> str:
+    """Return the text of an array. Strings are quoted together, separated by NUL, which no text has."""
+    if None in values or not values:
+        return f"{{{','.join('NULL' if value is None else _array_text([value])[1:-1] for value in values)}}}"
+    text = "\0".join(map(str, values)).replace("\\", r"\\").replace('"', r"\"").replace("\0", '","')
+    return f'{{"{text}"}}'
 
 
 #: The time in seconds since the epoch.

@@ -199,8 +199,8 @@ class Transaction(ABC):
     def send(self, statement: str, rows: Sequence[Row] | None = None, /, **values: Any) -> None:
         """Run a statement of which nobody needs the result, with these values, or once for each row of values.
 
-        Where each statement is a round trip, it is sent together with the next one, or with COMMIT, its values inlined:
-        short ones, and lists of numbers.
+        Where each statement is a round trip, it is sent together with the next one, or with COMMIT, its values inlined.
+        They should be short, because there is a timeout for the answer to COMMIT.
         """
         form = form_of(statement, self.dialect)
         if rows := [form.values(values)] if rows is None else rows:

@@ -83,12 +83,16 @@ def cache_lanes(tx: Transaction, known: KnownLanes, names: Iterable[LaneName]) -
         known |= find_lanes(tx, changed)
 
 
-def need_lanes(tx: Transaction, names: Iterable[LaneName], *, leased: bool = False) -> dict[LaneName, Lane]:
-    """Return the lanes of these (task, status) pairs, creating missing ones."""
+def need_lanes(
+    tx: Transaction, names: Iterable[LaneName], known: Mapping[LaneName, Lane] | None = None, *, leased: bool = False
+) -> dict[LaneName, Lane]:
+    """Return the lanes of these (task, status) pairs, creating missing ones; `known` has those that exist, if given."""
     names = set(names)
     if not names:
         return {}
-    existing = find_lanes(tx, names, leased=leased)
+    if known is None:
+        known = find_lanes(tx, names, leased=leased)
+    existing = {name: known[name] for name in names if name in known}
     missing = sorted(names - existing.keys())
     if not missing:
         return existing

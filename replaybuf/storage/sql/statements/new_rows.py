@@ -1,9 +1,6 @@
 """New groups as rows: encoded payloads and metadata, their sizes and columns, and their INSERTs.
 
-Rows are dicts of columns, which leave out what is NULL. They are inserted one by one, or together (`put_at_once`): that
-statement has one array parameter for each column (unnest; payloads are one parameter, cut by the server), and is one
-message. An array is NULL if no row has a value, and unnest then yields as many NULLs as there are rows: asyncpg is slow
-per element. The unnests are in the SELECT list and not in FROM, where PostgreSQL would spill large ones to a file.
+Rows are dicts of columns, which leave out what is NULL.
 """
 
 from __future__ import annotations
@@ -19,15 +16,14 @@ from operator import itemgetter
 from typing import Any
 
 from pydantic_core import to_json
-from sqlalchemy import Column, Table
-from sqlalchemy.dialects import postgresql
+from sqlalchemy import Table
 
 from replaybuf.common.units import brief, listed
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.storage.places.store import EXTENT_BYTES, Extent, FileBatch
 from replaybuf.storage.sql.engine.dialect import check_row
-from replaybuf.storage.sql.engine.postgres_dialect import NOW, array, texts
+from replaybuf.storage.sql.engine.postgres_dialect import NOW, PostgresDialect
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import group, payload
 from replaybuf.storage.sql.statements.counts import Counts, add_step
@@ -47,15 +43,10 @@ from replaybuf.values.rollouts.staleness import EXPIRING_STATUSES
 #: A row's values by column, in the driver's form: JSON as text.
 Row = dict[str, Any]
 
-#: Bytes stored by one statement at most.
-MOST_BYTES = 64 << 20
-#: Larger payloads together are sent faster as rows.
-_MOST_PAYLOADS = 1 << 19
+#: Larger payloads together, or texts, are sent faster as rows, and not while the answer to COMMIT is awaited.
+_MOST_SENT = 1 << 19
 #: Larger payloads are sent one by one: asyncpg's executemany makes another copy.
 _LARGE_BYTES = 1 << 20
-#: Columns with one value for all rows in nearly all calls, which is then sent once.
-_SHARED_COLUMNS = ("worker", "put_step")
-_DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
 
 _logger = logging.getLogger("replaybuf.rewards")
 
@@ -254,10 +245,21 @@ def aside_since(new: NewGroup) -> float | None:
 
 
 def insert_groups(tx: Transaction, groups: Sequence[Row], payloads: Sequence[Row]) -> None:
-    """Insert rows of `rb_group` and `rb_payload`."""
+    """Insert rows of `rb_group` and `rb_payload`; where each statement is a round trip, short ones with COMMIT."""
+    # What is sent with COMMIT comes last.
+    if tx.dialect.is_remote and _size(payloads, "data", "outline") <= _MOST_SENT:
+        _send_rows(tx, payload, payloads)
+    else:
+        insert_payloads(tx, payloads)
     # The moment since when a group is set aside is the server's, because hosts' clocks differ.
-    insert_rows(tx, group, groups, moment="archived_at")
-    insert_payloads(tx, payloads)
+    if tx.dialect.is_remote and _size(groups, "marks", "tags") <= _MOST_SENT:
+        _send_rows(tx, group, groups, moment="archived_at")
+    else:
+        insert_rows(tx, group, groups, moment="archived_at")
+
+
+def _size(rows: Iterable[Row], *long_columns: str) -> int:
+    return sum([len(row[name]) for row in rows for name in long_columns if name in row])
 
 
 def insert_payloads(tx: Transaction, payloads: Sequence[Row]) -> None:
@@ -286,50 +288,28 @@ def _insertion(table: Table, names: Sequence[str], moment: str | None) -> str:
     return f"{{insert}} INTO {table.name} ({', '.join(names)}) VALUES ({', '.join(values)})"
 
 
-# Together
+def _send_rows(tx: Transaction, table: Table, rows: Sequence[Row], *, moment: str | None = None) -> None:
+    """Insert rows as `insert_rows` does, with the next statement or with COMMIT (`Transaction.send`)."""
+    names = tuple(dict.fromkeys(chain.from_iterable(rows)))
+    values: Row = {name: [row.get(name) for row in rows] for name in names}
+    if table is payload:
+        sizes = [*map(len, values["data"])]
+        values |= {"data": b"".join(values["data"]), "ends": [*accumulate(sizes)], "sizes": sizes}
+    tx.send(_joint_insertion(table, names, moment), **values)
 
 
-def arrays(table: Table, rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the parameters of `insertion`: the columns of rows, None for one without a value."""
-    parameters: dict[str, Any] = {}
-    for column in (definition.name for definition in table.columns):
-        values: list[Any] = [row.get(column) for row in rows]
-        if column in _SHARED_COLUMNS and values.count(values[0]) == len(values):
-            values = values[:1]
-        name = f"{table.name}_{column}"
-        if column == payload.c.data.name:
-            sizes = list(map(len, values))
-            parameters[f"{name}_ends"], parameters[f"{name}_sizes"] = texts(accumulate(sizes)), texts(sizes)
-            parameters[name] = b"".join(values)
-        else:
-            parameters[name] = None if values.count(None) == len(values) else texts(values)
-    return parameters
-
-
-def insertion(table: Table, computed: Mapping[str, str], source: str) -> str:
-    """Return the INSERT of `arrays` into a table; `computed` has SQL for columns computed from the `source`.
-
-    `:count` is the number of rows.
-    """
-    values = ", ".join(computed.get(column.name) or _value(column) for column in table.columns)
-    columns = ", ".join(column.name for column in table.columns)
-    return f"INSERT INTO {table.name} ({columns}) SELECT {values} {source}"
-
-
-def _value(column: Column[Any]) -> str:
-    name = f":{column.table.name}_{column.name}"
-    if column is payload.c.data:
-        end, size = (f"unnest({array(f'{name}_{part}', 'int')})" for part in ("ends", "sizes"))
-        return f"substr(CAST({name} AS bytea), {end} - {size} + 1, {size})"
-    kind, _, _ = column.type.compile(dialect=_DIALECT).partition(" COLLATE")
-    values = array(name, kind)
-    if column.name in _SHARED_COLUMNS:
-        repeated = f"array_fill(({values})[1], ARRAY[CAST(:count AS int)])"
-        values = f"CASE cardinality({values}) WHEN 1 THEN {repeated} ELSE {values} END"
-    # The server's moment; a NULL stays one.
-    return f"unnest({values}) * 0 + CAST({NOW} AS float8)" if column is group.c.archived_at else f"unnest({values})"
-
-
-def are_light(payloads: Iterable[Row]) -> bool:
-    """Return whether payloads are sent in the same statement as their groups."""
-    return sum(len(row["data"]) for row in payloads) <= _MOST_PAYLOADS
+@lru_cache(maxsize=256)
+def _joint_insertion(table: Table, names: Sequence[str], moment: str | None) -> str:
+    """Return the INSERT of rows whose columns are arrays; payloads are one value, which the server cuts."""
+    values = []
+    for column in map(table.c.__getitem__, names):
+        kind, _, _ = column.type.compile(dialect=PostgresDialect.compiler).partition(" COLLATE")
+        value = f"unnest(CAST(:{column.name} AS {kind}[]))"
+        if column is payload.c.data:
+            end, size = "unnest(CAST(:ends AS int[]))", "unnest(CAST(:sizes AS int[]))"
+            value = f"substr(CAST(:data AS bytea), {end} - {size} + 1, {size})"
+        elif column.name == moment:  # a NULL stays one
+            value = f"{value} * 0 + {NOW}"
+        values.append(value)
+    # The unnests aren't in FROM, where PostgreSQL would spill large ones to a file.
+    return f"INSERT INTO {table.name} ({', '.join(names)}) SELECT {', '.join(values)}"

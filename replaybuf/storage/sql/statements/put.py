@@ -1,9 +1,10 @@
-"""Puts: in one statement where that is possible (`put_at_once`), else in steps, and groups that aren't stored."""
+"""Puts, and groups that aren't stored."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from replaybuf.errors import FullError, ReplayBufError
 from replaybuf.rules import transitions
@@ -23,9 +24,9 @@ from replaybuf.storage.sql.statements.eviction import (
     replace_groups,
     replaced_by_place,
 )
-from replaybuf.storage.sql.statements.fence import check_fence, ticket_column, ticket_of
+from replaybuf.storage.sql.statements.fence import FENCE, Row, compare, ticket_column, ticket_of
 from replaybuf.storage.sql.statements.files import name_files
-from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, cache_lanes, need_lanes, start_steps
+from replaybuf.storage.sql.statements.lanes import COLUMNS, Lane, need_lanes, start_steps
 from replaybuf.storage.sql.statements.leases import begin_lease, hold, rows_of
 from replaybuf.storage.sql.statements.ledger import move_cursor, note_drawn, note_judged
 from replaybuf.storage.sql.statements.matching import WITH_KEYS
@@ -40,7 +41,6 @@ from replaybuf.storage.sql.statements.new_rows import (
 from replaybuf.storage.sql.statements.parts import lock_parts, place_part
 from replaybuf.storage.sql.statements.past import newest
 from replaybuf.storage.sql.statements.presence import note, note_again
-from replaybuf.storage.sql.statements.put_at_once import fits_one_statement, store_at_once
 from replaybuf.storage.sql.statements.rows import GroupRow, name_key, part_key, scoped_key
 from replaybuf.storage.values import Cursor, NewGroup
 from replaybuf.values.rollouts.statuses import Status
@@ -48,39 +48,86 @@ from replaybuf.values.rollouts.statuses import Status
 Outcome = int | ReplayBufError
 
 
-def put_behind_fence(
-    tx: Transaction, groups: Sequence[EncodedGroup], known: KnownLanes, reserved: Callable[[], object]
+class _Start(NamedTuple):
+    """The lanes of new groups that exist, and their uids, as read with the fence; empty for what wasn't."""
+
+    lanes: Mapping[LaneName, Lane] | None = None
+    uids: Sequence[int] = ()
+
+
+_NOTHING_READ = _Start()
+
+
+def put_groups(
+    tx: Transaction, groups: Sequence[EncodedGroup], reserved: Callable[[], object] = lambda: None
 ) -> list[Outcome]:
-    """Put groups as `put_groups` does, in one statement if possible. Must come first in its transaction.
+    """Insert groups in order and evict beyond the capacity; return the uid or the error of each. Checks the fence.
 
-    Checks the fence. `known` is the cache of lanes, and is updated. `reserved()` is called once the groups have their
-    uids. A retry takes new uids: after a crash, PostgreSQL may have given the first ones to another transaction.
-    """
-    at_once = tx.dialect.is_remote and fits_one_statement(tx, groups)
-    if at_once and (uids := store_at_once(tx, groups, known, reserved)):
-        return [*uids]
-    check_fence(tx)
-    outcomes = put_groups(tx, groups)
-    if at_once:
-        cache_lanes(tx, known, {(encoded.group.task_name, encoded.group.status) for encoded in groups})
-    return outcomes
-
-
-def put_groups(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]:
-    """Insert groups in order and evict beyond the capacity; return the uid or the error of each.
-
-    Groups that depend on each other are stored one after the other, others together.
+    Groups that depend on each other are stored one after the other, others together. `reserved()` is called once the
+    groups have their uids, if they get them with the fence. A retry takes new uids: after a crash, PostgreSQL may have
+    given the first ones to another transaction.
     """
     if not groups:
         return []
     limits = tx.scope.rules.limits
-    tasks = {encoded.group.task_name for encoded in groups}
     if limits.slows_puts or limits.capacity is not None:
-        lock_tasks(tx, tasks)
+        lock_tasks(tx, {encoded.group.task_name for encoded in groups})
     runs = _independent_runs(groups, limits)
-    if len(runs) > 1:  # each locks its own keys: two transactions could wait for one another
-        _lock_keys(tx, groups)
+    start = _begin(tx, groups, reserves=tx.dialect.is_remote and len(runs) == 1 and _need_only_room(groups, limits))
+    if start.uids:
+        reserved()
+    if len(runs) == 1:
+        return _put_together(tx, groups, start)
+    _lock_keys(tx, groups)  # each run locks its own keys: two transactions could wait for one another
     return [outcome for run in runs for outcome in _put_together(tx, run)]
+
+
+def _need_only_room(groups: Iterable[EncodedGroup], limits: Limits) -> bool:
+    """Return whether these groups are stored if there is room below the capacity for all of them."""
+    new_groups = [encoded.group for encoded in groups]
+    return limits.samples_per_insert is None and not any(
+        new.replaces or new.parts or new.part or new.lease for new in new_groups
+    )
+
+
+def _begin(tx: Transaction, groups: Sequence[EncodedGroup], *, reserves: bool) -> _Start:
+    """Check the fence, and read the lanes of groups; with `reserves`, reserve uids for them, if all have room.
+
+    The shared lock of all writers (`locks.first`) keeps lanes as they are, but for first train steps and the clocks of
+    races.
+    """
+    limits = tx.scope.rules.limits
+    tasks = {encoded.group.task_name for encoded in groups}
+    completed = Counter(encoded.group.task_name for encoded in groups if encoded.group.status == Status.COMPLETED)
+    most = max(completed.values(), default=0)
+    rows = tx.tuples(
+        _BEGIN[reserves],
+        buffer=tx.scope.buffer,
+        tasks=sorted(tasks),
+        epoch=tx.scope.epoch,
+        count=len(groups),
+        allowed=limits.capacity - most if limits.slows_puts and limits.capacity is not None else None,
+    )
+    width = len(Row._fields)
+    compare(tx, Row(*rows[0][:width]))
+    lanes = [Lane.read(*row[width:-1]) for row in rows if row[width] is not None]  # without any lane, a row of NULLs
+    return _Start({home.name: home for home in lanes}, [*map(int, rows[0][-1] or ())])
+
+
+# Draws with a seed depend on uids: a put that is fenced off, or has no room, takes none.
+_UIDS = """CASE WHEN coalesce(epoch, 0) = CAST(:epoch AS bigint) AND (
+    CAST(:allowed AS bigint) IS NULL OR CAST(:allowed AS bigint) >= ALL (
+        SELECT 0 UNION ALL
+        SELECT sum(amount) FROM rb_lane JOIN rb_tally ON lane = id WHERE buffer = :buffer
+            AND task_name {in_texts:tasks} AND status = 'completed' AND name = 'size' GROUP BY task_name
+    )
+) THEN CAST(ARRAY(SELECT nextval('rb_uid') FROM generate_series(1, CAST(:count AS int))) AS text[]) END"""
+#: By whether uids are reserved.
+_BEGIN = {
+    reserves: f"""SELECT fence.*, {COLUMNS}, {uids} FROM ({FENCE}) AS fence
+LEFT JOIN rb_lane ON buffer = :buffer AND NOT leased AND task_name {{in_texts:tasks}}"""  # noqa: S608
+    for reserves, uids in ((False, "NULL"), (True, _UIDS))
+}
 
 
 def _lock_keys(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[str]:
@@ -147,7 +194,7 @@ def _independent_runs(groups: Sequence[EncodedGroup], limits: Limits) -> list[li
     return runs
 
 
-def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outcome]:
+def _put_together(tx: Transaction, groups: Sequence[EncodedGroup], start: _Start = _NOTHING_READ) -> list[Outcome]:
     """Store groups that don't depend on each other, and return their outcomes.
 
     One that stays leased, or with a `dropped` list, comes alone.
@@ -155,14 +202,14 @@ def _put_together(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[Outco
     first, stays_leased = groups[0].group, groups[0].group.stays_leased
     replaced, errors = replaced_by_place(tx, [encoded.group for encoded in groups])
     errors |= _place_parts(tx, groups)
-    if tx.scope.rules.limits.slows_puts and not stays_leased:
+    if tx.scope.rules.limits.slows_puts and not stays_leased and not start.uids:
         errors |= _room_errors(tx, groups, replaced, errors)
     places = [place for place in range(len(groups)) if place not in errors]
     groups[0].leaving = leaving = None if first.dropped is None else list[GroupRow]()
     removed_rows = [replaced.get(place, ()) for place in places]
     if replaced:
         remove_replaced(tx, [row for rows in removed_rows for row in rows], leaving)
-    uids = store(tx, [groups[place] for place in places], not stays_leased, removed_rows, leaving)
+    uids = store(tx, [groups[place] for place in places], not stays_leased, removed_rows, leaving, start)
     keep_leaving(tx, leaving)
     if uids and (rest := groups[0].rest) is not None:
         put_uids = [*uids, *store(tx, [rest])]
@@ -225,6 +272,7 @@ def store(
     evicting: bool = True,
     removed_rows: Sequence[Sequence[GroupRow]] = (),
     leaving: Leaving = None,
+    start: _Start = _NOTHING_READ,
 ) -> list[int]:
     """Insert groups for which there is room, and evict beyond the capacity; return their uids.
 
@@ -233,8 +281,8 @@ def store(
     """
     if not groups:
         return []
-    lanes = _lanes_for(tx, groups)
-    uids = tx.reserve_uids(len(groups))
+    lanes = _lanes_for(tx, groups, start.lanes)
+    uids = start.uids or tx.reserve_uids(len(groups))
     counts = counts_of(groups, lanes)
     rows = [(uid, encoded, _key_of(tx, encoded.group)) for uid, encoded in zip(uids, groups, strict=True)]
     replaced = {uid: [*members] for uid, members in zip(uids, removed_rows or [()] * len(uids), strict=True) if members}
@@ -252,12 +300,14 @@ def store(
     if evicting:
         evict(tx, {task for task, _ in lanes}, counts, leaving)
     add_counts(tx, counts)
-    return uids
+    return [*uids]
 
 
-def _lanes_for(tx: Transaction, groups: Sequence[EncodedGroup]) -> dict[LaneName, Lane]:
+def _lanes_for(
+    tx: Transaction, groups: Sequence[EncodedGroup], known: Mapping[LaneName, Lane] | None
+) -> dict[LaneName, Lane]:
     names = {(encoded.group.task_name, encoded.group.status) for encoded in groups}
-    lanes = need_lanes(tx, names)
+    lanes = need_lanes(tx, names, known)
     if steps := first_steps(groups, lanes):
         start_steps(tx, steps)
         lanes = need_lanes(tx, names)

@@ -18,9 +18,8 @@ from replaybuf.errors import ClosedError
 from replaybuf.storage.places.store import FileBatch
 from replaybuf.storage.sql.engine.driver_errors import is_refusal
 from replaybuf.storage.sql.engine.thread import ENDED_EARLY, Call, DatabaseThread
-from replaybuf.storage.sql.statements.lanes import KnownLanes
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup, encode_group
-from replaybuf.storage.sql.statements.put import put_behind_fence
+from replaybuf.storage.sql.statements.put import put_groups
 from replaybuf.storage.sql.tasks.heartbeats import Presence
 from replaybuf.storage.sql.tasks.transactions import Encoding, Transactions
 from replaybuf.storage.values import NewGroup, StorageItem
@@ -71,13 +70,12 @@ class _Pending:
 class GroupCommit:
     """The queue of pending puts, and the workers that commit them."""
 
-    def __init__(self, transactions: Transactions, encoding: Encoding, presence: Presence, lanes: KnownLanes) -> None:
+    def __init__(self, transactions: Transactions, encoding: Encoding, presence: Presence) -> None:
         self._transactions = transactions
         self._encoding = encoding
         self._codec = encoding.codec
         self._files = encoding.files
         self._presence = presence
-        self._lanes = lanes
         self._thread = transactions.thread
         self._writers = transactions.engine.writers
         self._lock = threading.Lock()
@@ -233,7 +231,7 @@ class GroupCommit:
         if not groups:
             return
         try:
-            put = partial(put_behind_fence, groups=groups, known=self._lanes, reserved=passed)
+            put = partial(put_groups, groups=groups, reserved=passed)
             brief = sum(len(encoded.payload) for encoded in groups) <= BRIEF_BYTES
             outcomes: Sequence[Outcome] = await self._transactions.write(put, brief=brief, fenced=False, wakes=False)
             if any(isinstance(outcome, int) for outcome in outcomes):  # else a put that waits for room woke itself
