@@ -305,9 +305,9 @@ class SyncReplayBuffer(Generic[R]):
     resume = mirrored(ReplayBuffer[R].resume, run)
 
 
-__all__ = ["SyncCursors", "SyncLease", "SyncLeasing", "SyncReplayBuffer", "end", "run"]
-
-
-def asynchronous(buffer: ReplayBuffer[R] | SyncReplayBuffer[R]) -> ReplayBuffer[R]:
+def asynchronous_of(buffer: ReplayBuffer[R] | SyncReplayBuffer[R]) -> ReplayBuffer[R]:
     """Return the buffer whose calls are coroutines."""
     return buffer.asynchronous if isinstance(buffer, SyncReplayBuffer) else buffer
+
+
+__all__ = ["SyncCursors", "SyncLease", "SyncLeasing", "SyncReplayBuffer", "asynchronous_of", "end", "run"]

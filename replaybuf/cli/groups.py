@@ -63,8 +63,7 @@ _MOST_TAGGED = 1000
 
 
 def nothing_in(reader: Reader, buffer: str | None, task: str | None, query: Node | None = None) -> str:
-    """Return a sentence for an empty result: about a task that doesn't exist, or a tag that groups have under a similar
-    name."""
+    """Return a sentence for an empty result: about an unknown task, or a tag that groups have under a similar name."""
 
     def read(tx: Transaction) -> str:
         names = _TAG.findall("" if query is None else to_text(query))

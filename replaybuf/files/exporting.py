@@ -161,10 +161,11 @@ async def export_lines(
 
 
 async def _export(storage: SQLStorage, selection: ExportQuery, writer: Writer, progress: OnProgress | None) -> Exported:
-    total = await storage.count(selection.query, at_most=await _most_found(storage, selection))
+    at_most = await _most_found(storage, selection)
+    total = await storage.count(selection.query, at_most=at_most)
     wanted = total if selection.limit is None else min(total, selection.limit)
     exported, reporter = Exported(left=total), ProgressReporter(progress, wanted)
-    async with aclosing(batches_of(storage, selection, exported)) as batches:
+    async with aclosing(batches_of(storage, selection, exported, at_most)) as batches:
         async for rows, groups in batches:
             await in_thread(partial(writer.write, rows))
             reporter.add(groups, 0)
@@ -182,11 +183,13 @@ async def _most_found(storage: SQLStorage, selection: ExportQuery) -> int | None
 
 
 async def batches_of(
-    storage: SQLStorage, selection: ExportQuery, exported: Exported
+    storage: SQLStorage, selection: ExportQuery, exported: Exported, at_most: int | None
 ) -> AsyncGenerator[tuple[list[Row], int], None]:
-    """Yield batches of rows, each with its number of groups; `exported` counts the groups, and `left` down."""
+    """Yield batches of rows, each with its number of groups; `exported` counts the groups, and `left` down.
+
+    `at_most` bounds the groups that are found.
+    """
     items: list[StorageItem] = []
-    at_most = await _most_found(storage, selection)
     matches = cast(Any, storage.find(selection.query, order=selection.order, limit=at_most))
     async with aclosing(matches):
         async for item in matches:
@@ -233,7 +236,8 @@ async def to_pandas(storage: SQLStorage, selection: ExportQuery) -> Any:
     """Return groups as a DataFrame with the rows of an export."""
     pandas = import_optional("pandas", "to_pandas() needs the package pandas: pip install pandas")
     records, plain = list[Row](), PlainValues()
-    async with aclosing(batches_of(storage, selection, Exported())) as batches:
+    at_most = await _most_found(storage, selection)
+    async with aclosing(batches_of(storage, selection, Exported(), at_most)) as batches:
         async for rows, _ in batches:
             records += await in_thread(lambda rows=rows: [as_json(row, plain) for row in rows])  # type: ignore[misc]
     return await in_thread(lambda: pandas.DataFrame.from_records(records))

@@ -50,6 +50,8 @@ INTERRUPTED = "interrupted"
 _logger = logging.getLogger("replaybuf.produce")
 
 _ROOM_SECONDS = 1.0
+#: A cancelled call of the agent loop has so long to end.
+_ENDING_SECONDS = 1.0
 
 
 def check_size(batch_size: Any, sampler: Any, min_size: int | None) -> int:
@@ -153,14 +155,14 @@ class Generations:
     async def _returns(self, call: Coroutine[Any, Any, object]) -> bool:
         """Return whether a call of the agent loop returns within `pause_timeout` seconds; raise its error.
 
-        Otherwise it is cancelled. It has as long to end; one that suppresses that is left behind.
+        Otherwise it is cancelled; one that suppresses that is left behind.
         """
         calling = asyncio.ensure_future(call)
         try:
             done, _ = await asyncio.wait([calling], timeout=self._timeout)
         finally:
             calling.cancel()
-            await asyncio.wait([calling], timeout=self._timeout)
+            await asyncio.wait([calling], timeout=min(_ENDING_SECONDS, self._timeout))
         if not done and (not calling.done() or calling.cancelled()):
             return False
         calling.result()

@@ -14,7 +14,7 @@ from contextlib import closing
 import msgpack  # type: ignore[import-untyped]
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.buffer.sync import SyncReplayBuffer, asynchronous
+from replaybuf.buffer.sync import SyncReplayBuffer, asynchronous_of
 from replaybuf.buffer.wait_reports import WaitReport
 from replaybuf.common.cancellation import first_of
 from replaybuf.common.checks import check_step, check_timeout, check_whole, shown
@@ -39,7 +39,7 @@ async def publish(buffer: ReplayBuffer | SyncReplayBuffer, state: TrainState | N
     if not isinstance(state, TrainState | None):
         raise InputError(f"expected TrainState(train_step=..., model_step=...), got {shown(state)}")
     position, value = (0, _NO_STATE) if state is None else (max(0, state.train_step), state.encode())
-    await overwrite(asynchronous(buffer).cursors, TRAINER, position, value)
+    await overwrite(asynchronous_of(buffer).cursors, TRAINER, position, value)
 
 
 async def published(buffer: ReplayBuffer | SyncReplayBuffer) -> TrainState | None:
@@ -47,7 +47,7 @@ async def published(buffer: ReplayBuffer | SyncReplayBuffer) -> TrainState | Non
 
     Raises InputError if it can't be read.
     """
-    cursor = await asynchronous(buffer).cursors.read(TRAINER)
+    cursor = await asynchronous_of(buffer).cursors.read(TRAINER)
     return TrainState.decode(cursor.value) if cursor.version and cursor.value != _NO_STATE else None
 
 
@@ -58,7 +58,7 @@ async def wait_published(
 
     Raises NotReadyError after `timeout` seconds (None: never), FencedError if the buffer was restored.
     """
-    buffer, patience = asynchronous(buffer), check_timeout(timeout)
+    buffer, patience = asynchronous_of(buffer), check_timeout(timeout)
     deadline = time.monotonic() + patience
     news = "nothing" if after is None else f"nothing since step {after.train_step}"
     with closing(buffer.waits.for_trainer(patience)) as report:

@@ -22,7 +22,7 @@ from typing import Any
 
 from replaybuf.buffer.lease import Cursors, Lease
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.buffer.sync import SyncReplayBuffer, asynchronous
+from replaybuf.buffer.sync import SyncReplayBuffer, asynchronous_of
 from replaybuf.common.cancellation import shielded
 from replaybuf.common.checks import (
     check_by_task,
@@ -112,7 +112,7 @@ class Sampler:
         times = whole(epochs)
         if epochs is not None and (times is None or times < 0):
             raise InputError(f"epochs must be a whole number, or None for no end, got {shown(epochs)}")
-        self.buffer = asynchronous(buffer)
+        self.buffer = asynchronous_of(buffer)
         self.task_name = check_task_name(task_name)
         self.name = check_task_name(task_name if name is None else name, "name")
         self.prompt_repeat_k = check_whole(prompt_repeat_k, "prompt_repeat_k", 1)

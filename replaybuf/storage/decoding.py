@@ -6,8 +6,9 @@ Open buffers keep places open (`tails_of`); `read_tails` is for copies, the comm
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -185,8 +186,16 @@ async def in_thread(function: Callable[[], T], patience: float, where: str) -> T
 
 def wait_for(work: Coroutine[Any, Any, T]) -> T:
     """Return the result of a coroutine, run in another thread, since the caller may be inside an event loop. Blocks."""
-    with ThreadPoolExecutor(1) as executor:
-        return executor.submit(asyncio.run, work).result()
+    outcome = Future[T]()
+
+    def run() -> None:
+        try:
+            outcome.set_result(asyncio.run(work))
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="replaybuf-blocking", daemon=True).start()  # Ctrl-C doesn't wait for it
+    return outcome.result()
 
 
 def joined(payload: bytes, tail: Any) -> bytes:

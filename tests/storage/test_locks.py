@@ -13,9 +13,11 @@ import pytest
 from replaybuf import FullError, LeaseLostError, ReplayBuffer
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.statements.past import sweep
+from replaybuf.storage.sql.statements.rows import scoped_key
+from replaybuf.storage.sql.tasks import group_commit
 from tests.cancellation.conftest import end_background_work, take
 from tests.postgres import set_default
-from tests.stores import TASK, build, fill, group, until
+from tests.stores import TASK, build, fill, group, numbers_of, until
 
 
 @asynccontextmanager
@@ -59,6 +61,24 @@ async def test_batches_with_the_same_keys_in_another_order_never_wait_for_one_an
 
         await asyncio.gather(put(first, "aabbcc"), put(second, "ccbbaa"))
         assert len(first) == 3
+
+
+async def test_the_last_put_of_a_key_is_the_one_that_stays(lent_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it is in another transaction than an earlier one, which waits for a lock."""
+    monkeypatch.setattr(group_commit, "MAX_GROUPS", 2)
+    monkeypatch.setattr(group_commit, "ENOUGH_BYTES", 0)
+    async with build(lent_database) as buffer:
+        await fill(buffer, 1)
+        each: list[Any] = [{"key": key} for key in "azz"]
+        other = await asyncpg.connect(lent_database)
+        async with other.transaction():
+            key = scoped_key("default", TASK, "a")
+            await other.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, $2))", key, NamedLock.KEY)
+            puts = asyncio.create_task(buffer.put_many([group(number) for number in (1, 2, 3)], TASK, each=each))
+            await asyncio.sleep(0.5)  # in which the second transaction might be over
+        await puts
+        await other.close()
+        assert [numbers_of([item.item]) async for item in buffer.find({})] == [[0], [1], [3]]
 
 
 async def test_a_lease_that_is_lost_acknowledges_nothing(lent_database: str) -> None:

@@ -1,7 +1,7 @@
 """The nodes of a parsed query, its operators, the fields that it may name, and its JSON text.
 
 Nodes are plain data. Users may build them by hand; `parse` checks them like a dict, and only nodes that it returned are
-passed to `compile_sql`. (`tests.reference.predicates` defines a query's meaning, which the SQL must have.)
+compiled by `sql_conditions`. (`tests.reference.predicates` defines a query's meaning, which the SQL must have.)
 """
 
 from __future__ import annotations

@@ -60,6 +60,8 @@ _BATCH_GROUPS = 1000
 #: Bytes of payloads in memory at a time.
 _BATCH_BYTES = 16 << 20
 _RENEW_SECONDS = SILENT_SECONDS / 6
+#: The copy waits so long for a renewal, which the next batch tries again.
+_BRIEF_SECONDS = 1.0
 #: Timeout for reading a batch's payloads from a place, in seconds: files are kept until then.
 _PATIENCE = SILENT_SECONDS * 3 / 4
 
@@ -95,13 +97,12 @@ async def copy_to(
                 places = await ends[0].run(Transaction.places)
 
                 async def convert(rows: list[Row]) -> list[Row]:
-                    await keeper.renew()
+                    await keeper.renew(at_end=not rows)
                     payloads = await _read_whole([row["data"] for row in rows], places)
                     return [row | {"data": data} | _NO_FILE for row, data in zip(rows, payloads, strict=True)]
 
                 try:
                     await _copy_rows(*ends, convert, progress)
-                    await keeper.renew(at_end=True)
                     await ends[1].run(join)
                     await ends[1].run(return_all)
                 except Exception as error:
@@ -167,7 +168,8 @@ async def _copy_rows(
 ) -> int:
     """Copy a buffer, and return the number of its payloads.
 
-    `convert` returns rows of `rb_payload` as they are stored in a snapshot; None where one is loaded.
+    `convert` returns rows of `rb_payload` as they are stored in a snapshot, and is called without any after the last;
+    None where a snapshot is loaded.
     """
     lanes, tallies = await source.run(_read_lanes)
     last, ticket = await source.run(_read_ends)
@@ -182,6 +184,8 @@ async def _copy_rows(
     while True:
         groups, payloads = await source.run(_batch, after, size)
         if not groups:
+            if convert is not None:
+                await convert([])
             break
         after, size = groups[-1]["uid"], _next_size(groups)
         converted = payloads if convert is None else await convert(payloads)
@@ -296,7 +300,7 @@ class _FileKeeper:
     async def begin(self) -> None:
         """Keep the existing files from now on, which writes to the database if it has any. Raises AccessError."""
         if (await self._database.read(Transaction.places, self._scope))[0]:
-            await self._keep()
+            await self._keep(None)
 
     async def renew(self, *, at_end: bool = False) -> None:
         """Keep them on if that is due, or at the end.
@@ -306,7 +310,7 @@ class _FileKeeper:
         if self._renewed_at is None or not (at_end or time.monotonic() > self._renewed_at + _RENEW_SECONDS):
             return
         try:
-            kept = await self._keep()
+            kept = await self._keep(None if at_end else _BRIEF_SECONDS)
         except ReplayBufError:
             if at_end:
                 raise
@@ -317,11 +321,11 @@ class _FileKeeper:
                 "been deleted meanwhile: copy again"
             )
 
-    async def _keep(self) -> bool:
+    async def _keep(self, patience: float | None) -> bool:
         access = self._database.access
         writing = open_database(replace(access, read_only=False)) if access.read_only else self._database
         try:
-            kept = await writing.write(keep_files, self._scope)
+            kept = await writing.write(keep_files, self._scope, patience=patience)
         finally:
             if writing is not self._database:
                 await writing.dispose()

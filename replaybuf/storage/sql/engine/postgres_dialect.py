@@ -40,7 +40,7 @@ def _literal(value: Any) -> str:
     if isinstance(value, (bytes, bytearray)):
         return f"decode('{b64encode(value).decode()}', 'base64')"
     text = _array_text(value) if isinstance(value, list) else str(value)
-    # Between such tags nothing has to be escaped, which is a sixth of the server's time for many small groups.
+    # Nothing is escaped between such tags: backslashes took a sixth of the server's time for many small groups.
     tag = "$_$"
     while tag in f"{text}{tag[:-1]}":
         tag = f"$_{tag[1:]}"

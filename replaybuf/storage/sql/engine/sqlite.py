@@ -97,7 +97,7 @@ class SqliteDatabase(Database):
             async with self._connection(write) as connection:
                 begin = partial(connection.begin, scope, write=write, patience=self.lock_timeout)
                 try:
-                    # Who is cancelled here leaves a thread that begins the transaction nevertheless.
+                    # If this is cancelled, the thread begins the transaction nevertheless: it is rolled back below.
                     tx = await connection.in_thread(begin)
                     yield lambda function, *args: connection.in_thread(partial(function, tx, *args))
                     await connection.in_thread(connection.commit)

@@ -152,10 +152,12 @@ def read_only_files(path: str) -> tuple[OpenFiles, str]:
     """Return the files of a database that is only read, and its URI.
 
     In a folder that this user may not write to, SQLite reads a file in WAL mode without a WAL only as immutable. In
-    another one, the last connection leaves an empty WAL behind, unless it might write.
+    another one, the last connection leaves an empty WAL behind, unless it might write; on a network file system it may
+    not, since it would copy a WAL that another host writes.
     """
     file = Path(path).absolute()
-    if os.access(file, os.W_OK) and os.access(file.parent, os.W_OK) and is_wal(file):
+    may_write = os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)
+    if may_write and is_wal(file) and not is_network(filesystem_type(file)):
         return OpenFiles(path), f"file:{quote_path(file)}?mode=rw"
     uri = f"file:{quote_path(file)}?mode=ro"
     if os.path.exists(file) and not os.access(file.parent, os.W_OK) and (state := quiet_state(file)) is not None:

@@ -64,8 +64,8 @@ def put_groups(
     """Insert groups in order and evict beyond the capacity; return the uid or the error of each. Checks the fence.
 
     Groups that depend on each other are stored one after the other, others together. `reserved()` is called once the
-    groups have their uids, if they get them with the fence. A retry takes new uids: after a crash, PostgreSQL may have
-    given the first ones to another transaction.
+    groups have their uids, if they get them with the fence and have no keys. A retry takes new uids: after a crash,
+    PostgreSQL may have given the first ones to another transaction.
     """
     if not groups:
         return []
@@ -74,7 +74,7 @@ def put_groups(
         lock_tasks(tx, {encoded.group.task_name for encoded in groups})
     runs = _independent_runs(groups, limits)
     start = _begin(tx, groups, reserves=tx.dialect.is_remote and len(runs) == 1 and _need_only_room(groups, limits))
-    if start.uids:
+    if start.uids and all(encoded.group.key is None for encoded in groups):  # keys are locked in the order of puts
         reserved()
     if len(runs) == 1:
         return _put_together(tx, groups, start)
