@@ -346,6 +346,25 @@ async def test_to_ask_whether_a_transaction_was_committed_has_an_end(
         assert await buffer.storage.thread.run(lambda: engine._was_committed(attempt))
 
 
+@pytest.mark.parametrize("table", ["rb_group", "rb_payload", "rb_tally"])
+async def test_a_wait_for_a_lock_is_not_taken_for_that_of_a_commit(
+    lent_database: str, monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
+    """It may last for `lock_timeout`, though a commit is given up sooner: nothing is in doubt, and the put goes on."""
+    monkeypatch.setattr(postgres, "COMMIT_SECONDS", 0.3)
+    async with build(lent_database, reconnect_timeout=0.3, lock_timeout=60) as buffer:
+        await fill(buffer, 1)
+        other = await asyncpg.connect(lent_database)
+        async with other.transaction():
+            await other.execute(f"LOCK TABLE {table} IN SHARE MODE")
+            putting = asyncio.ensure_future(buffer.put(group(1), TASK))
+            await asyncio.wait({putting}, timeout=1)
+            assert not putting.done()
+        await other.close()
+        await putting
+        assert await take_all(buffer) == [0, 1]
+
+
 async def test_a_commit_on_a_server_that_was_left_meanwhile_is_made_again(
     lent_database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

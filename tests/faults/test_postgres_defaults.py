@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 
 from replaybuf import FencedError, ReplayBuffer
+from replaybuf.buffer.put_options import FillOptions
 from replaybuf.errors import AccessError, LockedError, StorageError
 from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.locks import Lock
@@ -149,3 +150,12 @@ async def test_a_statement_timeout_is_called_one(lent_database: str) -> None:
         with pytest.raises(StorageError, match="due to statement timeout; if that was its statement_timeout") as caught:
             await buffer.put(group(1), TASK)
     assert not isinstance(caught.value, LockedError)
+
+
+async def test_a_null_among_texts_stays_one(lent_database: str) -> None:
+    """Also where array_nulls is off: the groups of one commit differ in the columns that they have."""
+    set_default(lent_database, array_nulls="off")
+    async with build(lent_database) as buffer:
+        each: list[FillOptions] = [{"key": "a"}, {}, {"key": "b"}]
+        await buffer.put_many([group(number) for number in range(3)], TASK, each=each)
+        assert [item.key async for item in buffer.find({})] == ["a", None, "b"]

@@ -37,6 +37,9 @@ def inlined(sql: str, values: Sequence[Any]) -> str:
 def _literal(value: Any) -> str:
     if value is None:
         return "NULL"
+    # Not NULL in the text of an array: where array_nulls is off, that is a text.
+    if isinstance(value, list) and (None in value or not value):
+        return f"ARRAY[{','.join(map(_literal, value))}]"
     if isinstance(value, (bytes, bytearray)):
         return f"decode('{b64encode(value).decode()}', 'base64')"
     text = _array_text(value) if isinstance(value, list) else str(value)
@@ -48,9 +51,7 @@ def _literal(value: Any) -> str:
 
 
 def _array_text(values: Sequence[Any]) -> str:
-    """Return the text of an array. Strings are quoted together, separated by NUL, which no text has."""
-    if None in values or not values:
-        return f"{{{','.join('NULL' if value is None else _array_text([value])[1:-1] for value in values)}}}"
+    """Return the text of an array without NULL. Strings are quoted together, separated by NUL, which no text has."""
     text = "\0".join(map(str, values)).replace("\\", r"\\").replace('"', r"\"").replace("\0", '","')
     return f'{{"{text}"}}'
 

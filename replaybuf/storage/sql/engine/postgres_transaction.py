@@ -68,10 +68,14 @@ class PostgresTransaction(Transaction):
     def _answer(self, ask: Callable[..., Any], *arguments: Any) -> Any:
         """Return the server's answer, once those that wait are sent."""
         if self.waiting:
-            message = _message(self.waiting)
-            self.waiting.clear()
-            await_only(_ask_server(self._raw, self._raw.execute, message))
+            self.flush(self.waiting)
         return await_only(_ask_server(self._raw, ask, *arguments))
+
+    def flush(self, waiting: list[str]) -> None:
+        """Send the statements that wait, at least one."""
+        message = _message(waiting)
+        waiting.clear()
+        await_only(_ask_server(self._raw, self._raw.execute, message))
 
     async def _run_each(self, sql: str, rows: Sequence[Row]) -> None:
         """Run a statement for each row. (`executemany` alone may wait on after the connection was lost.)"""
