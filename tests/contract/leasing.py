@@ -149,6 +149,20 @@ class LeaseLaws(Harness):
         assert ids(await buffer.get(9, "math")) == [7]
         assert await total(buffer, "leased") == 0
 
+    async def test_a_lost_group_is_not_acknowledged_by_the_record_of_others(self, buffer: ReplayBuffer) -> None:
+        """Though of its lease only a record is left that other groups have settled."""
+        work = buffer.storage
+        work.sweeper._history = 1
+        uids = await fill(buffer, 3)
+        lease = await lease_of(buffer, 3, SHORT)
+        other = buffer.adopt(lease.handle, heartbeat=False)
+        for step, uid in enumerate(uids[:2]):
+            await lease.acknowledge([uid], train_step=step)
+        await work.thread.run(work.sweeper.prune_history)
+        await buffer.wait_ready({"math": 1}, timeout=SOON)
+        with pytest.raises(LeaseLostError):
+            await other.acknowledge()
+
     async def test_a_lease_waits_for_a_whole_batch(self, buffer: ReplayBuffer) -> None:
         """As take_batch does; at the timeout nothing is leased, and the error says what others hold."""
         await fill(buffer, 2)

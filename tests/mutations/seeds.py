@@ -165,7 +165,7 @@ _SQL = [
     ("take-damaged", "storage/sql/tasks/delivery.py", "if not failed:", "if True:", "a damaged group is set aside"),
     ("lease-lost-is-late", f"{_STATEMENTS}/leases.py", "    if len(rows) < len(uids):\n", "    if False:\n", "an acknowledgement that comes too late is refused"),
     ("settled-lease-goes-on", f"{_STATEMENTS}/leases.py", "        return lease.until\n", "        return tx.start_clock() + seconds\n", "a lease that other handles have settled ends with its time"),
-    ("settled-lease-is-lost", f"{_STATEMENTS}/leases.py", "if tx.value(_UNSETTLED, lease=lease.token) == 0:", "if False:", "what other handles acknowledged in time isn't lost"),
+    ("settled-lease-is-lost", f"{_STATEMENTS}/leases.py", "if tx.value(_ACKNOWLEDGED, lease=lease.token, uids=list(uids)) == len(uids):", "if False:", "what other handles acknowledged in time isn't lost"),
     ("damage-stops-refreshes", f"{_STATEMENTS}/refresh.py", "if unreadable and home.status != Status.FAILED:", "if False:", "a refresh sets groups aside whose marks are damaged"),
     ("lease-never-ends", f"{_STATEMENTS}/leases.py", "if not uids:", "if True:", "a lease that is over comes back"),
     ("move-unpinned", f"{_STATEMENTS}/counts.py", "if step.pins_staleness and step.before is not None:", "if False:", "a group that leaves its lane keeps its staleness"),

@@ -63,7 +63,7 @@ def acknowledge(tx: Transaction, lease: Leased, uids: Sequence[int]) -> None:
     try:
         rows = _check_held(tx, lease, uids)
     except LeaseLostError:
-        if tx.value(_UNSETTLED, lease=lease.token) == 0:  # other handles have acknowledged all of its groups
+        if tx.value(_ACKNOWLEDGED, lease=lease.token, uids=list(uids)) == len(uids):  # by other handles
             return
         raise
     if len(rows) < len(uids):
@@ -73,7 +73,9 @@ def acknowledge(tx: Transaction, lease: Leased, uids: Sequence[int]) -> None:
     settle(tx, lease, [row.uid for row in rows], step)
 
 
-_UNSETTLED = "SELECT sum(groups - settled) FROM rb_batch WHERE lease = :lease"
+#: How many of these groups a lease drew in batches of which it has acknowledged all groups.
+_ACKNOWLEDGED = """SELECT count(DISTINCT p.uid) FROM rb_past p JOIN rb_batch b ON b.id = p.draw
+WHERE p.uid {in:uids} AND p.draw > 0 AND b.lease = :lease AND b.settled = b.groups"""
 
 
 def _trained_at(tx: Transaction, lease: Leased, rows: Sequence[GroupRow]) -> tuple[int | None, Iterable[Lane]]:
