@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import string
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -79,6 +80,20 @@ async def test_the_last_put_of_a_key_is_the_one_that_stays(lent_database: str, m
         await puts
         await other.close()
         assert [numbers_of([item.item]) async for item in buffer.find({})] == [[0], [1], [3]]
+
+
+async def test_puts_that_begin_lanes_and_their_steps_keep_their_order(
+    lent_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each in a transaction of its own: a lane has the first train step of the first one."""
+    monkeypatch.setattr(group_commit, "MAX_GROUPS", 1)
+    monkeypatch.setattr(group_commit, "ENOUGH_BYTES", 0)
+    async with build(lent_database) as buffer:
+        each: list[Any] = [{"current_train_step": step} for step in range(8)]
+        for first, task in enumerate(string.ascii_lowercase):
+            uids = await buffer.put_many([group(number) for number in range(8)], task, each=each)
+            assert uids == [8 * first + place for place in range(1, 9)]
+        assert {*await buffer.storage._read(lambda tx: tx.values("SELECT step FROM rb_lane WHERE NOT leased"))} == {0}
 
 
 async def test_a_lease_that_is_lost_acknowledges_nothing(lent_database: str) -> None:

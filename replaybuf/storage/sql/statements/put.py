@@ -64,7 +64,7 @@ def put_groups(
     """Insert groups in order and evict beyond the capacity; return the uid or the error of each. Checks the fence.
 
     Groups that depend on each other are stored one after the other, others together. `reserved()` is called once the
-    groups have their uids, if they get them with the fence and have no keys. A retry takes new uids: after a crash,
+    groups have their uids, if nothing else of them depends on the order of puts. A retry takes new uids: after a crash,
     PostgreSQL may have given the first ones to another transaction.
     """
     if not groups:
@@ -74,12 +74,20 @@ def put_groups(
         lock_tasks(tx, {encoded.group.task_name for encoded in groups})
     runs = _independent_runs(groups, limits)
     start = _begin(tx, groups, reserves=tx.dialect.is_remote and len(runs) == 1 and _need_only_room(groups, limits))
-    if start.uids and all(encoded.group.key is None for encoded in groups):  # keys are locked in the order of puts
+    if start.uids and _needs_no_turn(groups, start):
         reserved()
     if len(runs) == 1:
         return _put_together(tx, groups, start)
     _lock_keys(tx, groups)  # each run locks its own keys: two transactions could wait for one another
     return [outcome for run in runs for outcome in _put_together(tx, run)]
+
+
+def _needs_no_turn(groups: Sequence[EncodedGroup], start: _Start) -> bool:
+    """Return whether these groups replace none by key, and begin no lane, nor the train steps of one."""
+    names = {(encoded.group.task_name, encoded.group.status) for encoded in groups}
+    lanes = start.lanes or {}
+    has_keys = any(encoded.group.key is not None for encoded in groups)
+    return not has_keys and names <= lanes.keys() and not first_steps(groups, lanes)
 
 
 def _need_only_room(groups: Iterable[EncodedGroup], limits: Limits) -> bool:
