@@ -149,6 +149,7 @@ _SQL = [
     ("put-ignores-refusals", f"{_STATEMENTS}/put.py", "levels[new.task_name] = level.joined_by(new.status)", "pass", "puts that are committed together share the room"),
     ("put-follows-other-step", f"{_STATEMENTS}/new_rows.py", "and home.step == new.train_step\n", "\n", "a group put for another step keeps its staleness"),
     ("runs-lock-their-keys", f"{_STATEMENTS}/put.py", "    _lock_keys(tx, groups)  # each", "    pass  # each", "two batches with the same keys in another order never deadlock"),
+    ("puts-of-a-key-out-of-turn", f"{_STATEMENTS}/put.py", "return not has_keys and names", "return names", "the last put of a key stays, in another transaction, too"),
     ("refused-puts-take-uids", f"{_STATEMENTS}/put.py", "CAST(:allowed AS bigint) IS NULL OR", "true OR", "a put without room takes no uid"),
     ("fenced-puts-take-uids", f"{_STATEMENTS}/put.py", "coalesce(epoch, 0) = CAST(:epoch AS bigint) AND", "true AND", "a put that is fenced off takes no uid"),
     ("put-first-key-stays", f"{_STATEMENTS}/put.py", "(new.task_name, new.key) if new.key is not None else None", "None", "of several with a key the last stays"),
@@ -405,6 +406,7 @@ NEAR = {
     "codec": ("tests/codec", "tests/values/test_object_refs.py", "-k", "not postgres"),
     "sql": (
         "tests/contract/test_contract.py::TestSqlite",
+        "tests/storage/test_locks.py",
         "tests/storage/test_same_draws.py",
         "tests/storage/test_checkpoints.py",
         "tests/storage/test_history.py",
