@@ -57,6 +57,8 @@ class Reference(Putting, Drawing, Matching, Presence):
             else:
                 self._cursors = restored.cursors
                 self._ticket_shift = self._next_uid - restored.next_ticket
+            for name in self._groups.tallies:  # of tasks and statuses of since, which later refreshes are for, too
+                restored.groups.tallies.setdefault(name, 0)
             self._groups, self._loans = restored.groups, restored.loans
             self._epoch += 1
             self._notify()
