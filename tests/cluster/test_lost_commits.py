@@ -275,6 +275,7 @@ async def test_a_standby_takes_no_writes(asynchronous: Cluster) -> None:
     url = asynchronous.new_database()
     async with build(url) as buffer:
         await fill(buffer, 1)
+    await replicated(asynchronous)
     standby = asynchronous.standby.url(url.rpartition("/")[2])
     nowhere = standby.replace("127.0.0.1", "127.0.0.1:1,127.0.0.1")
     for url_of_standby, error, text in (
