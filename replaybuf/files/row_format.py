@@ -25,7 +25,7 @@ from enum import Enum
 from typing import Annotated, Any, Final
 
 import numpy as np
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError, create_model
+from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat, ValidationError, create_model
 
 from replaybuf.common import checks
 from replaybuf.common.worker_name import check_worker
@@ -121,7 +121,6 @@ def _checked(kind: Any, check: Callable[..., Any], *arguments: Any) -> Any:
 
 
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
-_Number = Annotated[float, Field(allow_inf_nan=False)]
 _ThreeCounts = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=3, max_length=3)]
 #: The metadata of a group in a file: its type, its default (... if it needs one), and its type in Arrow. `part` is the
 #: place of a rollout in a group that fills: its size and min_size, and the index.
@@ -130,9 +129,9 @@ METADATA: Final[dict[str, tuple[Any, Any, str]]] = {
     "task_name": (_checked(str, checks.check_task_name), ..., "string"),
     "status": (Annotated[Status, Field(strict=False)], ..., "string"),
     "staleness": (_checked(int, checks.check_staleness), 0, "int64"),
-    "priority": (_checked(_Number, checks.check_priority), 1.0, "float64"),
+    "priority": (_checked(FiniteFloat, checks.check_priority), 1.0, "float64"),
     "times_sampled": (_Count, 0, "int64"),
-    "created_at": (_Number, Field(default_factory=time.time), "float64"),
+    "created_at": (FiniteFloat, Field(default_factory=time.time), "float64"),
     "reward": (Any, None, "float64"),
     "tags": (_checked(dict[str, Any], checks.check_tags) | None, None, JSON),
     "key": (_checked(str, checks.check_key) | None, None, "string"),
