@@ -64,6 +64,15 @@ async def cancelled(call: asyncio.Task[Any]) -> None:
         await call
 
 
+async def cancelled_while_it_runs(thread: DatabaseThread, work: Work) -> None:
+    """Run a work whose caller goes meanwhile, and let it end."""
+    work.may_end.clear()
+    call = asyncio.create_task(thread.run(work, undo=work.undo))
+    assert await asyncio.to_thread(work.begun.wait, 30)
+    await cancelled(call)
+    work.may_end.set()
+
+
 def offered(thread: DatabaseThread) -> None:
     """Wait, with a busy loop, until a result is offered to its caller."""
     deadline = time.monotonic() + 30
@@ -123,11 +132,7 @@ async def test_a_later_call_finds_that_of_a_caller_that_has_gone_undone(thread: 
 async def test_an_undo_that_fails_is_made_again_and_awaited_at_the_end(thread: DatabaseThread) -> None:
     """Of the process: later calls don't wait for it."""
     work = Work(undo_errors=(UnreachableError("away"),))
-    work.may_end.clear()
-    call = asyncio.create_task(thread.run(work, undo=work.undo))
-    assert await asyncio.to_thread(work.begun.wait, 30)
-    await cancelled(call)
-    work.may_end.set()
+    await cancelled_while_it_runs(thread, work)
     await thread.run(nothing)
     assert work.calls == ["work", "undo"]
     await waits_for_undo(work, lambda: asyncio.to_thread(thread.run_blocking, thread.drain_all, 30))
@@ -136,11 +141,7 @@ async def test_an_undo_that_fails_is_made_again_and_awaited_at_the_end(thread: D
 async def test_an_undo_that_fails_by_a_defect_is_given_up(thread: DatabaseThread) -> None:
     """Later calls don't wait for it for ever."""
     work = Work(undo_errors=(ValueError("a value that can't be there"),))
-    work.may_end.clear()
-    call = asyncio.create_task(thread.run(work, undo=work.undo))
-    assert await asyncio.to_thread(work.begun.wait, 30)
-    await cancelled(call)
-    work.may_end.set()
+    await cancelled_while_it_runs(thread, work)
     async with asyncio.timeout(10):
         await thread.run(nothing)
 
