@@ -49,7 +49,8 @@ INTERRUPTED = "interrupted"
 
 _logger = logging.getLogger("replaybuf.produce")
 
-_ROOM_SECONDS = 1.0
+#: A group without room is tried again after a change, at the earliest and at the latest after so many seconds.
+_SHORTEST_SECONDS, _ROOM_SECONDS = 0.25, 1.0
 #: A cancelled call of the agent loop has so long to end.
 _ENDING_SECONDS = 1.0
 
@@ -411,7 +412,8 @@ class Generations:
                 )
             except FullError as error:  # keep the group, and renew its lease, until there is room
                 _logger.warning("task %s: %s", self.task_name, error)
-                await self.buffer.waits.changed(_ROOM_SECONDS, version)
+                await asyncio.sleep(_SHORTEST_SECONDS)  # refusals of several groups may seem changes to each other
+                await self.buffer.waits.changed(_ROOM_SECONDS - _SHORTEST_SECONDS, version)
             else:
                 status_now = group_status(map(self._kind.status, flat(group)))
                 # The rollouts change only if they expire; their class may have other names for EXPIRED and FILTERED.
