@@ -20,10 +20,10 @@ STEP_SECONDS = 0.03
 async def flow(ledger: Ledger, url: str, seconds: float, grace: float) -> None:
     """Steps of put, refresh, take and checkpoint; `step GROUPS-SO-FAR MEGABYTES-OF-MEMORY` after each.
 
-    `grace` is how long payloads of taken groups wait for the sweep: less than two seconds for a run that is quicker
-    than real ones.
+    `grace` is how long payloads of taken groups wait for the sweep, and the time between two sweeps: less than two
+    seconds for a run that is quicker than real ones.
     """
-    sweeper.GRACE_SECONDS = grace
+    sweeper.GRACE_SECONDS = sweeper._POLL_SECONDS = grace
     async with build(url, policy="prioritized", seed=3, keep_checkpoints=2) as buffer:
         start, step = time.monotonic(), 0
         while time.monotonic() < start + seconds:
