@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from replaybuf.errors import DecodeError
 from replaybuf.rules import transitions
 from replaybuf.rules.policies import PRIORITIZED, share
 from replaybuf.rules.transitions import LaneName
 from replaybuf.storage.values import Draw, Leased, StorageItem, check_database, check_lease
 from replaybuf.values.rollouts.rollout import Status
 from tests.reference.items import in_lane
-from tests.reference.loans import now as lease_time
 from tests.reference.state import Memory
 
 Drawn = dict[str, list[StorageItem]]
@@ -21,27 +20,24 @@ class Drawing(Memory):
     """Groups are consumed, or leased until their consumer has settled them."""
 
     async def take(self, draw: Draw) -> Drawn | None:
-        with self._lock:
-            items_by_task = self._draw(draw)
-            if items_by_task is not None:
-                train_step = self._groups.train_step(draw, items_by_task)
-                for item in all_of(items_by_task):
-                    item.trained_step = item.trained_step if train_step is None else train_step
-                    step = transitions.drawn(item, self.rules.limits)
-                    self._groups.apply(step, item)
-                    item.times_sampled += step.draws
-                self._notify()
-            return items_by_task
+        items_by_task = self._draw(draw)
+        if items_by_task is not None:
+            train_step = self._groups.train_step(draw, items_by_task)
+            for item in all_of(items_by_task):
+                item.trained_step = item.trained_step if train_step is None else train_step
+                step = transitions.drawn(item, self.rules.limits)
+                self._groups.apply(step, item)
+                item.times_sampled += step.draws
+        return items_by_task
 
     def _draw(self, draw: Draw) -> Drawn | None:
-        self._end_leases()
         items_by_task: Drawn = {}
         policy = self.rules.sampler
         for task_name, size in self._allowed(draw).items():
             lane = (task_name, draw.status)
             self._groups.begin_race(lane, policy)
             candidates = self._groups.table.select(in_lane(*lane, draw.where), policy.order, self._groups.order_key)
-            items_by_task[task_name] = self._decodable(candidates, size)
+            items_by_task[task_name] = [self._decode(self._groups.item(uid)) for uid in candidates[: max(0, size)]]
         if not draw.is_met_by({task_name: len(items) for task_name, items in items_by_task.items()}):
             return None
         for task_name, items in items_by_task.items():
@@ -59,20 +55,6 @@ class Drawing(Memory):
             return dict(draw.sizes)
         return {task: min(size, limits.drawable(self._groups.level(task))) for task, size in draw.sizes.items()}
 
-    def _decodable(self, candidates: list[int], size: int) -> list[StorageItem]:
-        """Return the first `size` candidates that can be decoded, and set aside those that can't."""
-        readable: list[StorageItem] = []
-        for uid in candidates:
-            if len(readable) >= size:
-                break
-            try:
-                readable.append(self._decode(uid))
-            except DecodeError as error:
-                item = self._groups.item(uid)
-                self._groups.apply(transitions.set_aside(item.status, str(error)), item)
-                self._notify()
-        return readable
-
     def _add_probabilities(self, items: Sequence[StorageItem], lane: LaneName) -> None:
         members = [self._groups.item(uid) for uid in self._groups.table.select(in_lane(*lane))]
         prioritized = self.rules.sampler.order[0].field == PRIORITIZED
@@ -85,38 +67,27 @@ class Drawing(Memory):
     # Leases
 
     async def lease(self, draw: Draw, seconds: float) -> Leased | None:
-        with self._lock:
-            drawn = self._draw(draw)
-            if drawn is None:
-                return None
-            token, until = self._new_uid(), lease_time() + seconds
-            self._loans.lend(all_of(drawn), token, until)
-            self._notify()
-            return Leased(
-                token, until, drawn, self._epoch, self._groups.train_step(draw, drawn), self.identity, draw.train_step
-            )
+        drawn = self._draw(draw)
+        if drawn is None:
+            return None
+        return self._lend(drawn, self._groups.train_step(draw, drawn))
+
+    def _lend(self, drawn: Drawn, train_step: int | None = None) -> Leased:
+        token = self._new_uid()
+        self._loans.lend(all_of(drawn), token)
+        return Leased(token, math.inf, drawn, self._epoch, train_step, self.identity)
 
     async def acknowledge(self, lease: Leased, uids: Sequence[int]) -> None:
-        with self._lock:
-            check_lease(lease, self._epoch, self.identity)
-            self._loans.acknowledge(lease, uids)
-            self._notify()
+        check_lease(lease, self._epoch, self.identity)
+        self._loans.acknowledge(lease, uids)
 
     async def give_back(self, lease: Leased, uids: Sequence[int], *, failed: str | None = None) -> int:
-        with self._lock:
-            check_database(lease, self.identity)
-            given_back = self._loans.give_back(lease, uids, failed)
-            self._notify()
-            return given_back
+        check_database(lease, self.identity)
+        return self._loans.give_back(lease, uids, failed)
 
     async def extend(self, lease: Leased, uids: Sequence[int], seconds: float) -> float:
-        with self._lock:
-            check_lease(lease, self._epoch, self.identity)
-            loans = self._loans.held(lease, uids)
-            until = lease_time() + seconds if loans else lease.until
-            for loan in loans:
-                loan.until = until
-            return until
+        check_lease(lease, self._epoch, self.identity)
+        return lease.until
 
 
 def all_of(items_by_task: Drawn) -> list[StorageItem]:

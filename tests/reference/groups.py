@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
-from replaybuf.errors import ConflictError, DecodeError, FullError
+from replaybuf.errors import ConflictError, FullError
 from replaybuf.rules import transitions
 from replaybuf.rules.limits import Level, Rules
 from replaybuf.rules.policies import ReplayPolicy
@@ -21,14 +20,12 @@ from replaybuf.values.rollouts.marks import Marks
 from replaybuf.values.rollouts.rollout import ASIDE, Status
 from tests.reference.items import Items, Races, in_lane
 
-_ALL = LogicNode("$and", ())
-
 
 class Groups:
     """Metadata in a table, payloads, races, and tallies. `apply` keeps all of them consistent."""
 
-    def __init__(self, table: Items, rules: Rules, codec: Codec) -> None:
-        self.table = table
+    def __init__(self, rules: Rules, codec: Codec) -> None:
+        self.table = Items()
         self.rules = rules
         self.codec = codec
         self.payloads: dict[int, bytes] = {}
@@ -38,16 +35,6 @@ class Groups:
         self.steps: dict[LaneName, int] = {}  # the train steps that groups were refreshed to
         self.races = Races(rules)
         self.tallies: Counter[tuple[str, Status, Tally]] = Counter()
-
-    def copy(self) -> Groups:
-        """Return a copy of the groups; payloads never change, and are shared."""
-        copied = Groups(type(self.table)(), self.rules, self.codec)
-        for uid in self.table.select(_ALL):
-            copied.table.add(self.item(uid))
-        copied.payloads, copied.archived_at = dict(self.payloads), dict(self.archived_at)
-        copied.made_from, copied.steps, copied.due = dict(self.made_from), dict(self.steps), dict(self.due)
-        copied.races, copied.tallies = self.races.copy(), self.tallies.copy()
-        return copied
 
     def item(self, uid: int) -> StorageItem:
         """Return a copy of the metadata of a group that is in the table."""
@@ -158,29 +145,6 @@ class Groups:
             self.races.pass_time(task_name, kept, waits, [self.item(uid).priority for uid in evicted])
         return evicted
 
-    # Groups that take no room: archived, filtered and failed ones
-
-    def prune(self) -> None:
-        """Remove the groups beyond the age or number limit of those that take no room."""
-        limits, now = self.rules.limits, time.time()
-        for status in limits.bounded_aside:
-            limit, seconds = limits.bound_aside(status)
-            lanes = [(task, n) for (task, at, name), n in self.tallies.items() if (at, name) == (status, Tally.SIZE)]
-            oldest = min(self.archived_at.values(), default=now)
-            for task_name, count in lanes:
-                if count <= limit if limit is not None else oldest >= now - (seconds or 0):
-                    continue
-                uids = sorted(self.table.select(in_lane(task_name, status)), key=lambda uid: self._aside_since(uid, 0))
-                if limit is not None:
-                    pruned = uids[: max(0, len(uids) - limit)]
-                else:
-                    pruned = [uid for uid in uids if self._aside_since(uid, now) < now - (seconds or 0)]
-                self.remove(pruned, Tally.PRUNED)
-
-    def _aside_since(self, uid: int, otherwise: float) -> float:
-        """Return when a group was archived, filtered or set aside; a state of an older version may not know."""
-        return self.archived_at.get(uid, otherwise)
-
     # Order
 
     def order_key(self, uid: int, name: str, *, left: bool = False) -> float:
@@ -190,9 +154,7 @@ class Groups:
         """
         if name != "staleness":
             return self.races.remaining(self.item(uid)) if left else self.races.keys[uid]
-        kind, oldest = self.codec.rollout_type, None
-        with contextlib.suppress(DecodeError):
-            oldest = Marks.of(self.codec.decode(self.payloads[uid]), kind).oldest_step
+        oldest = Marks.of(self.codec.decode(self.payloads[uid]), self.codec.rollout_type).oldest_step
         return self.item(uid).staleness - 9 * 10**18 if oldest is None else -oldest
 
     def begin_race(self, lane: LaneName, policy: ReplayPolicy) -> None:

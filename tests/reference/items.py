@@ -31,13 +31,6 @@ class Races:
         self.tickets: dict[int, int] = {}  # where it differs from the uid
         self._known: set[LaneName] = set()
 
-    def copy(self) -> Races:
-        copied = Races(self._rules)
-        copied.keys, copied.tickets = dict(self.keys), dict(self.tickets)
-        copied.races = {name: replace(race) for name, race in self.races.items()}
-        copied._known = set(self._known)
-        return copied
-
     def ticket(self, uid: int) -> int:
         """Return a group's ticket."""
         return self.tickets.get(uid, uid)
@@ -104,9 +97,6 @@ class Items:
 
     def __init__(self) -> None:
         self._items: dict[int, StorageItem] = {}
-
-    def __len__(self) -> int:
-        return len(self._items)
 
     def add(self, item: StorageItem) -> None:
         self._items[item.uid] = item

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import AsyncIterator, Iterable, Mapping
 
-from replaybuf.errors import DecodeError
 from replaybuf.rules import transitions
 from replaybuf.rules.policies import Order
 from replaybuf.rules.query import LogicNode, Node, SetNode
@@ -16,7 +13,6 @@ from replaybuf.storage.values import Changes, Refresh, StorageItem, Unset
 from replaybuf.values.rollouts.group_fields import fields_of, step_ranges
 from replaybuf.values.rollouts.marks import Marks
 from replaybuf.values.rollouts.rollout import Status
-from replaybuf.values.rollouts.rollout_type import RolloutType
 from replaybuf.values.rollouts.staleness import (
     find_expired,
     mask_stale_tokens,
@@ -24,17 +20,9 @@ from replaybuf.values.rollouts.staleness import (
     set_staleness,
     staleness_of,
 )
-from tests.reference.predicates import Predicate, predicate
 from tests.reference.state import Memory
 
 _ALL = LogicNode("$and", ())
-
-
-def refresh_group(rollouts: Sequence[Any], step: int, kind: RolloutType) -> list[int]:
-    """Set the staleness of rollouts at a train step; return it."""
-    values = [staleness_of(oldest, step) for oldest, _ in step_ranges(fields_of(rollouts, kind))]
-    set_staleness(rollouts, values, kind)
-    return values
 
 
 class Matching(Memory):
@@ -46,106 +34,65 @@ class Matching(Memory):
         *,
         order: Order,
         limit: int | None = None,
-        deferred: frozenset[str] = frozenset(),
-        payloads: bool = True,
+        **_payloads: object,
     ) -> AsyncIterator[StorageItem]:
-        matches = predicate(query)
-        with self._lock:
-            self._end_leases()
-            uids = self._groups.table.select(query, order)[:limit]
-        for uid in uids:
-            item = self._read(uid, matches)
-            if item is not None:
-                yield item if payloads else replace(item, item=[])
-
-    def _read(self, uid: int, matches: Predicate) -> StorageItem | None:
-        """Return the group if it is there and still matches; with an error where it can't be decoded."""
-        with self._lock:
-            item = self._groups.table.get(uid)
-            return None if item is None or not matches(item) else self._decode_leniently(item)
+        for uid in self._groups.table.select(query, order)[:limit]:
+            yield self._decode(self._groups.item(uid))
 
     async def count(self, query: Node, *, at_most: int | None = None) -> int:
-        with self._lock:
-            self._end_leases()
-            count = len(self._groups.table.select(query))
-            return count if at_most is None else min(count, at_most)
+        count = len(self._groups.table.select(query))
+        return count if at_most is None else min(count, at_most)
 
     async def tallies(self) -> dict[tuple[str, Status, Tally], int]:
-        with self._lock:
-            self._end_leases()
-            return dict(self._groups.tallies)
+        return dict(self._groups.tallies)
 
     async def histograms(self, fields: Iterable[str]) -> dict[str, dict[LaneName, dict[int, int]]]:
-        with self._lock:
-            self._end_leases()
-            items = [*map(self._groups.item, self._groups.table.select(_ALL))]
+        items = [*map(self._groups.item, self._groups.table.select(_ALL))]
         return {field: _histogram(items, field) for field in fields}
 
     def __len__(self) -> int:
-        with self._lock:
-            self._end_leases()
-            tallies = self._groups.tallies.items()
-            return sum(n for (_, status, name), n in tallies if name == Tally.SIZE and status != Status.ARCHIVED)
+        tallies = self._groups.tallies.items()
+        return sum(n for (_, status, name), n in tallies if name == Tally.SIZE and status != Status.ARCHIVED)
 
     # Changing
 
     async def delete(self, query: Node) -> int:
-        with self._lock:
-            self._end_leases()
-            removed = self._groups.remove(self._groups.table.select(query), Tally.DELETED)
-            self._notify()
-            return removed
+        return self._groups.remove(self._groups.table.select(query), Tally.DELETED)
 
     async def update(self, query: Node, changes: Changes) -> int:
-        with self._lock:
-            self._end_leases()
-            uids = self._groups.table.select(query)
-            if not isinstance(changes.tags, Unset):
-                for uid in uids:
-                    self._groups.table.change([uid], tags=dict(changes.tags) if changes.tags else None)
-            if not isinstance(changes.priority, Unset):
-                self._groups.set_priorities(dict.fromkeys(uids, changes.priority))
-            if not isinstance(changes.status, Unset):
-                for item in map(self._groups.item, uids):
-                    self._groups.due.pop(item.uid, None)  # who sets the status has decided what becomes of the group
-                    self._groups.apply(transitions.updated(item.status, changes.status), item)
-            self._notify()
-            return len(uids)
+        uids = self._groups.table.select(query)
+        if not isinstance(changes.tags, Unset):
+            self._groups.table.change(uids, tags=dict(changes.tags) if changes.tags else None)
+        if not isinstance(changes.priority, Unset):
+            self._groups.set_priorities(dict.fromkeys(uids, changes.priority))
+        if not isinstance(changes.status, Unset):
+            for item in map(self._groups.item, uids):
+                self._groups.due.pop(item.uid, None)  # who sets the status has decided what becomes of the group
+                self._groups.apply(transitions.updated(item.status, changes.status), item)
+        return len(uids)
 
     async def update_priorities(self, priorities: Mapping[int, float]) -> int:
-        with self._lock:
-            return self._loans.set_priorities(priorities) + self._groups.set_priorities(priorities)
+        return self._loans.set_priorities(priorities) + self._groups.set_priorities(priorities)
 
     async def refresh(self, refresh: Refresh) -> dict[str, int]:
-        with self._lock:
-            self._end_leases()
-            counts = dict.fromkeys(refresh.rules, 0)
-            self._groups.refreshed(refresh.rules, refresh.statuses, refresh.train_step)
-            tasks = SetNode("task_name", "$in", tuple(refresh.rules))
-            statuses = SetNode("status", "$in", tuple(status.value for status in refresh.statuses))
-            for item in map(self._groups.item, self._groups.table.select(LogicNode("$and", (tasks, statuses)))):
-                counts[item.task_name] += self._refresh_one(item, refresh)
-            self._notify()
-            return counts
+        counts = dict.fromkeys(refresh.rules, 0)
+        self._groups.refreshed(refresh.rules, refresh.statuses, refresh.train_step)
+        tasks = SetNode("task_name", "$in", tuple(refresh.rules))
+        statuses = SetNode("status", "$in", tuple(status.value for status in refresh.statuses))
+        for item in map(self._groups.item, self._groups.table.select(LogicNode("$and", (tasks, statuses)))):
+            counts[item.task_name] += self._refresh_one(item, refresh)
+        return counts
 
     def _refresh_one(self, item: StorageItem, refresh: Refresh) -> bool:
         groups, rule = self._groups, refresh.rules[item.task_name]
         leaves = item.status == Status.EXPIRED and not rule.retryable
-        kind = self.codec.rollout_type
-        try:
-            rollouts = self.codec.decode(groups.payloads[item.uid])
-        except DecodeError:
-            if not leaves:
-                return False
-            rollouts = []
-        staleness = refresh_group(rollouts, refresh.train_step, kind)
+        rollouts, kind = self.codec.decode(groups.payloads[item.uid]), self.codec.rollout_type
+        ranges = step_ranges(fields_of(rollouts, kind))
+        staleness = [staleness_of(oldest, refresh.train_step) for oldest, _ in ranges]
+        set_staleness(rollouts, staleness, kind)
         too_old = find_expired(fields_of(rollouts, kind), rule, refresh.train_step, staleness)
         expired = sorted({*too_old, *groups.due.get(item.uid, ())})
         if leaves or (expired and not rule.retryable):
-            if refresh.dropped is not None:
-                decoded = self._decode_leniently(item)
-                refresh_group(decoded.item, refresh.train_step, kind)
-                refresh.dropped.append(replace(decoded, staleness=max(staleness, default=item.staleness)))
             groups.remove([item.uid], Tally.DROPPED)
             return True
         for index in expired:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from copy import deepcopy
 from dataclasses import dataclass
 
 from replaybuf.rules import transitions
@@ -27,8 +28,7 @@ class World:
     cursors: dict[str, Cursor]
 
     def copy(self) -> World:
-        groups = self.groups.copy()
-        return World(groups, self.loans.copy(groups), self.next_ticket, dict(self.cursors))
+        return deepcopy(self, {id(shared): shared for shared in (self.groups.codec, self.groups.rules)})
 
 
 class Checkpoints:
