@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,12 @@ from replaybuf import ReplayBuffer, Status
 from replaybuf.buffer.lease import Lease
 from replaybuf.errors import SnapshotError
 from replaybuf.rules.limits import Rules
+from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.values import NewGroup, StorageItem
 from tests.contract.harness import CODEC
+from tests.postgres import new_urls
 from tests.reference.backend import Reference
 from tests.reference.snapshots import plain_state, read_snapshot, snapshot_of
-from tests.side_by_side.places import Place
 from tests.side_by_side.seen import (
     TASKS,
     all_items,
@@ -41,6 +42,7 @@ from tests.side_by_side.seen import (
     plain_error,
     puts,
     queries,
+    read_views,
     rules,
     seen,
     sizes,
@@ -53,14 +55,20 @@ from tests.stores import because
 
 
 class Pair(RuleBasedStateMachine):
-    """The buffers, what runs an operation on both, and what must be the same. Subclasses say where the other one is."""
+    """The buffers, what runs an operation on both, and what must be the same.
 
-    place: Place
+    Subclasses say of which kind the database of the other one is, and for which test.
+    """
+
+    kind: str
+    request: pytest.FixtureRequest
 
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.folder = Path(tempfile.mkdtemp(prefix="rb-side-"))
+        self.databases = ExitStack()
+        self.new_url = self.databases.enter_context(new_urls(self.kind, self.request, self.folder))
         self.clock = patch.object(replaybuf.buffer.putting, "time", _Clock())
 
     @initialize(rules=rules, first=st.lists(puts, min_size=4, max_size=8))
@@ -77,7 +85,7 @@ class Pair(RuleBasedStateMachine):
         if hasattr(self, "other"):  # else the example ended before it began
             self.clock.stop()
             self.run(self.other.close())
-            self.place.leave()
+        self.databases.close()
         self.run(self.loop.shutdown_default_executor())
         self.loop.close()
         shutil.rmtree(self.folder)
@@ -132,14 +140,18 @@ class Pair(RuleBasedStateMachine):
     def begin_with_new(self) -> None:
         self.leases: list[tuple[Lease, Lease]] = []
         self.reference = self.buffer(Reference(CODEC, self.rules))
-        self.other = self.buffer(self.place.new(self.rules))
+        self.url = self.new_url()
+        self.open_other()
+
+    def open_other(self) -> None:
+        self.other = self.buffer(SQLStorage(self.url, CODEC, self.rules))
 
     @invariant()
     def same(self) -> None:
         expected, actual = (self.run(everything(buffer)) for buffer in (self.reference, self.other))
         assert actual["items"] == expected["items"]
         assert actual == expected
-        views = self.run(self.place.views())
+        views = self.run(self.other.storage._read(read_views))
         items = self.run(all_items(self.reference))
         for row in views["groups"]:
             del row["trained_step"]  # see `seen.fields`
@@ -198,7 +210,7 @@ class Keeping(Pair):
             self.save_and_resume(crossed)
         else:
             self.run(self.other.close())
-            self.other = self.buffer(self.place.again(self.rules))
+            self.open_other()
             for _, lease in self.leases:
                 lease.storage, lease._putting = self.other.storage, self.other.putting
 

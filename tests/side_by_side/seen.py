@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import cycle
@@ -24,6 +23,7 @@ from replaybuf.rules.policies import (
     StalenessPolicy,
     UniformPolicy,
 )
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.values import StorageItem
 from replaybuf.values.rollouts.outline import preview, reward_parts
 from replaybuf.values.rollouts.rewards import reward_value
@@ -39,12 +39,9 @@ async def outcome(operation: Callable[[ReplayBuffer], Awaitable[Any]], buffer: R
 def plain_error(result: Any) -> Any:
     if not isinstance(result, BaseException):
         return result
-    # Only a database knows the workers of other processes, which its sentence and other facts are about; the numbers of
-    # tasks are the same.
-    since, separator, reasons = str(result).partition(": ")
-    numbers = "; ".join(sorted(re.findall(r"\b[Tt]ask \w+: [^;]*", reasons)))
-    numbers = f"{since}: {numbers}" if separator and since.startswith("after ") and numbers else str(result)
-    return type(result).__name__, numbers
+    # Only a database knows the workers of other processes, by whom another one of several tasks may come first.
+    since, separator, _ = str(result).partition(": ")
+    return type(result).__name__, since if separator and since.startswith("after ") else str(result)
 
 
 async def caught(operation: Callable[[ReplayBuffer], Awaitable[Any]], buffer: ReplayBuffer) -> Any:
@@ -82,6 +79,18 @@ async def everything(buffer: ReplayBuffer) -> dict[str, Any]:
 
 
 Rows = list[dict[str, Any]]
+_VIEWS = {"groups": "uid", "rollouts": "uid, position"}
+# Written otherwise than what `find` gives, or of no use to compare.
+_OTHERWISE = {"created_at", "archived_at", "bytes", "put_step", "full_prompt", "full_response", "messages"}
+
+
+def read_views(tx: Transaction) -> dict[str, Rows]:
+    """The rows of the SQL views, as far as they can be compared."""
+    views = {view: tx.rows(f"SELECT * FROM {view} ORDER BY {order}") for view, order in _VIEWS.items()}
+    return {
+        view: [{name: value for name, value in row.items() if name not in _OTHERWISE} for row in rows]
+        for view, rows in views.items()
+    }
 
 
 def expected_views(items: list[StorageItem]) -> dict[str, Rows]:

@@ -9,14 +9,23 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.postgres import Databases
 from tests.side_by_side import SideBySide
-from tests.side_by_side.places import Place, PostgresDatabases, SqliteFiles
+
+#: The machines of each kind of database, by whose names the examples are chosen.
+NAMES = {"sqlite": "SideBySideWithSqliteFiles", "postgresql": "SideBySideWithPostgresDatabases"}
 
 
-def run(place: Place, examples: int, steps: int) -> None:
-    """Run the machine against buffers at the place."""
-    machine = type(f"SideBySideWith{type(place).__name__}", (SideBySide,), {"place": place})
+@pytest.mark.parametrize(
+    ("kind", "examples", "steps"),
+    [
+        ("sqlite", 8, 13),
+        ("postgresql", 6, 13),
+        pytest.param("sqlite", 500, 50, marks=pytest.mark.long),
+        pytest.param("postgresql", 300, 50, marks=pytest.mark.long),
+    ],
+)
+def test_a_database_is_like_the_model(request: pytest.FixtureRequest, kind: str, examples: int, steps: int) -> None:
+    machine = type(NAMES[kind], (SideBySide,), {"kind": kind, "request": request})
     run_settings = settings(
         max_examples=examples,
         derandomize=examples < 10,  # the same examples each time; the long form looks for new ones
@@ -27,21 +36,3 @@ def run(place: Place, examples: int, steps: int) -> None:
         suppress_health_check=list(HealthCheck),
     )
     run_state_machine_as_test(machine, settings=run_settings)
-
-
-def test_sqlite_is_like_the_model() -> None:
-    run(SqliteFiles(), 8, 13)
-
-
-def test_postgres_is_like_the_model(postgres_databases: Databases) -> None:
-    run(PostgresDatabases(postgres_databases), 6, 13)
-
-
-@pytest.mark.long
-def test_sqlite_is_like_the_model_for_long() -> None:
-    run(SqliteFiles(), 500, 50)
-
-
-@pytest.mark.long
-def test_postgres_is_like_the_model_for_long(postgres_databases: Databases) -> None:
-    run(PostgresDatabases(postgres_databases), 300, 50)
