@@ -16,7 +16,7 @@ import tempfile
 import textwrap
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -44,8 +44,66 @@ def forked(work: Callable[[], object], leave: Callable[[], object] = lambda: os.
     return pid
 
 
-class Script:
-    """A script that runs in a fork of `tests.zygote`: its standard output is here, line by line.
+class _Fork:
+    """A fork of `tests.zygote` that runs a text, with these files as its standard input, output and error.
+
+    With `modules`, it is of a zygote that has imported them, and warnings are ignored.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        arguments: Sequence[object],
+        files: Sequence[int],
+        environment: Mapping[str, str] = os.environ,
+        folder: str = "",
+        modules: tuple[str, ...] = (),
+    ) -> None:
+        request = {"text": text, "arguments": [*map(str, arguments)], "environment": dict(environment)}
+        request["folder"] = folder or os.getcwd()
+        reading_end, ending = os.pipe()
+        with _one_at_a_time:
+            socket.send_fds(_zygote(*modules), [json.dumps(request).encode()], [*files, ending])
+        os.close(ending)
+        self._told = os.fdopen(reading_end, "rb", buffering=0)
+        self._text = b""
+        while b"\n" not in self._text:
+            if not (received := self._told.read(100)):
+                raise RuntimeError("the process that forks has ended; its own output says why")
+            self._text += received
+        pid, _, self._text = self._text.partition(b"\n")
+        self.pid = int(pid)
+        self.returncode: int | None = None
+
+    def poll(self, seconds: float | None = 0) -> int | None:
+        """Wait for the exit code, for so long, or for ever."""
+        while self.returncode is None:
+            if self._text.endswith(b"\n"):
+                self.returncode = int(self._text)
+                self._told.close()
+            elif not select.select([self._told], [], [], seconds)[0]:
+                break
+            else:
+                self._text += self._told.read(100)
+        return self.returncode
+
+    def send_signal(self, sent: int) -> None:
+        if self.poll() is None:  # else the number may be another process's by now
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, sent)
+
+    @contextlib.contextmanager
+    def _killed_after(self, seconds: float) -> Iterator[None]:
+        expired = threading.Timer(seconds, self.send_signal, [signal.SIGKILL])
+        expired.start()
+        try:
+            yield
+        finally:
+            expired.cancel()
+
+
+class Script(_Fork):
+    """A script that runs in a fork of the zygote: its standard output is here, line by line.
 
     Its standard input is empty, and is open until its end is waited for.
     """
@@ -54,19 +112,10 @@ class Script:
         (reading, writing), (input_end, self._input) = os.pipe(), os.pipe()
         self.stdout = os.fdopen(reading)
         self._problems = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        files = (input_end, writing, self._problems.fileno())
-        self.pid, self._ended = _fork(
-            BEGINNING + textwrap.dedent(text), arguments, dict(os.environ), os.getcwd(), files
-        )
+        super().__init__(BEGINNING + textwrap.dedent(text), arguments, (input_end, writing, self._problems.fileno()))
         for end in (input_end, writing):
             os.close(end)
         self._end: tuple[int, str, str] | None = None
-
-    def send_signal(self, sent: signal.Signals) -> None:
-        self._ended.look(0)
-        if self._ended.code is None:  # else the number may be another process's by now
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, sent)
 
     def kill(self) -> None:
         """SIGKILL, and wait for the end."""
@@ -77,22 +126,14 @@ class Script:
     def end(self, seconds: float = 40) -> tuple[int, str, str]:
         """Wait for the end: the exit code, and what was written since to standard output, and in all to stderr."""
         if self._end is None:
-            self._end = self._wait(seconds)
-        return self._end
-
-    def _wait(self, seconds: float) -> tuple[int, str, str]:
-        os.close(self._input)
-        expired = threading.Timer(seconds, self.send_signal, [signal.SIGKILL])
-        expired.start()
-        try:
-            with self.stdout, self._problems:
+            os.close(self._input)
+            with self._killed_after(seconds), self.stdout, self._problems:
                 output = self.stdout.read()
-                code = self._ended.wait()
+                code = self.poll(None)
+                assert code is not None
                 self._problems.seek(0)
-                problems = self._problems.read()
-        finally:
-            expired.cancel()
-        return code, output, problems
+                self._end = code, output, self._problems.read()
+        return self._end
 
 
 _PROGRAM = """
@@ -108,10 +149,9 @@ else:
 """
 
 
-class Program:
-    """`python -W error COMMAND`, of a file or `-m` and a module, in a fork of `tests.zygote`.
+class Program(_Fork):
+    """`python -W error COMMAND`, of a file or `-m` and a module, in a fork of the zygote.
 
-    With `modules`, the fork is of a zygote that has imported them, and warnings are ignored.
     It has the calls of a `Popen` whose stderr goes where stdout goes: to a file, or into a pipe of text.
     """
 
@@ -128,42 +168,24 @@ class Program:
         self.stdout = os.fdopen(reading)  # empty, if the output goes to a file
         output = writing if stdout is None else stdout.fileno()
         with open(os.devnull) as nothing:
-            files = (nothing.fileno(), output, output)
-            self.pid, self._ended = _fork(_PROGRAM, command, dict(env), str(cwd), files, modules)
+            super().__init__(_PROGRAM, command, (nothing.fileno(), output, output), env, str(cwd), modules)
         os.close(writing)
         if stdout is not None:
             self.stdout.close()
 
-    @property
-    def returncode(self) -> int | None:
-        return self._ended.code
-
-    def poll(self) -> int | None:
-        self._ended.look(0)
-        return self.returncode
-
     def wait(self, timeout: float | None = None) -> int:
-        try:
-            return self._ended.wait(timeout)
-        except TimeoutError:
-            raise subprocess.TimeoutExpired(self._command, timeout or 0) from None
-
-    def send_signal(self, sent: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, sent)
+        if (code := self.poll(timeout)) is None:
+            raise subprocess.TimeoutExpired(self._command, timeout or 0)
+        return code
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
     def communicate(self, timeout: float = 90) -> tuple[str, None]:
         """All output that is left, once the program has ended. One that doesn't is killed, and fails the test."""
-        expired = threading.Timer(timeout, self.kill)
-        expired.start()
-        try:
+        with self._killed_after(timeout):
             printed = self.stdout.read()
             self.wait()
-        finally:
-            expired.cancel()
         return printed, None
 
     def __enter__(self) -> Program:
@@ -172,57 +194,6 @@ class Program:
     def __exit__(self, *_: object) -> None:
         self.stdout.close()
         self.wait()
-
-
-class _End:
-    """The end of a process that the zygote has forked, as it tells of it."""
-
-    def __init__(self, reading_end: int) -> None:
-        self._told = os.fdopen(reading_end, "rb", buffering=0)
-        self._text = b""
-        while b"\n" not in self._text:
-            if not (received := self._told.read(100)):
-                raise RuntimeError("the process that forks has ended; its own output says why")
-            self._text += received
-        pid, _, self._text = self._text.partition(b"\n")
-        self.pid = int(pid)
-        self.code: int | None = None
-        self.look(0)
-
-    def look(self, seconds: float | None) -> None:
-        """Wait for the exit code, for so long, or for ever."""
-        while self.code is None:
-            if self._text.endswith(b"\n"):
-                self.code = int(self._text)
-                self._told.close()
-            elif not select.select([self._told], [], [], seconds)[0]:
-                return
-            else:
-                self._text += self._told.read(100)
-
-    def wait(self, timeout: float | None = None) -> int:
-        self.look(timeout)
-        if self.code is None:
-            raise TimeoutError
-        return self.code
-
-
-def _fork(
-    text: str,
-    arguments: Sequence[object],
-    environment: dict[str, str],
-    folder: str,
-    files: Sequence[int],
-    modules: tuple[str, ...] = (),
-) -> tuple[int, _End]:
-    """Run a text in a fork of the zygote, with these files as its standard input, output and error."""
-    request = {"text": text, "arguments": [*map(str, arguments)], "environment": environment, "folder": folder}
-    reading_end, ending = os.pipe()
-    with _one_at_a_time:
-        socket.send_fds(_zygote(*modules), [json.dumps(request).encode()], [*files, ending])
-    os.close(ending)
-    end = _End(reading_end)
-    return end.pid, end
 
 
 @functools.cache
