@@ -26,8 +26,9 @@ _USER = "nobody"  # PgBouncer refuses to run as root
 class Pooler:
     """One that pools connections to the database `rl`: fewer than a buffer wants."""
 
-    def __init__(self, folder: Path, target: str, mode: str, settings: str, port: int) -> None:
-        self._config, self._mode, self._settings, self.port = folder / "pgbouncer.ini", mode, settings, port
+    def __init__(self, folder: Path, target: str, mode: str, more: str) -> None:
+        self._config, self._mode, self._port = folder / "pgbouncer.ini", mode, free_port()
+        self._settings = f"{documented_settings()}\n{more}"
         self._configure(target)
         for parent in (folder, *folder.parents):
             if parent.is_relative_to(tempfile.gettempdir()) and parent.stat().st_uid == os.getuid():
@@ -39,7 +40,7 @@ class Pooler:
 
     @property
     def url(self) -> str:
-        return f"postgresql://trainer@127.0.0.1:{self.port}/rl?statement_cache_size=0"
+        return f"postgresql://trainer@127.0.0.1:{self._port}/rl?statement_cache_size=0"
 
     def point_to(self, target: str) -> None:
         """Pool connections to another server from now on."""
@@ -51,7 +52,7 @@ class Pooler:
     def _configure(self, target: str) -> None:
         self._config.write_text(
             f"[databases]\nrl = {target}\n[pgbouncer]\n"
-            f"listen_addr = 127.0.0.1\nlisten_port = {self.port}\nunix_socket_dir =\nauth_type = any\n"
+            f"listen_addr = 127.0.0.1\nlisten_port = {self._port}\nunix_socket_dir =\nauth_type = any\n"
             f"pool_mode = {self._mode}\ndefault_pool_size = {6 if self._mode == 'transaction' else 40}\n"
             f"server_login_retry = 1\n{self._settings}\n"
         )
@@ -89,15 +90,9 @@ def documented_settings() -> str:
 
 
 @contextmanager
-def pooled(
-    folder: Path,
-    target: str,
-    mode: str = "transaction",
-    settings: str | None = None,
-    port: int | None = None,
-) -> Iterator[Pooler]:
-    """A pooler before a server, given as PgBouncer's `host=... user=... dbname=...`."""
-    pooler = Pooler(folder, target, mode, documented_settings() if settings is None else settings, port or free_port())
+def pooled(folder: Path, target: str, mode: str = "transaction", more: str = "") -> Iterator[Pooler]:
+    """A pooler before a server, given as PgBouncer's `host=... user=... dbname=...`, with `more` settings."""
+    pooler = Pooler(folder, target, mode, more)
     try:
         pooler.wait()
         yield pooler
