@@ -170,12 +170,18 @@ def losses(run: Run, chance: random.Random, states: int, forgets: str | None = N
         yield from (f"before event {event}: {problem}" for problem in problems)
 
 
-@pytest.mark.parametrize("durability", ["full", "normal"])
+@pytest.mark.parametrize(
+    ("durability", "calls", "variables"),
+    [("full", 25, {}), ("normal", 25, {}), ("full", 40, {"POWER_FAULTS": _FAULTS})],
+    ids=["full", "normal", "on a disk that fails now and then"],
+)
 @pytest.mark.parametrize(("runs", "states"), [(1, 10), pytest.param(50, 100, marks=pytest.mark.long)])
-def test_a_power_cut_leaves_a_moment_of_the_run(shim: Path, durability: str, runs: int, states: int) -> None:
+def test_a_power_cut_leaves_a_moment_of_the_run(
+    shim: Path, durability: str, calls: int, variables: dict[str, int], runs: int, states: int
+) -> None:
     problems = []
     for seed in range(runs):
-        run = record(shim, seed, 25, durability)
+        run = record(shim, seed, calls, durability, **variables)
         problems += [f"seed {seed}, {problem}" for problem in losses(run, random.Random(seed), states)]
     assert not problems, "\n".join(problems[:20])
 
@@ -184,15 +190,6 @@ def test_a_sync_that_is_left_out_is_caught(shim: Path) -> None:
     run = record(shim, 0, 25, "full")
     for forgets in ("run.db-wal", "payloads/files/", "payloads/files"):
         assert next(losses(run, random.Random(0), 100, forgets), None), forgets
-
-
-@pytest.mark.parametrize(("runs", "states"), [(1, 8), pytest.param(50, 100, marks=pytest.mark.long)])
-def test_a_disk_that_fails_now_and_then_loses_nothing(shim: Path, runs: int, states: int) -> None:
-    problems = []
-    for seed in range(runs):
-        run = record(shim, seed, 40, "full", POWER_FAULTS=_FAULTS)
-        problems += [f"seed {seed}, {problem}" for problem in losses(run, random.Random(seed), states)]
-    assert not problems, "\n".join(problems[:20])
 
 
 @pytest.mark.long
