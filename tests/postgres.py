@@ -12,9 +12,9 @@ import tempfile
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import pytest
 from sqlalchemy import make_url
 
 from replaybuf import ReplayBufferConfig
+from tests.stores import until
 
 
 @contextmanager
@@ -240,6 +241,35 @@ async def ask(url: str, query: str) -> list[Any]:
         return [row[0] for row in await connection.fetch(query)]
     finally:
         await connection.close()
+
+
+_WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+
+
+@asynccontextmanager
+async def holding(url: str, statement: str) -> AsyncIterator[asyncpg.Connection]:
+    """Another connection, in a transaction that has run a statement, and is over when the block is left."""
+    other = await asyncpg.connect(url)
+    try:
+        async with other.transaction():
+            await other.execute(statement)
+            yield other
+    finally:
+        await other.close()
+
+
+@asynccontextmanager
+async def meanwhile(url: str, statement: str, *calls: Awaitable[Any]) -> AsyncIterator[list[asyncio.Future[Any]]]:
+    """The calls, which have waited for a transaction with this statement, and go on after it."""
+    async with holding(url, statement) as other:
+
+        async def waiting_count() -> Any:
+            await other.execute("SELECT pg_stat_clear_snapshot()")  # else it has the connections of the first look
+            return await other.fetchval(_WAITING)
+
+        waiting = [asyncio.ensure_future(call) for call in calls]
+        await until(waiting_count, gives=len(calls))
+    yield waiting
 
 
 class Databases:

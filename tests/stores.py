@@ -15,6 +15,7 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.past import sweep
 
 TASK = "math"
+_TRUE: Any = object()
 
 
 def group(number: int, size: int = 1, *, status: Status = Status.COMPLETED, text: str = "4") -> list[RolloutState]:
@@ -64,11 +65,19 @@ def sweep_now(tx: Transaction, before: float = 1e12, limit: int = 1000) -> int:
     return sweep(tx, before, limit)
 
 
-async def until(holds: Callable[[], bool | Awaitable[bool]], seconds: float = 10) -> None:
-    """Wait until something holds; TimeoutError when it doesn't come to pass."""
+async def until(read: Callable[[], Any], seconds: float = 10, *, gives: Any = _TRUE) -> None:
+    """Wait until a function gives this, or else anything true; TimeoutError when it doesn't come to pass."""
     async with asyncio.timeout(seconds):
-        while not (await outcome if isinstance(outcome := holds(), Awaitable) else outcome):  # noqa: ASYNC110
+        while True:
+            outcome = await value if isinstance(value := read(), Awaitable) else value
+            if outcome if gives is _TRUE else outcome == gives:
+                return
             await asyncio.sleep(0.01)
+
+
+async def rows(buffer: ReplayBuffer, statement: str, **values: Any) -> list[tuple[Any, ...]]:
+    """The rows that a statement gives in the database of a buffer."""
+    return [tuple(row) for row in await buffer.storage._read(lambda tx: tx.tuples(statement, **values))]
 
 
 async def set_by(event: asyncio.Event | threading.Event, task: asyncio.Future[Any], seconds: float = 60) -> None:

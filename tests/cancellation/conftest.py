@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from replaybuf import ReplayBuffer
 from replaybuf.storage.sql.engine import open_database
 from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.tasks.delivery import Drawing
 from replaybuf.storage.values import Draw
 from tests.stores import TASK, build, until
@@ -106,17 +108,12 @@ async def taken_from(buffer: ReplayBuffer) -> None:
     await until(empty)
 
 
-def locked(url: str) -> Any:
+@asynccontextmanager
+async def locked(url: str) -> AsyncIterator[None]:
     """Another connection that holds the lock which every write needs."""
-    database = open_database(Access(build(url).storage.url, lock_timeout=5))
-
-    class Locked:
-        async def __aenter__(self) -> None:
-            self.transaction = database.transaction(write=True, alone=True)
-            await self.transaction.__aenter__()
-
-        async def __aexit__(self, *_: object) -> None:
-            await self.transaction.__aexit__(None, None, None)
-            await database.dispose()
-
-    return Locked()
+    database = open_database(Access(parse_url(url), lock_timeout=5))
+    try:
+        async with database.transaction(write=True, alone=True):
+            yield
+    finally:
+        await database.dispose()

@@ -6,10 +6,8 @@ import asyncio
 import pickle
 import random
 import textwrap
-from functools import partial
 from types import SimpleNamespace
 
-import asyncpg
 import pytest
 
 from replaybuf import NotReadyError, ReplayBuffer, ReplayBufferConfig, Status
@@ -18,9 +16,9 @@ from replaybuf.integrations import verl
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.values import NewGroup
 from tests.cancellation.conftest import by_cancel, end_background_work, locked, no_connection_out, take
-from tests.faults.test_postgres_restarts import is_waiting
+from tests.postgres import holding, meanwhile
 from tests.scripts import run
-from tests.stores import TASK, build, fill, group, number_of, numbers_of, opened, set_by, take_all, until
+from tests.stores import TASK, build, fill, group, number_of, numbers_of, opened, rows, set_by, take_all, until
 
 
 async def test_a_cancelled_close_still_closes(url: str) -> None:
@@ -110,11 +108,7 @@ async def test_a_put_whose_commit_is_ended_is_told_that_the_buffer_was_closed(sh
         commits = buffer.storage.commits
         async with locked(shared_url):
             putting = asyncio.create_task(buffer.put(group(1), TASK))
-
-            async def is_committing() -> bool:
-                return bool(commits._workers)
-
-            await until(is_committing)
+            await until(lambda: commits._workers)
             buffer.storage.thread.post(lambda: [worker.cancel() for worker in commits._workers])
             with pytest.raises(ClosedError, match="may be stored, or not"):
                 await putting
@@ -124,12 +118,9 @@ async def test_a_batch_whose_groups_are_locked_times_out(lent_database: str) -> 
     """Those that another transaction holds are there, but can't be drawn."""
     async with build(lent_database) as buffer:
         await fill(buffer, 3)
-        other = await asyncpg.connect(lent_database)
-        async with other.transaction():
-            await other.execute("SELECT FROM rb_group LIMIT 1 FOR UPDATE")
+        async with holding(lent_database, "SELECT FROM rb_group LIMIT 1 FOR UPDATE"):
             with pytest.raises(NotReadyError, match="others hold some"):
                 await asyncio.wait_for(buffer.take_batch({TASK: 3}, timeout=0.1), 10)
-        await other.close()
         assert (await buffer.take_batch({TASK: 3}, timeout=10))[1] == {TASK: 3}
 
 
@@ -139,15 +130,10 @@ async def test_a_draw_is_undone_beside_a_sweep_of_its_groups(lent_database: str)
         await end_background_work(buffer)
         await fill(buffer, 2)
         undo = await take(buffer, 2)
-        other = await asyncpg.connect(lent_database)
-        async with other.transaction():
-            await other.execute("UPDATE rb_past SET removed_at = NULL")  # as of a recorded draw
-            await other.execute("DELETE FROM rb_payload")
-            undoing = asyncio.create_task(undo())
-            await until(partial(is_waiting, lent_database))
-        await undoing
-        assert await other.fetchval("SELECT count(*) FROM rb_past") == 0
-        await other.close()
+        sweep = "UPDATE rb_past SET removed_at = NULL; DELETE FROM rb_payload"  # as of a recorded draw
+        async with meanwhile(lent_database, sweep, undo()) as [undoing]:
+            await undoing
+        assert await rows(buffer, "SELECT count(*) FROM rb_past") == [(0,)]
         assert await take_all(buffer) == [0, 1]
 
 

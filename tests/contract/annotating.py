@@ -10,18 +10,17 @@ import pytest
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import InputError
 from replaybuf.storage.sql.statements.annotate import MOST_NAMES
-from replaybuf.storage.sql.tasks.delivery import Drawing
-from replaybuf.storage.values import Draw
+from tests.cancellation.conftest import take
 from tests.contract.harness import Harness, OpenBuffer, drawn, fill, found, group
 from tests.contract.leasing import LONG
+from tests.stores import rows
 
 _COLUMNS = "step, restores, uid, name, position, value, text, min_value, max_value, tokens"
 
 
 async def annotated(buffer: ReplayBuffer, columns: str = _COLUMNS) -> list[tuple[Any, ...]]:
     """Return the rows of the view."""
-    query = f"SELECT {columns} FROM annotations ORDER BY batch, uid, name, position"
-    return [tuple(row) for row in await buffer.storage._read(lambda tx: tx.tuples(query))]
+    return await rows(buffer, f"SELECT {columns} FROM annotations ORDER BY batch, uid, name, position")
 
 
 class Tensor:
@@ -102,10 +101,9 @@ class AnnotatingLaws(Harness):
     async def test_arrays_of_a_group_whose_outline_is_lost_are_not_checked(self, buffer: ReplayBuffer) -> None:
         """That of a draw which was undone after the sweep, and whose group was drawn again."""
         [uid] = await fill(buffer, 1)
-        drawing = Drawing(buffer.storage.draws, Draw({"math": 1}))
-        taken = await buffer.storage.thread.run(drawing.run)
+        undo = await take(buffer, 1)
         await buffer.storage._write(lambda tx: tx.change("DELETE FROM rb_payload WHERE uid = :uid", uid=uid))
-        await buffer.storage.thread.run(lambda: drawing.undo(taken))
+        await undo()
         await buffer.lease_batch({"math": 1}, seconds=LONG, heartbeat=False)
         assert await buffer.annotate({uid: [{"token": np.ones(2)}]}) == 1
 

@@ -13,6 +13,7 @@ from replaybuf.errors import FullError, InputError, NotReadyError
 from replaybuf.values.rollouts.rollout import Status
 from tests.contract.harness import SOON, Harness, OpenBuffer, drawn, fill, found, group, ids, total
 from tests.reference.snapshots import load_snapshot, snapshot_of
+from tests.stores import until
 
 
 async def numbers(buffer: ReplayBuffer, query: Any = None) -> list[int]:
@@ -25,12 +26,10 @@ async def waits_for_room(buffer: ReplayBuffer, *puts: Coroutine[Any, Any, Any]) 
     tasks = []
     for waiting_put in puts:
         before = _in_line(buffer)
-        tasks.append(asyncio.create_task(waiting_put))
-        for _ in range(int(SOON / 0.005)):
-            await asyncio.sleep(0.005)
-            if _in_line(buffer) > before or tasks[-1].done():
-                break
-        assert not tasks[-1].done()
+        task = asyncio.create_task(waiting_put)
+        await until(lambda: task.done() or _in_line(buffer) > before, SOON)  # noqa: B023
+        assert not task.done()
+        tasks.append(task)
     return tasks
 
 

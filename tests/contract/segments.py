@@ -14,6 +14,7 @@ from replaybuf.errors import InputError
 from replaybuf.storage.sql.tasks.handles import ArrayHandle
 from replaybuf.values.rollouts.rollout import Status
 from tests.contract.harness import Harness, OpenBuffer, found, only, plain, rollout
+from tests.stores import rows
 
 TOKENS = np.arange(9000)
 
@@ -82,13 +83,8 @@ class SegmentLaws(Harness):
             assert [part.rollout_id for part in item.flat] == [part.rollout_id for part in by_sample.flat]
         [group] = await buffer.get(1, "math")
         assert plain(group) == expected
-        views = await buffer.storage._read(
-            lambda tx: (
-                tx.tuples("SELECT rollouts FROM groups WHERE uid = 1"),
-                tx.tuples("SELECT rollout, parent FROM rollouts WHERE uid = 1 ORDER BY position"),
-            )
-        )
-        assert [[tuple(row) for row in rows] for rows in views] == [[(rollouts,)], places]
+        assert await rows(buffer, "SELECT rollouts FROM groups WHERE uid = 1") == [(rollouts,)]
+        assert await rows(buffer, "SELECT rollout, parent FROM rollouts WHERE uid = 1 ORDER BY position") == places
 
     async def test_segments_expire_and_are_masked_one_by_one(self, buffer: ReplayBuffer) -> None:
         """A segment that expires loses its response; the others keep theirs, without their tokens that are too old."""

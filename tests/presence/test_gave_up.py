@@ -35,10 +35,10 @@ async def test_a_wait_that_gives_up_is_noted(shared_url: str, quick: None, monke
         with working_as("gen-1"), pytest.raises(FullError):
             await buffer.put(group(3), TASK, timeout=0.2)
 
-        async def both_told() -> bool:
-            return len(await gave_up(shared_url)) == 2
+        async def gave_up_count() -> int:
+            return len(await gave_up(shared_url))
 
-        await until(both_told)
+        await until(gave_up_count, gives=2)
         cancelled = asyncio.create_task(buffer.take_batch({"code": 1}, timeout=60))
         await asyncio.sleep(0.2)
         cancelled.cancel()

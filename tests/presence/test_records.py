@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sqlite3
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import suppress
 from typing import Any
 
-import asyncpg
 import pytest
 
 from replaybuf import FullError, NotReadyError, Status
@@ -20,12 +17,13 @@ from replaybuf.produce import wait_published
 from replaybuf.rules.diagnosis import Reason
 from replaybuf.storage.reports import EventKind, WorkerEvent
 from replaybuf.storage.sql.engine.locks import Lock
-from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.schema import tables
 from replaybuf.storage.sql.statements import presence
 from replaybuf.storage.sql.statements.new_rows import insert_rows
 from replaybuf.storage.sql.statements.presence import KEEP_HISTORY, KEEP_WORKERS, record_minute
 from replaybuf.storage.sql.tasks import heartbeats
+from tests.cancellation.conftest import locked
+from tests.postgres import holding
 from tests.presence import conftest
 from tests.presence.conftest import (
     count,
@@ -69,11 +67,7 @@ async def test_a_minute_is_noted_once(shared_url: str, quick: None) -> None:
     async with build(shared_url) as first, build(shared_url) as second:
         await fill(first, 3)
         await second.get(1, TASK)
-
-        async def noted() -> bool:
-            return bool(await seen(shared_url, read_history))
-
-        await until(noted)
+        await until(lambda: seen(shared_url, read_history))
         await asyncio.sleep(0.2)
         minutes = await seen(shared_url, read_history)
     assert len(minutes) == len({minute.since for minute in minutes})
@@ -87,17 +81,9 @@ async def test_nobody_waits_for_who_notes_a_minute(lent_database: str) -> None:
     """Of many processes, all of which begin a minute at once, one notes it; the others look again later."""
     async with build(lent_database) as buffer:
         await fill(buffer, 1)
-        other = await asyncpg.connect(lent_database)
-        try:
-            await other.execute(f"SELECT pg_advisory_lock({Lock.MINUTE:d})")
+        async with holding(lent_database, f"SELECT pg_advisory_xact_lock({Lock.MINUTE:d})"):
             assert not await asyncio.wait_for(buffer.storage._write(record_minute), 5)
-        finally:
-            await other.close()
-
-        async def noted() -> bool:
-            return bool(await buffer.storage._write(record_minute))
-
-        await until(noted)
+        await until(lambda: buffer.storage._write(record_minute))
 
 
 # What seldom happened to a buffer
@@ -117,11 +103,7 @@ async def test_what_happens_seldom_is_noted(shared_url: str) -> None:
         await buffer.refresh_staleness(task_stale_thresholds={TASK: 2}, current_train_step=6)
         await buffer.restore(2)
         lease = await buffer.lease_batch({TASK: 1}, heartbeat=False, seconds=0.01)
-
-        async def is_back() -> bool:
-            return any(event.kind == "lease_lapsed" for event in await seen(shared_url, list_events))
-
-        await until(is_back)
+        await until(lambda: seen(shared_url, list_events, kind="lease_lapsed"))
         noted = [
             (event.kind, event.worker, event.task_name, event.step, event.groups, event.uids, event.detail)
             for event in reversed(await seen(shared_url, list_events))
@@ -162,15 +144,6 @@ async def test_refusals_in_a_row_are_one_event(shared_url: str) -> None:
 # Signs of life when something is in the way
 
 
-@asynccontextmanager
-async def locked(path: str) -> AsyncIterator[None]:
-    """Hold the write lock of a SQLite file, as a shell would."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as shell:
-        shell.execute("BEGIN IMMEDIATE")
-        yield
-        shell.execute("ROLLBACK")
-
-
 async def test_a_locked_database_costs_one_warning_and_no_count(
     tmp_path: Any, quick: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -180,7 +153,7 @@ async def test_a_locked_database_costs_one_warning_and_no_count(
     async with build(url, worker="me") as buffer:
         await fill(buffer, 5)
         await buffer.get(1, TASK)
-        async with locked(str(parse_url(url).database)):
+        async with locked(url):
 
             def warnings() -> list[logging.LogRecord]:
                 records = [record for record in caplog.records if record.name == "replaybuf.presence"]
@@ -209,7 +182,7 @@ async def test_an_event_that_another_thread_reports_while_a_heartbeat_fails_is_k
         await storage.thread.run(storage.sweeper.stop)
         append = storage.presence._events.append  # so far the other thread has come
         storage.presence.report(event("first"))
-        async with locked(str(parse_url(url).database)):
+        async with locked(url):
             await storage.flush()
         append(event("second"))
         await storage.flush()
@@ -220,7 +193,7 @@ async def test_closing_a_locked_database_is_soon_over(tmp_path: Any, caplog: pyt
     url = f"sqlite:///{tmp_path}/run.db"
     buffer = build(url)
     await fill(buffer, 5)
-    async with locked(str(parse_url(url).database)):
+    async with locked(url):
         start = time.monotonic()
         await buffer.close()
         assert time.monotonic() - start < 10  # lock_timeout is 30
@@ -255,10 +228,10 @@ async def test_waits_are_shown_while_they_last(shared_url: str, quick: None) -> 
             asyncio.create_task(wait_published(buffer, timeout=None)),
         ]
 
-        async def all_shown() -> bool:
-            return len(await waits_of(shared_url)) == 3
+        async def shown_count() -> int:
+            return len(await waits_of(shared_url))
 
-        await until(all_shown)
+        await until(shown_count, gives=3)
         waits = {wait.kind: wait for wait in await waits_of(shared_url)}
         groups, room, trainer = waits["groups"], waits["room"], waits["trainer"]
         assert groups.wants == {TASK: 2}
@@ -275,11 +248,7 @@ async def test_waits_are_shown_while_they_last(shared_url: str, quick: None) -> 
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-
-        async def none_shown() -> bool:
-            return not await seen(shared_url, list_waiters, live=False)
-
-        await until(none_shown)
+        await until(lambda: seen(shared_url, list_waiters, live=False), gives=[])
 
 
 async def test_who_waits_for_each_other_in_one_process_is_told_so(quick: None) -> None:

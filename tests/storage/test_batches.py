@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from typing import Any
 
-import asyncpg
 import pytest
 import pytest_asyncio
 from sqlalchemy import Table
@@ -22,9 +21,9 @@ from replaybuf.storage.sql.schema.tables import batch
 from replaybuf.storage.sql.tasks import sweeper
 from tests.cancellation.conftest import take
 from tests.contract.harness import group
-from tests.faults.test_postgres_restarts import is_waiting
+from tests.postgres import meanwhile
 from tests.sql_example import QUESTIONS
-from tests.stores import TASK, build, until
+from tests.stores import TASK, build
 
 HOSTILE = "a'; DROP TABLE rb_batch; --$rb$ \\ %s :x \" $$ \u202e€"
 
@@ -101,8 +100,8 @@ async def test_a_lease_is_settled_by_what_it_acknowledges(buffer: ReplayBuffer) 
     await lease.give_back(uids[1:2])
     assert [row["settled"] for row in await rows(buffer)] == [1]
     late_lease = buffer.adopt(lease.handle, heartbeat=False)
-    await lease.acknowledge()
-    await late_lease.acknowledge()  # what was acknowledged before is passed over
+    await late_lease.acknowledge()
+    await lease.acknowledge()  # what was acknowledged before is passed over
     assert [row["settled"] for row in await rows(buffer)] == [2]
     settled_rows = {row["uid"]: (row["holder"], row["trained_step"]) for row in await rows(buffer, tables.group)}
     assert settled_rows == {uids[0]: (None, 9), uids[1]: (None, None), uids[2]: (None, 9)}
@@ -274,25 +273,21 @@ def prompt_of(number: int) -> RolloutState:
     return RolloutState(message=[{"role": "user", "content": str(number)}], status=Status.INIT)
 
 
-@pytest.mark.parametrize("meanwhile", ["pruned", "moved"])
-async def test_annotations_are_of_the_draw_as_it_is_when_they_are_written(lent_database: str, meanwhile: str) -> None:
+@pytest.mark.parametrize(
+    "change",
+    ["DELETE FROM rb_batch WHERE id = 1", "UPDATE rb_past SET draw = 2 WHERE draw = 1"],
+    ids=["pruned", "moved"],
+)
+async def test_annotations_are_of_the_draw_as_it_is_when_they_are_written(lent_database: str, change: str) -> None:
     """They wait for another transaction that deletes it, or moves its groups into the batch of another step."""
-    change = {"pruned": "DELETE FROM rb_batch WHERE id = 1", "moved": "UPDATE rb_past SET draw = 2 WHERE draw = 1"}
     async with build(lent_database) as buffer:
         uids = [await put(buffer, number, "gpu") for number in range(2)]
         for _ in uids:
             await buffer.get(1, TASK)
-        other = await asyncpg.connect(lent_database)
-        async with other.transaction():
-            await other.execute(change[meanwhile])
-            task = asyncio.create_task(buffer.annotate({uids[0]: {"kl": 0.5}}))
-            await until(lambda: is_waiting(lent_database))
-        await other.close()
-        if meanwhile == "pruned":
-            with pytest.raises(InputError, match="no draw of group 1 is recorded"):
-                await task
-        else:
-            await task
-        assert [(row["draw"], row["uid"]) for row in await rows(buffer, tables.annotation)] == (
-            [] if meanwhile == "pruned" else [(2, uids[0])]
-        )
+        is_pruned = change.startswith("DELETE")
+        async with meanwhile(lent_database, change, buffer.annotate({uids[0]: {"kl": 0.5}})) as [annotating]:
+            refusal = pytest.raises(InputError, match="no draw of group 1 is recorded")
+            with refusal if is_pruned else nullcontext():
+                await annotating
+        annotated = [(row["draw"], row["uid"]) for row in await rows(buffer, tables.annotation)]
+        assert annotated == ([] if is_pruned else [(2, uids[0])])

@@ -17,12 +17,12 @@ from replaybuf.rules.query import FIELDS, parse
 from replaybuf.storage.sql.statements import ordering
 from replaybuf.storage.sql.statements.past import keep, sweep
 from replaybuf.storage.sql.statements.rows import GroupRow
-from replaybuf.storage.sql.tasks.delivery import Drawing
 from replaybuf.storage.sql.tasks.transactions import Transactions
-from replaybuf.storage.values import Draw, StorageItem
+from replaybuf.storage.values import StorageItem
+from tests.cancellation.conftest import take
 from tests.contract.waiting import conserved
 from tests.postgres import execute
-from tests.stores import TASK, build, fill, group, numbers_of, take_all
+from tests.stores import TASK, build, fill, group, numbers_of, rows, take_all
 
 ORDERS = [(field, place % 4 == 0) for place, field in enumerate(FIELDS) if place % 2 == 0]
 #: More than SQLite reads within the query.
@@ -226,19 +226,14 @@ async def draw_rare(buffer: ReplayBuffer) -> list[int]:
     return [item.uid for item in (await buffer.sample({TASK: 2}, where={"tags.rare": 1}))[TASK]]
 
 
-async def rows(buffer: ReplayBuffer, sql: str) -> list[Any]:
-    return list(await buffer.storage._run(lambda: buffer.storage.transactions.read(lambda tx: tx.tuples(sql))))
-
-
 async def test_a_group_that_came_back_after_its_payload_was_swept_is_no_finished_one(shared_url: str) -> None:
     """Nobody knows then whether it has all its responses: a requeue has it generated again."""
     async with build(shared_url, max_deliveries=1) as buffer:
         await buffer.put(group(1) + group(2, status=Status.ABORTED), TASK)
-        storage, draw = buffer.storage, Draw({TASK: 1}, status=Status.ABORTED)
-        drawing = Drawing(storage.draws, draw)
-        taken = await storage.thread.run(drawing.run)
+        storage = buffer.storage
+        undo = await take(buffer, 1, status=Status.ABORTED)
         assert await storage.thread.run(lambda: storage.engine.write(lambda tx: sweep(tx, 1e12, 10))) == 1
-        await storage.thread.run(lambda: drawing.undo(taken))
-        lease = await storage.lease(draw, 60)
-        await storage.give_back(lease, [item.uid for item in lease.items[TASK]], failed="the worker crashed")
+        await undo()
+        lease = await buffer.lease_batch({TASK: 1}, group_status=Status.ABORTED)
+        await lease.give_back(failed="the worker crashed")
         assert await storage.requeue(parse({"status": "failed"})) == {Status.ABORTED: 1}

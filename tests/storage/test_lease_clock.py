@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from benchmarks.round_trips import counting_round_trips
-from replaybuf import Lease, ReplayBuffer, ReplayBufferConfig, Status
+from replaybuf import ReplayBuffer, ReplayBufferConfig, Status
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.engine import postgres, sqlite, sqlite_dialect
 from replaybuf.storage.sql.engine.database import HINT_SECONDS
@@ -28,10 +28,11 @@ from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.statements.files import keep_for_reading
 from replaybuf.storage.sql.statements.upkeep import find_chores
 from replaybuf.storage.sql.tasks import sweeper
-from tests.contract.leasing import set_clock
+from tests.cancellation.conftest import locked
+from tests.contract.leasing import lease_of, set_clock
 from tests.faults.proxy import proxied
 from tests.scripts import run
-from tests.stores import TASK, build, fill, group, numbers_of, set_by, take_all, until
+from tests.stores import TASK, build, fill, group, numbers_of, rows, set_by, take_all, until
 
 #: A process whose wall clock is so many seconds ahead. It says which group it may lease and which it may take, and
 #: leaves another leased when it ends.
@@ -56,16 +57,12 @@ async def skewed(url: str, ahead: float) -> list[int]:
     return [int(line) for line in output.split()]
 
 
-async def lease_of(buffer: ReplayBuffer, seconds: float) -> Lease:
-    return await buffer.lease_batch({TASK: 1}, seconds=seconds, heartbeat=False)
-
-
 @pytest.mark.parametrize("ahead", [7200.0, -7200.0])
 async def test_processes_with_other_clocks_agree_on_leases(shared_url: str, ahead: float) -> None:
     """What one holds the other doesn't get; what one has left comes back to the other at its time."""
     async with build(shared_url) as buffer:
         await fill(buffer, 4)
-        lease = await lease_of(buffer, 1000)
+        lease = await lease_of(buffer)
         assert await skewed(shared_url, ahead) == [1, 2]
         await lease.acknowledge()
         await until(lambda: buffer.is_ready({TASK: 1}), 60)
@@ -91,14 +88,14 @@ async def test_after_another_start_the_wall_clock_counts_once(
     start_again(monkeypatch, "start 1")
     async with buffer:
         await fill(buffer, 4)
-        await lease_of(buffer, 1000)
-        await lease_of(buffer, 0.2)
+        await lease_of(buffer)
+        await lease_of(buffer, seconds=0.2)
         start_again(monkeypatch, "start 2")
-        second = await lease_of(buffer, 1000)
+        second = await lease_of(buffer)
         assert abs(second.until - time.time() - 1000) < 5
         await buffer.wait_ready({TASK: 2}, timeout=5)
         set_clock(monkeypatch, 5000.0)
-        third = await lease_of(buffer, 1000)
+        third = await lease_of(buffer)
         assert third.until - second.until < 100
         await buffer.storage._write(lambda tx: None)  # type: ignore[attr-defined]
         assert len(await buffer.get(9, TASK)) == 1
@@ -113,7 +110,7 @@ async def test_hosts_that_share_a_file_have_clocks_of_their_own(
         untils = []
         for host in ("a", "b", "a"):
             monkeypatch.setattr(sqlite_dialect, "this_start", lambda host=host: host)
-            untils.append((await lease_of(buffer, 1000)).until)
+            untils.append((await lease_of(buffer)).until)
         assert untils == sorted(untils)
         assert untils[2] - untils[0] < 5
 
@@ -124,9 +121,9 @@ async def test_a_host_without_a_name_for_its_start_goes_by_its_wall_clock(
     monkeypatch.setattr(sqlite_dialect, "this_start", lambda: None)
     async with buffer:
         await fill(buffer, 2)
-        first = await lease_of(buffer, 1000)
+        first = await lease_of(buffer)
         set_clock(monkeypatch, 100.0)
-        assert 90 < (await lease_of(buffer, 1000)).until - first.until < 110
+        assert 90 < (await lease_of(buffer)).until - first.until < 110
 
 
 @pytest.mark.parametrize("ahead", [7200.0, pytest.param(-7200.0, marks=pytest.mark.long)])
@@ -161,19 +158,11 @@ async def test_a_sweep_leaves_what_was_removed_a_moment_ago(url: str, monkeypatc
     monkeypatch.setattr(sweeper, "_POLL_SECONDS", 0.01)
     async with build(url, policy="fifo") as buffer:
         storage: Any = buffer.storage
-        first, second, third = [await buffer.put(group(number), TASK) for number in range(3)]
+        _, second, third = [await buffer.put(group(number), TASK) for number in range(3)]
         await buffer.get(1, TASK)
         await storage._write(lambda tx: tx.run("UPDATE rb_past SET removed_at = 0.0"))
         await buffer.get(1, TASK)
-
-        async def stored_uids() -> set[int]:
-            return set(await storage._read(lambda tx: tx.values("SELECT uid FROM rb_payload")))
-
-        async def is_swept() -> bool:
-            return first not in await stored_uids()
-
-        await until(is_swept)
-        assert await stored_uids() == {second, third}
+        await until(lambda: rows(buffer, "SELECT uid FROM rb_payload ORDER BY uid"), gives=[(second,), (third,)])
 
 
 @pytest.mark.parametrize("ahead", [-7200.0, pytest.param(7200.0, marks=pytest.mark.long)])
@@ -217,17 +206,15 @@ async def test_a_brief_write_needs_no_other_thread(tmp_path: Path) -> None:
 
 
 async def test_while_another_process_writes_a_put_waits_and_reads_are_answered(tmp_path: Path) -> None:
-    async with build(f"sqlite:///{tmp_path}/buffer.db") as buffer:
+    url = f"sqlite:///{tmp_path}/buffer.db"
+    async with build(url) as buffer:
         await fill(buffer, 1)
-        other = sqlite3.connect(tmp_path / "buffer.db", isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        putting = asyncio.create_task(buffer.put(group(1), TASK))
-        await asyncio.sleep(0.05)
-        async with asyncio.timeout(5):
-            assert await buffer.is_ready({TASK: 1})
-        assert not putting.done()
-        other.execute("COMMIT")
-        other.close()
+        async with locked(url):
+            putting = asyncio.create_task(buffer.put(group(1), TASK))
+            await asyncio.sleep(0.05)
+            async with asyncio.timeout(5):
+                assert await buffer.is_ready({TASK: 1})
+            assert not putting.done()
         await putting
         assert await take_all(buffer) == [0, 1]
 
@@ -318,11 +305,7 @@ async def test_while_the_writer_is_busy_a_commit_may_be_one_of_others(tmp_path: 
         await fill(buffer, 1)
         store = buffer.storage
         watch = store.transactions.engine.changes(lambda: None)
-
-        async def nothing_is_new() -> bool:
-            return not await store.thread.run(watch.poll)
-
-        await until(nothing_is_new)
+        await until(lambda: store.thread.run(watch.poll), gives=False)
         async with writing_for_long(store):
             assert await store.thread.run(watch.poll)
         await store.thread.run(watch.close)

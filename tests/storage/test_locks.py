@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import string
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
 from typing import Any
 
-import asyncpg
 import pytest
 
 from replaybuf import FullError, LeaseLostError, ReplayBuffer
@@ -17,30 +14,8 @@ from replaybuf.storage.sql.statements.past import sweep
 from replaybuf.storage.sql.statements.rows import scoped_key
 from replaybuf.storage.sql.tasks import group_commit
 from tests.cancellation.conftest import end_background_work, take
-from tests.postgres import set_default
-from tests.stores import TASK, build, fill, group, numbers_of, until
-
-
-@asynccontextmanager
-async def meanwhile(url: str, statement: str, *calls: Awaitable[Any]) -> AsyncIterator[list[asyncio.Future[Any]]]:
-    """The calls, which have waited for a transaction with this statement, and go on after it."""
-    other = await asyncpg.connect(url)
-
-    async def all_wait() -> bool:
-        waiting = (
-            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-        )
-        await other.execute("SELECT pg_stat_clear_snapshot()")  # else it has the connections of the first look
-        return bool(await other.fetchval(waiting) == len(calls))
-
-    try:
-        async with other.transaction():
-            await other.execute(statement)
-            waiting = [asyncio.ensure_future(call) for call in calls]
-            await until(all_wait)
-        yield waiting
-    finally:
-        await other.close()
+from tests.postgres import holding, meanwhile, set_default
+from tests.stores import TASK, build, fill, group, numbers_of
 
 
 async def test_groups_that_do_not_match_any_more_stay(lent_database: str) -> None:
@@ -71,14 +46,12 @@ async def test_the_last_put_of_a_key_is_the_one_that_stays(lent_database: str, m
     async with build(lent_database) as buffer:
         await fill(buffer, 1)
         each: list[Any] = [{"key": key} for key in "azz"]
-        other = await asyncpg.connect(lent_database)
-        async with other.transaction():
-            key = scoped_key("default", TASK, "a")
-            await other.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, $2))", key, NamedLock.KEY)
+        key = scoped_key("default", TASK, "a")
+        lock = f"SELECT pg_advisory_xact_lock(hashtextextended('{key}', {NamedLock.KEY:d}))"
+        async with holding(lent_database, lock):
             puts = asyncio.create_task(buffer.put_many([group(number) for number in (1, 2, 3)], TASK, each=each))
             await asyncio.sleep(0.5)  # in which the second transaction might be over
         await puts
-        await other.close()
         assert [numbers_of([item.item]) async for item in buffer.find({})] == [[0], [1], [3]]
 
 
@@ -159,11 +132,8 @@ async def test_one_sweeps_at_a_time(lent_database: str) -> None:
         async def swept() -> int:
             return await storage.thread.run(lambda: storage.engine.write(lambda tx: sweep(tx, 1e12, 10)))
 
-        other = await asyncpg.connect(lent_database)
-        async with other.transaction():
-            await other.execute(f"SELECT pg_advisory_xact_lock({Lock.SWEEP:d})")
+        async with holding(lent_database, f"SELECT pg_advisory_xact_lock({Lock.SWEEP:d})"):
             assert await swept() == 0
-        await other.close()
         assert await swept() == 1
 
 

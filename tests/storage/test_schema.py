@@ -34,7 +34,7 @@ from tests.bad_input.conftest import refused_put
 from tests.faults.failpoints import open_together
 from tests.faults.processes import barrier, end, start
 from tests.postgres import execute
-from tests.stores import because, build
+from tests.stores import because, build, until
 from tests.stores import group as new_group
 
 T = TypeVar("T")
@@ -201,17 +201,11 @@ async def test_who_waited_for_the_tables_of_another_finds_them(postgres_database
         tx.lock_schema()
         return tx.revision()
 
-    async def waits() -> None:
-        while True:
-            if await first.read(lambda tx: tx.value("SELECT 1 FROM pg_locks WHERE NOT granted")):
-                return
-            await asyncio.sleep(0.01)
-
     try:
         async with first.transaction(write=True) as step:
             await step(create_version)
             finding = asyncio.create_task(second.write(find_version))
-            await asyncio.wait_for(waits(), 30)
+            await until(lambda: first.read(lambda tx: tx.value("SELECT 1 FROM pg_locks WHERE NOT granted")), 30)
         assert await finding == HEAD
     finally:
         await first.dispose()

@@ -16,7 +16,7 @@ from replaybuf.storage.sql.statements import ordering
 from replaybuf.storage.sql.statements.upkeep import clear_what_is_left, is_anything_left
 from replaybuf.storage.sql.tasks import sweeper
 from tests.cancellation.conftest import end_background_work
-from tests.stores import TASK, build, fill, group, take_all, until
+from tests.stores import TASK, build, fill, group, rows, take_all, until
 
 _SIZES = "SELECT shard, sum(amount)::int FROM rb_tally WHERE name = 'size' GROUP BY shard"
 _LEFT = "SELECT count(DISTINCT shard) FROM rb_tally WHERE shard NOT IN (SELECT pid FROM pg_stat_activity)"
@@ -31,9 +31,7 @@ async def test_shards_of_connections_that_are_gone_are_merged_and_others_stay(le
         for number in (1, 2):
             async with build(lent_database) as other:
                 await other.put(group(number), TASK)
-        # A server's process ends after the connection.
-        while await connection.fetchval(_LEFT) < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until(lambda: connection.fetchval(_LEFT), gives=2)  # a server's process ends after the connection
         alive = {shard for shard, _ in await connection.fetch(_SIZES)} & {
             pid for (pid,) in await connection.fetch("SELECT pid FROM pg_stat_activity")
         }
@@ -73,9 +71,6 @@ async def test_an_idle_process_polls_when_a_lease_ends(shared_url: str, monkeypa
     monkeypatch.setattr(sweeper, "_POLL_SECONDS", 3600.0)
     monkeypatch.setattr(sweeper, "_IDLE_SECONDS", 0.01)
 
-    async def is_back() -> bool:
-        return await buffer.count(TASK, "completed") == 2
-
     async with build(shared_url) as buffer:
         await fill(buffer, 2)
         rounds = Rounds()
@@ -86,7 +81,7 @@ async def test_an_idle_process_polls_when_a_lease_ends(shared_url: str, monkeypa
             assert rounds.polls == 0
             await buffer.lease_batch({TASK: 1}, seconds=0.3, heartbeat=False)
             monkeypatch.setattr(buffer.storage.sweeper, "_poll_at", 0.0)
-            await until(is_back)
+            await until(lambda: buffer.count(TASK, "completed"), gives=2)
             assert 2 <= rounds.polls <= 4
 
 
@@ -123,11 +118,7 @@ async def test_what_failed_is_tried_again_though_nothing_has_changed(
     async with build(shared_url, archive=1) as buffer:
         await fill(buffer, 2)
         await buffer.get(2, TASK)
-
-        async def is_pruned() -> bool:
-            return await buffer.count(TASK, "archived") == 1
-
-        await until(is_pruned)
+        await until(lambda: buffer.count(TASK, "archived"), gives=1)
     assert "sweeping failed and will be tried again" in caplog.text
 
 
@@ -147,10 +138,9 @@ async def test_the_first_random_draw_gives_keys_to_groups_of_another_config(
         assert len(await buffer.get(3, TASK)) == 3
         await lease.give_back()
         await fill(holder, 5, first=1000)
-        transactions = buffer.storage.transactions
-        remaining = await buffer.storage._run(lambda: transactions.read(lambda tx: tx.tuples(_KEYS)))
+        remaining = await rows(buffer, _KEYS)
         assert len(remaining) == GROUPS + 5 - 3
-        keys = Race(key, 5).draw_keys([(row[0], row[1]) for row in remaining])
+        keys = Race(key, 5).draw_keys([(ticket, priority) for ticket, priority, _ in remaining])
         same_count = sum(row[2] == wanted for row, wanted in zip(remaining, keys, strict=True))
         assert same_count == GROUPS - 3 - 2  # the others came in at a later time of the race
         assert len(await take_all(buffer)) == GROUPS + 5 - 3

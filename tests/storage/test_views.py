@@ -13,25 +13,20 @@ import numpy as np
 import pytest
 from sqlalchemy import Connection, insert, text
 
-from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
+from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.storage.sql.schema.tables import batch, group, lane, payload
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.codec.payload_format import Texts
 from replaybuf.values.rollouts.outline import preview, reward_parts
 from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.storage.test_schema import create, run
-from tests.stores import TASK, build
+from tests.stores import TASK, build, rows
 
 
 def rollout(**values: Any) -> RolloutState:
     return RolloutState(
         **({"message": [], "response": "a", "response_ids": [1, 2], "status": Status.COMPLETED} | values)
     )
-
-
-async def rows(buffer: ReplayBuffer, query: str) -> list[tuple[Any, ...]]:
-    cursor = await buffer.storage._read(lambda tx: tx.run(query))
-    return [tuple(row) for row in cursor]
 
 
 async def test_a_wholly_expired_group_has_nothing_of_its_response_in_either_view(shared_url: str) -> None:
@@ -281,9 +276,7 @@ def _sqlite_problems(connection: Connection, query: str) -> list[str]:
     return [line for _, line in plan if _WHOLE.search(line)]
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-async def test_nothing_that_grows_is_read_whole(kind: str, request: pytest.FixtureRequest, tmp_path: object) -> None:
-    url = f"sqlite:///{tmp_path}/run.db" if kind == "sqlite" else request.getfixturevalue("postgres_database")
-    await run(url, create)
-    await run(url, fill)
-    assert await run(url, whole_tables) == {}
+async def test_nothing_that_grows_is_read_whole(empty_url: str) -> None:
+    await run(empty_url, create)
+    await run(empty_url, fill)
+    assert await run(empty_url, whole_tables) == {}
