@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from replaybuf.errors import ClosedError, FencedError, LockedError, StorageError, UnreachableError
+from replaybuf.errors import ClosedError, FencedError, LockedError, ReplayBufError, StorageError, UnreachableError
 from replaybuf.storage.sql.engine import thread as module
 from replaybuf.storage.sql.engine.outage import OutcomeUnknownError
 from replaybuf.storage.sql.engine.thread import DatabaseThread
@@ -129,9 +129,12 @@ async def test_a_later_call_finds_that_of_a_caller_that_has_gone_undone(thread: 
     assert work.calls == ["work", "undo"]
 
 
-async def test_an_undo_that_fails_is_made_again_and_awaited_at_the_end(thread: DatabaseThread) -> None:
+@pytest.mark.parametrize("error", [UnreachableError("away"), LockedError("the database is locked")])
+async def test_an_undo_that_fails_is_made_again_and_awaited_at_the_end(
+    thread: DatabaseThread, error: ReplayBufError
+) -> None:
     """Of the process: later calls don't wait for it."""
-    work = Work(undo_errors=(UnreachableError("away"),))
+    work = Work(undo_errors=(error,))
     await cancelled_while_it_runs(thread, work)
     await thread.run(nothing)
     assert work.calls == ["work", "undo"]
@@ -283,11 +286,7 @@ async def test_what_is_called_while_the_thread_closes_is_refused(thread: Databas
     call = asyncio.create_task(thread.run(work))
     assert await asyncio.to_thread(work.begun.wait, 30)
     closing = asyncio.create_task(asyncio.to_thread(thread.close, nothing, 30))
-
-    async def is_closing() -> bool:
-        return thread._ending
-
-    await until(is_closing)
+    await until(lambda: thread._ending)
     with pytest.raises(ClosedError):
         await thread.run(late)
     work.may_end.set()

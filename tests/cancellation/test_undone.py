@@ -5,35 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import Counter
 
-import asyncpg
 import pytest
 
 from replaybuf import ReplayBuffer, Status
-from tests.cancellation.conftest import ended, hold_decoding, locked, take, taken_from
+from tests.cancellation.conftest import ended, hold_decoding, take, taken_from
+from tests.postgres import meanwhile
 from tests.stores import TASK, build, fill, group, sweep_now, take_all
-
-
-async def test_an_undone_draw_of_groups_that_left_and_others_that_stayed_counts_for_nothing(url: str) -> None:
-    async with build(url, max_times_sampled=2) as buffer:
-        await fill(buffer, 4)
-        assert len(await buffer.get(2, TASK)) == 2
-        before = +Counter(await buffer.storage.tallies())
-        undo = await take(buffer, 4)
-        await undo()
-        assert +Counter(await buffer.storage.tallies()) == before
-
-
-async def test_an_undone_draw_is_undone_in_the_checkpoints_made_since(url: str) -> None:
-    async with build(url, max_times_sampled=0) as buffer:
-        await fill(buffer, 2)
-        undo = await take(buffer, 2)
-        await buffer.checkpoint(1)
-        await buffer.update({}, priority=5)  # which keeps the groups as they were for the checkpoint
-        await undo()
-        await buffer.restore(1)
-        assert [item.times_sampled async for item in buffer.find({})] == [0, 0]
 
 
 @pytest.mark.parametrize("times", [1, 0])
@@ -55,20 +33,14 @@ async def test_a_group_that_moves_while_its_lock_is_waited_for_is_found(lent_dat
         await buffer.put(group(1, status=Status.FAILED), TASK)
         uid = await buffer.put(group(2), TASK, key="a")
         assert uid is not None
-        other = await asyncpg.connect(lent_database)
-        async with other.transaction():
-            moved = "UPDATE rb_group SET lane = (SELECT id FROM rb_lane WHERE status = 'failed') WHERE uid = $1"
-            await other.execute(moved, uid)
-            calls = {
-                "priority": lambda: buffer.update_priorities({uid: 2.0}),
-                "key": lambda: buffer.put(group(3), TASK, key="a"),
-                "replaces": lambda: buffer.put(group(3), TASK, replaces=[uid]),
-            }
-            task = asyncio.create_task(calls[change]())
-            await asyncio.sleep(0.2)
-            assert not task.done()
-        await other.close()
-        assert await task == (1 if change == "priority" else 3)
+        moved = f"UPDATE rb_group SET lane = (SELECT id FROM rb_lane WHERE status = 'failed') WHERE uid = {uid}"
+        calls = {
+            "priority": lambda: buffer.update_priorities({uid: 2.0}),
+            "key": lambda: buffer.put(group(3), TASK, key="a"),
+            "replaces": lambda: buffer.put(group(3), TASK, replaces=[uid]),
+        }
+        async with meanwhile(lent_database, moved, calls[change]()) as [call]:
+            assert await call == (1 if change == "priority" else 3)
         assert [item.priority async for item in buffer.find({})] == [1.0, 2.0 if change == "priority" else 1.0]
 
 
@@ -85,35 +57,3 @@ async def test_groups_that_come_back_after_their_payloads_were_swept_are_whole(b
     release.set()
     assert await ended(task) is None
     assert await take_all(buffer) == [0, 1, 2]
-
-
-async def test_payloads_stay_until_their_time_of_grace_is_over(buffer: ReplayBuffer) -> None:
-    await fill(buffer, 3)
-    assert await take_all(buffer) == [0, 1, 2]
-    state = buffer.storage
-
-    async def swept(before: float) -> int:
-        sweeping = state.engine.write(lambda tx: sweep_now(tx, before))
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(sweeping, state.thread.loop))
-
-    assert await swept(time.time() - 60) == 0
-    assert await swept(time.time() + 60) == 3
-
-
-async def test_groups_come_back_even_when_the_database_is_locked_at_first(
-    shared_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("replaybuf.storage.sql.engine.thread._RETRY_SECONDS", 0.05)
-    async with build(shared_url, lock_timeout=0.2) as buffer:
-        await fill(buffer, 3)
-        release = threading.Event()
-        hold_decoding(buffer, release)
-        task = asyncio.create_task(buffer.get(3, TASK))
-        await taken_from(buffer)
-        async with locked(shared_url):
-            task.cancel()
-            release.set()
-            assert await ended(task) is None
-            await asyncio.sleep(0.6)
-        await buffer.wait_ready({TASK: 3}, timeout=5)
-        assert await take_all(buffer) == [0, 1, 2]
