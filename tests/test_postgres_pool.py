@@ -34,7 +34,7 @@ from tests.web.conftest import client_of
 
 @pytest.fixture
 async def pool(lent_database: str) -> AsyncIterator[Pool]:
-    pool = Pool(Access(parse_url(lent_database), lock_timeout=5))
+    pool = Pool(Access(parse_url(lent_database), lock_timeout=20))
     yield pool
     await pool.close()
 
@@ -102,17 +102,12 @@ async def test_one_that_was_idle_for_long_is_closed(pool: Pool, monkeypatch: pyt
     await until(closed)
 
 
-async def test_who_waits_has_the_next_one(lent_database: str) -> None:
-    pool = Pool(Access(parse_url(lent_database), lock_timeout=20))
-    try:
-        all_lent = asyncio.gather(*(process_of(pool) for _ in range(2 * MOST_CONNECTIONS)))
-        assert len(set(await asyncio.wait_for(all_lent, 15))) <= MOST_CONNECTIONS
-    finally:
-        await pool.close()
+async def test_who_waits_has_the_next_one(pool: Pool) -> None:
+    all_lent = asyncio.gather(*(process_of(pool) for _ in range(2 * MOST_CONNECTIONS)))
+    assert len(set(await asyncio.wait_for(all_lent, 15))) <= MOST_CONNECTIONS
 
 
-async def test_who_waits_in_vain_is_told_why(lent_database: str) -> None:
-    pool = Pool(Access(parse_url(lent_database), lock_timeout=5))
+async def test_who_waits_in_vain_is_told_why(pool: Pool) -> None:
     async with AsyncExitStack() as stack:
         for _ in range(MOST_CONNECTIONS):
             await stack.enter_async_context(pool.lend())
@@ -123,7 +118,6 @@ async def test_who_waits_in_vain_is_told_why(lent_database: str) -> None:
             check=because("pool busy"),
         ):
             await process_of(pool)
-    await pool.close()
 
 
 @pytest.mark.parametrize(
@@ -166,9 +160,8 @@ async def test_transactions_of_a_connection_have_numbers_that_rise(pool: Pool) -
     assert next_stamp(Stamp("connection 1", 1 << 60)).number == (1 << 60) + 1  # a clock that was set back
 
 
-async def test_a_pool_closes_though_one_is_in_use(lent_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pool_closes_though_one_is_in_use(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres_pool, "_CLOSING_SECONDS", 0.1)
-    pool = Pool(Access(parse_url(lent_database), lock_timeout=5))
     connection = await pool.take()
     await asyncio.wait_for(pool.close(), 5)
     assert connection.is_closed()

@@ -56,28 +56,14 @@ async def tasks(buffer: ReplayBuffer) -> Any:
     return [await drawn(buffer, 1, f"task {number % 3}") for number in range(24)]
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def buffers(request: pytest.FixtureRequest, tmp_path: Any) -> Any:
-    """A function that makes two buffers with the same rules: one over the model, and one over a database."""
-
-    def two(policy: str, **options: Any) -> list[ReplayBuffer]:
-        rules = [rules_of(policy, seed=5, **options) for _ in range(2)]
-        other = (
-            SQLStorage(f"sqlite:///{tmp_path}/buffer.db", CODEC, rules[1])
-            if request.param == "sqlite"
-            else SQLStorage(request.getfixturevalue("lent_database"), CODEC, rules[1])
-        )
-        return [ReplayBuffer(storage) for storage in (Reference(CODEC, rules[0]), other)]
-
-    return two
-
-
-async def same(buffers: list[ReplayBuffer], draws: Draws) -> None:
-    """Both give the same."""
-    expected, actual = [await draws(buffer) for buffer in buffers]
-    for buffer in buffers:
-        await buffer.close()
-    assert actual == expected
+async def same(url: str, draws: Draws, policy: str, **options: Any) -> None:
+    """A buffer over the model and one over a database, with the same rules, give the same."""
+    rules = [rules_of(policy, seed=5, **options) for _ in range(2)]
+    results = []
+    for storage in (Reference(CODEC, rules[0]), SQLStorage(url, CODEC, rules[1])):
+        async with ReplayBuffer(storage) as buffer:  # type: ignore[arg-type]
+            results.append(await draws(buffer))
+    assert results[1] == results[0]
 
 
 @pytest.mark.parametrize(
@@ -91,17 +77,17 @@ async def same(buffers: list[ReplayBuffer], draws: Draws) -> None:
     ids=["replayed", "used up", "prioritized", "taken"],
 )
 async def test_draws_are_those_of_the_model(
-    buffers: Any, policy: str, draws: Sequence[Draws], limits: dict[str, int]
+    shared_url: str, policy: str, draws: Sequence[Draws], limits: dict[str, int]
 ) -> None:
     async def one_after_the_other(buffer: ReplayBuffer) -> Any:
         return [await way(buffer) for way in draws]
 
-    await same(buffers(policy, **limits), one_after_the_other)
+    await same(shared_url, one_after_the_other, policy, **limits)
 
 
 @pytest.mark.parametrize("remover", ["uniform", "prioritized"])
 @pytest.mark.parametrize("policy", ["random", "fifo"])
-async def test_evictions_are_those_of_the_model(buffers: Any, policy: str, remover: str) -> None:
+async def test_evictions_are_those_of_the_model(shared_url: str, policy: str, remover: str) -> None:
     """Of groups of several statuses and priorities; and what is drawn from those that are left, at random or not."""
 
     async def evicted(buffer: ReplayBuffer) -> Any:
@@ -112,5 +98,5 @@ async def test_evictions_are_those_of_the_model(buffers: Any, policy: str, remov
             states.append((ids([item.item for item in await found(buffer)]), await drawn(buffer, number % 3)))
         return states
 
-    sampler = remover if policy == "random" else policy
-    await same(buffers(sampler, remover=remover, capacity=6, max_times_sampled=0), evicted)
+    options: dict[str, Any] = {"remover": remover, "capacity": 6, "max_times_sampled": 0}
+    await same(shared_url, evicted, remover if policy == "random" else policy, **options)
