@@ -23,7 +23,7 @@ from tests.contract.harness import (
     ids,
     total,
 )
-from tests.contract.leasing import LONG
+from tests.contract.leasing import prompts_leased
 from tests.contract.waiting import waiting
 from tests.stores import until
 
@@ -48,9 +48,7 @@ class DroppingLaws(Harness):
     @pytest.mark.parametrize("how", ["finish", "save"])
     async def test_a_dropped_result_settles_what_it_was_made_from(self, buffer: ReplayBuffer, how: str) -> None:
         """The leased groups leave, and the lease doesn't hold them any more; the others are as they were."""
-        for number in range(2):
-            await buffer.put(group(number, status=Status.INIT), "math")
-        lease = await buffer.lease_batch({"math": 2}, group_status="init", seconds=LONG)
+        lease = await prompts_leased(buffer, 2)
         first, second = sorted(lease.open)
         settle = lease.finish if how == "finish" else lease.save
         assert await settle(stale(), "math", replaces=[first], **DROPPING) is None
@@ -114,9 +112,7 @@ class DroppingLaws(Harness):
 
     async def test_a_lease_tells_what_its_result_replaced(self, buffer: ReplayBuffer) -> None:
         """finish and save give the leased groups that leave."""
-        for number in range(2):
-            await buffer.put(group(number, status=Status.INIT), "math")
-        lease = await buffer.lease_batch({"math": 2}, group_status="init", seconds=LONG)
+        lease = await prompts_leased(buffer, 2)
         first, second = sorted(lease.open)
         dropped: list[StorageItem] = []
         saved = await lease.save(group(8, status=Status.ABORTED), "math", replaces=[first], dropped=dropped)
@@ -167,11 +163,7 @@ class ArchiveLaws(Harness):
         await drawn(buffer, 1, "code")
         for _ in range(6):
             await drawn(buffer)
-
-        async def pruned() -> bool:
-            return await buffer.count("math", "archived") == 3
-
-        await until(pruned, SOON)
+        await until(lambda: buffer.count("math", "archived"), SOON, gives=3)
         assert [item.uid for item in await found(buffer, {"task_name": "math"})] == uids[:3]
         assert await buffer.count("code", "archived") == 1
         assert await total(buffer, "pruned") == 3
@@ -203,11 +195,7 @@ class ArchiveLaws(Harness):
         await buffer.put(group(9, status=status), "code")
         await fill(buffer, 3)
         await drawn(buffer, 3)
-
-        async def pruned() -> bool:
-            return await buffer.count("math", status) == 2
-
-        await until(pruned, SOON)
+        await until(lambda: buffer.count("math", status), SOON, gives=2)
         assert {item.uid for item in await found(buffer, {"task_name": "math", "status": status})} == {uids[-1], first}
         assert (await buffer.count("code", status), await buffer.count("math", "archived")) == (1, 3)
         assert await total(buffer, "pruned") == 5

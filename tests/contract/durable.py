@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import FencedError, NotReadyError
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.values import Cursor, NewGroup
+from replaybuf.storage.values import NewGroup
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout import Status
 from tests.contract.harness import (
@@ -35,7 +34,7 @@ from tests.contract.harness import (
 )
 from tests.contract.leasing import LONG, lease_of
 from tests.contract.persistence import fill_in_every_way
-from tests.contract.waiting import waiting
+from tests.contract.waiting import CHANGES, waiting
 from tests.reference.snapshots import held_by, load_snapshot, snapshot_of
 from tests.stores import until
 
@@ -100,9 +99,6 @@ class DurableLaws(InOnePlace):
         assert await other_type.get(1, "math") == []
         right = ReplayBuffer(storage)
         assert plain(await right.get(1, "math", "failed")) == plain([[fields]])
-
-
-#: Long enough to close a storage and open it again.
 
 
 class DurableRulesLaws(InOnePlace):
@@ -174,30 +170,6 @@ class DurableRulesLaws(InOnePlace):
         assert lease.open
 
 
-Attempt = Callable[[ReplayBuffer], Awaitable[Any]]
-
-ATTEMPTS: dict[str, Attempt] = {
-    "put": lambda buffer: buffer.put(group(9), "math"),
-    "get": lambda buffer: buffer.get(1, "math"),
-    "get nothing": lambda buffer: buffer.get(0, "math"),
-    "take_batch": lambda buffer: buffer.take_batch({"math": 1}, timeout=SOON),
-    "sample": lambda buffer: buffer.sample({"math": 1}),
-    "lease": lambda buffer: buffer.lease_batch({"math": 1}, seconds=LONG).__aenter__(),
-    "delete": lambda buffer: buffer.delete({}),
-    "update": lambda buffer: buffer.update({}, priority=2),
-    "update_priorities": lambda buffer: buffer.update_priorities({1: 2.0}),
-    "annotate": lambda buffer: buffer.annotate({1: {"kl": 2.0}}),
-    "refresh": lambda buffer: buffer.refresh_staleness({"math": 1}, 9),
-    "dropped put": lambda buffer: buffer.put(
-        group(9, seq_staleness=5), "math", stale_threshold=4, expired_groups_retryable=False
-    ),
-    "cursor": lambda buffer: buffer.cursors.move(Cursor("data")),
-    "claim": lambda buffer: buffer.cursors.claim([], Cursor("data"), LONG),
-    "checkpoint": lambda buffer: buffer.checkpoint(7),
-    "drop": lambda buffer: buffer.drop_checkpoint(1),
-}
-
-
 class FenceLaws(InOnePlace):
     """Restores, as other storages see them."""
 
@@ -207,7 +179,7 @@ class FenceLaws(InOnePlace):
         await buffer.checkpoint(1)
         trainer = await restored(buffer, another)
         before = held_by(trainer)
-        for attempt in ATTEMPTS.values():
+        for attempt in CHANGES.values():
             with pytest.raises(FencedError, match=r"step 1 at .* by .*End this process"):
                 await attempt(buffer)
         assert held_by(trainer) == before

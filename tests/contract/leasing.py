@@ -11,6 +11,7 @@ import pytest
 from replaybuf.buffer.lease import Lease
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import GroupError, InputError, LeaseLostError, NotReadyError
+from replaybuf.values.rollouts.rollout import Status
 from tests.contract.harness import (
     SOON,
     Harness,
@@ -35,6 +36,13 @@ async def lease_of(buffer: ReplayBuffer, size: int = 1, seconds: float = LONG) -
     lease = await buffer.lease_batch({"math": size}, seconds=seconds, heartbeat=False)
     assert lease.counts == {"math": size}
     return lease
+
+
+async def prompts_leased(buffer: ReplayBuffer, count: int) -> Lease:
+    """Return a lease of so many prompts, numbered from 0."""
+    for number in range(count):
+        await buffer.put(group(number, status=Status.INIT), "math")
+    return await buffer.lease_batch({"math": count}, group_status="init", seconds=LONG, heartbeat=False)
 
 
 class LeaseLaws(Harness):

@@ -16,7 +16,7 @@ from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.copies.snapshot_file import SNAPSHOT_FILE
 from replaybuf.values.rollouts.rollout import Status
 from tests.contract.harness import SOON, Harness, OpenBuffer, everything, found, group, ids, rollout
-from tests.contract.leasing import LONG
+from tests.contract.leasing import prompts_leased
 from tests.contract.waiting import waiting
 from tests.reference.snapshots import held_by, load_snapshot, snapshot_of
 from tests.stores import because
@@ -106,8 +106,6 @@ class PersistenceLaws(Harness):
 
     async def test_loading_wakes_those_who_wait(self, open_buffer: OpenBuffer) -> None:
         """As any put does."""
-        from tests.contract.waiting import waiting
-
         buffer, fresh = await open_buffer(), await open_buffer()
         await buffer.put(group(1), "math")
         task = await waiting(fresh, fresh.wait_ready({"math": 1}, timeout=None))
@@ -168,9 +166,7 @@ class CheckpointLaws(Harness):
 
     async def test_keep_new_keeps_a_result_in_the_place_of_its_prompt(self, buffer: ReplayBuffer) -> None:
         """Groups that a kept group has replaced since, also through others, don't come back beside it."""
-        for number in range(3):
-            await buffer.put(group(number, status=Status.INIT), "math")
-        lease = await buffer.lease_batch({"math": 3}, group_status="init", seconds=LONG, heartbeat=False)
+        lease = await prompts_leased(buffer, 3)
         finished, saved, lost = sorted(lease.open)
         await buffer.checkpoint(1)
         await lease.finish(group(10), "math", replaces=[finished])

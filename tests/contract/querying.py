@@ -16,7 +16,7 @@ from replaybuf.values.rollouts.rollout import Status
 from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.contract.dropping import DROPPING, counted, stale
 from tests.contract.harness import Harness, OpenBuffer, found, group, ids, total
-from tests.contract.leasing import LONG
+from tests.contract.leasing import LONG, prompts_leased
 
 
 async def four(buffer: ReplayBuffer) -> list[int]:
@@ -123,8 +123,7 @@ class SettlingLaws(Harness):
 
     async def test_a_lease_can_go_on_with_other_content(self, buffer: ReplayBuffer) -> None:
         """The new group is held in the place of the old one, and comes back instead of it."""
-        await buffer.put(group(1, status=Status.INIT), "math")
-        lease = await buffer.lease_batch({"math": 1}, group_status="init", seconds=LONG)
+        lease = await prompts_leased(buffer, 1)
         half = group(2, status=Status.ABORTED)
         newer = await lease.save(half, "math", replaces=lease.open)
         assert lease.open == {newer}
@@ -136,8 +135,7 @@ class SettlingLaws(Harness):
 
     async def test_a_put_for_a_lost_lease_is_refused(self, buffer: ReplayBuffer) -> None:
         """LeaseLostError, and nothing is stored, dropped or counted: the group is with another consumer by then."""
-        await buffer.put(group(1, status=Status.INIT), "math")
-        lease = await buffer.lease_batch({"math": 1}, group_status="init", seconds=LONG, heartbeat=False)
+        lease = await prompts_leased(buffer, 1)
         other = await buffer.lease_batch({"math": 0}, seconds=LONG)
         with pytest.raises(InputError, match="not open in this lease"):
             await other.finish(group(2), "math", replaces=lease.open)
@@ -151,9 +149,7 @@ class SettlingLaws(Harness):
 
     async def test_of_several_results_at_once_only_the_lost_one_is_refused(self, buffer: ReplayBuffer) -> None:
         """Each is stored or refused as if it were alone, in the order of the calls."""
-        for number in range(4):
-            await buffer.put(group(number, status=Status.INIT), "math")
-        lease = await buffer.lease_batch({"math": 4}, group_status="init", seconds=LONG)
+        lease = await prompts_leased(buffer, 4)
         uids = [item.uid for item in lease.items["math"]]
         await buffer.storage.give_back(lease._leased, uids[1:2])
         await buffer.delete({"uid": uids[1]})
@@ -166,9 +162,7 @@ class SettlingLaws(Harness):
     async def test_results_for_which_there_is_no_room_stay_leased(self, open_buffer: OpenBuffer) -> None:
         """Of several at once, as many as there is room for are stored."""
         buffer = await open_buffer(capacity=2, on_full="reject")
-        for number in range(4):
-            await buffer.put(group(number, status=Status.INIT), "math")
-        lease = await buffer.lease_batch({"math": 4}, group_status="init", seconds=LONG)
+        lease = await prompts_leased(buffer, 4)
         uids = sorted(lease.open)
         puts = [lease.finish(group(10 + n), "math", replaces=[uid]) for n, uid in enumerate(uids)]
         results = await asyncio.gather(*puts, return_exceptions=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from tests.contract.querying import ClaimLaws, ImportLaws, QueryingLaws, Settlin
 from tests.contract.refreshing import RefreshingLaws
 from tests.contract.segments import SegmentLaws
 from tests.contract.waiting import ClosingLaws, LeaseRecordLaws, MetricsLaws, RecordLaws, WaitingLaws
-from tests.postgres import Databases
+from tests.postgres import new_urls
 from tests.reference.backend import Reference
 
 
@@ -80,22 +79,28 @@ class DurableContract(DurableLaws, DurableRulesLaws, FenceLaws):
     """The laws of databases that outlive their process. Needs the fixtures `new_storage` and `same_place`."""
 
 
-class Sqlite:
+class Stores:
+    """New storages of one kind."""
+
+    kind: str
+
     @pytest.fixture
-    def new_storage(self, tmp_path: Path) -> NewStorage:
-        numbers = count()
-        return lambda codec, rules: SQLStorage(f"sqlite:///{tmp_path}/{next(numbers)}.db", codec, rules)
+    def new_storage(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewStorage]:
+        with new_urls(self.kind, request, tmp_path) as new_url:
+            yield lambda codec, rules: SQLStorage(new_url(), codec, rules)
 
     @pytest.fixture
     def same_place(self) -> SamePlace:
         def open_again(storage: SQLStorage, codec: Codec) -> SQLStorage:
-            return SQLStorage(f"sqlite:///{storage.url.database}", codec, storage.rules)
+            return SQLStorage(storage.url.render_as_string(hide_password=False), codec, storage.rules)
 
         return open_again
 
 
-class TestSqlite(Sqlite, ExactContract, DurableContract):
+class TestSqlite(Stores, ExactContract, DurableContract):
     """All but the laws of chance: the model keeps those."""
+
+    kind = "sqlite"
 
 
 class TestModel(ChanceLaws):
@@ -107,43 +112,33 @@ class TestModel(ChanceLaws):
 
 
 @pytest.mark.long
-class TestSqliteByChance(Sqlite, ChanceLaws, NarrowedChanceLaws):
+class TestSqliteByChance(Stores, ChanceLaws, NarrowedChanceLaws):
     """What the model answers for by default."""
 
-
-class SqliteMemory:
-    @pytest.fixture
-    def new_storage(self) -> NewStorage:
-        return lambda codec, rules: SQLStorage("memory://", codec, rules)
+    kind = "sqlite"
 
 
-class TestSqliteMemory(SqliteMemory, WaitingLaws, ClosingLaws, NarrowedChanceLaws):
+class TestSqliteMemory(Stores, WaitingLaws, ClosingLaws, NarrowedChanceLaws):
     """Waits without other processes, and the end; statements are those of a file."""
 
+    kind = "memory"
+
 
 @pytest.mark.long
-class TestSqliteMemoryWhole(SqliteMemory, StorageContract):
+class TestSqliteMemoryWhole(Stores, StorageContract):
     """All of it."""
 
-
-class Postgres:
-    @pytest.fixture
-    def new_storage(self, postgres_databases: Databases) -> Iterator[NewStorage]:
-        with postgres_databases.lent() as new_database:
-            yield lambda codec, rules: SQLStorage(new_database(), codec, rules)
-
-    @pytest.fixture
-    def same_place(self) -> SamePlace:
-        def open_again(storage: SQLStorage, codec: Codec) -> SQLStorage:
-            return SQLStorage(storage.url.render_as_string(hide_password=False), codec, storage.rules)
-
-        return open_again
+    kind = "memory"
 
 
-class TestPostgres(Postgres, TransactionLaws, DurableContract):
+class TestPostgres(Stores, TransactionLaws, DurableContract):
     """What its locks, what it sends with COMMIT and its notifications can break."""
+
+    kind = "postgresql"
 
 
 @pytest.mark.long
-class TestPostgresLikeTheModel(Postgres, ModelledLaws, ChanceLaws, NarrowedChanceLaws):
+class TestPostgresLikeTheModel(Stores, ModelledLaws, ChanceLaws, NarrowedChanceLaws):
     """What `side_by_side` and `storage/test_same_draws.py` compare by default."""
+
+    kind = "postgresql"

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from replaybuf.common.worker_name import working_as
 from replaybuf.errors import ClosedError, LeaseLostError, NotReadyError
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.backend import SQLStorage
+from replaybuf.storage.values import Cursor
 from replaybuf.values.rollouts.rollout import Status
 from tests.contract.filling import waits_for_room
 from tests.contract.harness import (
@@ -135,6 +137,29 @@ class WaitingLaws(Harness):
             await waits
 
 
+#: The calls that change a buffer, or take from it.
+CHANGES: dict[str, Callable[[ReplayBuffer], Any]] = {
+    "put": lambda buffer: buffer.put(group(9), "math"),
+    "get": lambda buffer: buffer.get(1, "math"),
+    "get nothing": lambda buffer: buffer.get(0, "math"),
+    "take_batch": lambda buffer: buffer.take_batch({"math": 1}, timeout=SOON),
+    "sample": lambda buffer: buffer.sample({"math": 1}),
+    "lease": lambda buffer: buffer.lease_batch({"math": 1}, seconds=1000).__aenter__(),
+    "delete": lambda buffer: buffer.delete({}),
+    "update": lambda buffer: buffer.update({}, priority=2),
+    "update_priorities": lambda buffer: buffer.update_priorities({1: 2.0}),
+    "annotate": lambda buffer: buffer.annotate({1: {"kl": 2.0}}),
+    "refresh": lambda buffer: buffer.refresh_staleness({"math": 1}, 9),
+    "dropped put": lambda buffer: buffer.put(
+        group(9, seq_staleness=5), "math", stale_threshold=4, expired_groups_retryable=False
+    ),
+    "cursor": lambda buffer: buffer.cursors.move(Cursor("data")),
+    "claim": lambda buffer: buffer.cursors.claim([], Cursor("data"), 1000),
+    "checkpoint": lambda buffer: buffer.checkpoint(7),
+    "drop": lambda buffer: buffer.drop_checkpoint(1),
+}
+
+
 class ClosingLaws(Harness):
     """After close there is nothing but ClosedError."""
 
@@ -159,14 +184,9 @@ class ClosingLaws(Harness):
         await buffer.put(group(1), "math")
         await buffer.close()
         calls: list[Callable[[], Any]] = [
-            lambda: buffer.put(group(1), "math"),
+            *(partial(change, buffer) for change in CHANGES.values()),
             lambda: buffer.put([], "math"),
-            lambda: buffer.get(1, "math"),
-            lambda: buffer.get(0, "math"),
-            lambda: buffer.take_batch({"math": 1}),
             lambda: buffer.take_batch({"math": 1}, timeout=None),
-            lambda: buffer.sample({"math": 1}),
-            lambda: buffer.lease_batch({"math": 1}),
             lambda: buffer.is_ready({"math": 1}),
             lambda: buffer.wait_ready({}, timeout=1),
             lambda: buffer.count("math", "completed"),
@@ -174,12 +194,9 @@ class ClosingLaws(Harness):
             lambda: buffer.count_where({}),
             lambda: buffer.dropped("math"),
             lambda: buffer.find({}),
-            lambda: buffer.delete({}),
-            lambda: buffer.update({}, priority=1),
             lambda: buffer.update_priorities({}),
             lambda: buffer.annotate({}),
             lambda: buffer.metrics(),
-            lambda: buffer.refresh_staleness(task_stale_thresholds={}, current_train_step=1),
             lambda: buffer.save("never"),
             lambda: buffer.resume("never"),
             lambda: len(buffer),
@@ -317,17 +334,6 @@ class RecordLaws(Harness):
 
 class LeaseRecordLaws(Harness):
     """What leases know of their draws, and of their store."""
-
-    async def test_an_acknowledged_group_knows_its_train_step(self, open_buffer: OpenBuffer) -> None:
-        """Not one that is given back. The lease, also one that is adopted, has the step of the draw."""
-        buffer = await open_buffer(max_times_sampled=0)
-        uids = await fill(buffer, 3)
-        lease = await buffer.lease_batch({"math": 3}, current_train_step=6, heartbeat=False)
-        assert lease.handle.train_step == 6
-        await lease.acknowledge(uids[:1])
-        await lease.give_back(uids[1:2])
-        await buffer.adopt(lease.handle, heartbeat=False).acknowledge()
-        assert [item.trained_step for item in await found(buffer)] == [6, None, 6]
 
     async def test_a_lease_of_another_store_is_refused(self, buffer: ReplayBuffer) -> None:
         """LeaseLostError that names both, from adopt and from every call with it; nothing is changed."""
