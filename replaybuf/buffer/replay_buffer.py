@@ -345,6 +345,7 @@ class ReplayBuffer(Generic[R]):
 
         The arrays and tensors in the fields `deferred` of the rollouts, at any depth, aren't read: an `ArrayHandle`
         takes the place of each. It can be sent to the process that needs the array, and is valid as long as the lease.
+        Only payloads in a place are read in part: handles of those in the database carry their bytes.
 
         `await` instead of `async with` gives a Lease to be settled by hand.
         """

@@ -142,9 +142,9 @@ class Source:
         rows = self._read(tx, _Query(order), size)
         return [Ordered(row[0], row[1], tuple(row[2:])) for row in rows]
 
-    def read(self, tx: Transaction, size: int, order: Order, *, payloads: bool = True) -> list[GroupRow]:
-        """Return the first `size` groups as rows, with their payloads unless these are read later."""
-        return self._distinct_rows(self._read(tx, _Query(order, whole=True, bare=not payloads), size))
+    def read(self, tx: Transaction, size: int, order: Order) -> list[GroupRow]:
+        """Return the first `size` groups as rows, with their payloads."""
+        return self._distinct_rows(self._read(tx, _Query(order, whole=True), size))
 
     def _distinct_rows(self, rows: Sequence[Sequence[Any]]) -> list[GroupRow]:
         """Return these rows. Raises StorageError if a group is among them twice, as a damaged index may have it."""
@@ -172,7 +172,7 @@ class Source:
         passed_over = size * (_SAMPLE - matching) / max(matching, 0.5)
         return bool(passed_over * _KEY_COST > groups)
 
-    def read_afresh(self, tx: Transaction, size: int, *, payloads: bool = True) -> list[GroupRow]:
+    def read_afresh(self, tx: Transaction, size: int) -> list[GroupRow]:
         """Return `size` groups drawn at random from all that match, whatever their keys, which they and others keep."""
         home, race = self.lane, self.lane.race
         assert race is not None
@@ -187,8 +187,7 @@ class Source:
         rows: list[GroupRow] = []
         while remaining and len(rows) < size:  # others may have locked some
             chunk, remaining = remaining[: size - len(rows)], remaining[size - len(rows) :]
-            statement = _WITH_PAYLOADS if payloads else _WITHOUT_PAYLOADS
-            locked = {row[0]: row for row in tx.tuples(statement, lane=home.id, uids=chunk)}
+            locked = {row[0]: row for row in tx.tuples(_BY_UID, lane=home.id, uids=chunk)}
             rows += GroupRow.drawn([locked[uid] for uid in chunk if uid in locked], home)
         for row in rows:
             row.is_afresh = True
@@ -227,14 +226,12 @@ class Source:
 
 
 class _Query(NamedTuple):
-    """A statement's shape: the order, whether uids are skipped, and whether it reads whole groups, perhaps without the
-    payload (`bare`), or only sort fields."""
+    """A statement's shape: the order, whether uids are skipped, and whether it reads groups or only sort fields."""
 
     order: Order
     skipping: bool = False
     whole: bool = False
     checked: bool = False
-    bare: bool = False
 
 
 #: A statement, and the values of a user's query in it.
@@ -251,7 +248,7 @@ def _statement(dialect: Dialect, query: _Query, where: Node | None) -> _Bound:
     condition += " AND NOT g.uid {in:skip}" if query.skipping else ""
     columns = ["g.uid", "g.priority", *map(_order_value, order)]
     if query.whole:
-        columns = [STORED, "NULL" if query.bare else _PAYLOAD]
+        columns = [STORED, _PAYLOAD]
     columns += _CHECKS if query.checked else ()
     keys = [*map(_sort_key, order)]
     lanes = "g.lane = :lane"
@@ -278,9 +275,8 @@ _CHECKS = (
 )
 # A scalar subquery reads payloads of returned rows only; a join might read more, by the planner's row estimate.
 _PAYLOAD = "(SELECT data FROM rb_payload WHERE rb_payload.uid = g.uid)"
-#: The columns of those groups by uid that are in a lane, with the payload or NULL.
-_BY_UID = f"SELECT {STORED}, {{payload}} FROM rb_group g WHERE g.uid {{{{in:uids}}}} AND g.lane = :lane {{{{skip}}}}"  # noqa: S608
-_WITHOUT_PAYLOADS, _WITH_PAYLOADS = _BY_UID.format(payload="NULL"), _BY_UID.format(payload=_PAYLOAD)
+#: The columns of those groups by uid that are in a lane, with the payload.
+_BY_UID = f"SELECT {STORED}, {_PAYLOAD} FROM rb_group g WHERE g.uid {{in:uids}} AND g.lane = :lane {{skip}}"  # noqa: S608
 
 
 @lru_cache(maxsize=128)

@@ -25,23 +25,22 @@ from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, cache_lanes, find_lanes, raceless
 from replaybuf.storage.sql.statements.leases import end_leases
 from replaybuf.storage.sql.statements.ordering import Source, advance, check_races, skip_arrived
-from replaybuf.storage.sql.statements.rows import GroupRow, read_heads
+from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.values import Draw
-from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout import Status
 
 
-def draw_groups(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> tuple[list[GroupRow] | None, bool]:
+def draw_groups(tx: Transaction, draw: Draw, skip: set[int]) -> tuple[list[GroupRow] | None, bool]:
     """Return the first groups of each task in order; incomplete ones are set aside.
 
     None if there are fewer than `draw.at_least`. The groups are locked and still in their lanes. `skip` has the uids of
     groups set aside, so that a draw of FAILED groups doesn't find them again. Also returns whether overdue leases were
     ended, since other callers may wait for their groups.
     """
-    rows = _draw_once(tx, codec, draw, skip)
+    rows = _draw_once(tx, draw, skip)
     ended = len(rows) < sum(draw.sizes.values()) and end_leases(tx, wait=True) > 0
     if ended:
-        rows = _draw_once(tx, codec, draw, skip)
+        rows = _draw_once(tx, draw, skip)
     if len(rows) < sum(draw.sizes.values()) and not draw.is_met_by(_drawn_counts(draw, rows)):
         return None, ended
     policy = tx.scope.rules.sampler
@@ -60,7 +59,7 @@ def _drawn_counts(draw: Draw, rows: Iterable[GroupRow]) -> Counter[str]:
     return Counter(row.task_name for row in rows if draw.replay is None or not row.times_sampled)
 
 
-def _draw_once(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> list[GroupRow]:
+def _draw_once(tx: Transaction, draw: Draw, skip: set[int]) -> list[GroupRow]:
     order, limits = tx.scope.rules.sampler.order, tx.scope.rules.limits
     sizes, replay = dict(draw.sizes), draw.replay or {}
     if draw.status == Status.COMPLETED and limits.slows_draws:
@@ -80,24 +79,22 @@ def _draw_once(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> lis
         for status in replayable:
             home = lanes.get((task, status))
             if home is not None and share > len(replayed):
-                replayed += _draw_lane(tx, codec, home, share - len(replayed), redraw, skip)
+                replayed += _draw_lane(tx, home, share - len(replayed), redraw, skip)
         home = lanes.get((task, draw.status))
         if home is not None and size > len(replayed):
-            rows += _draw_lane(tx, codec, home, size - len(replayed), draw, skip)
+            rows += _draw_lane(tx, home, size - len(replayed), draw, skip)
         rows += replayed
     return rows
 
 
-def _draw_lane(tx: Transaction, codec: Codec, home: Lane, size: int, draw: Draw, skip: set[int]) -> list[GroupRow]:
-    policy, payloads = tx.scope.rules.sampler, not draw.deferred
+def _draw_lane(tx: Transaction, home: Lane, size: int, draw: Draw, skip: set[int]) -> list[GroupRow]:
+    policy = tx.scope.rules.sampler
     while True:
         source = Source(home, draw.where, skip if home.status == Status.FAILED else ())
         if policy.is_race and draw.where is not None and source.is_sparse(tx, size):
-            rows = source.read_afresh(tx, size, payloads=payloads)
+            rows = source.read_afresh(tx, size)
         else:
-            rows = source.read(tx, size, policy.order, payloads=payloads)
-        if draw.deferred:
-            read_heads(tx, codec, rows, draw.deferred)
+            rows = source.read(tx, size, policy.order)
         incomplete = {row.uid: reason for row in rows if (reason := row.incomplete)}
         if not incomplete:
             return rows
@@ -149,7 +146,7 @@ FROM rb_group WHERE lane = :lane AND random_key IS NOT NULL"""
 
 
 def draw_behind_fence(
-    tx: Transaction, codec: Codec, draw: Draw, skip: set[int], known: KnownLanes
+    tx: Transaction, draw: Draw, skip: set[int], known: KnownLanes
 ) -> tuple[list[GroupRow] | None, bool]:
     """Draw as `draw_groups` does, with one statement for each task if possible. Must come first in its transaction.
 
@@ -162,7 +159,7 @@ def draw_behind_fence(
         if rows is not None:
             return rows, False
     check_fence(tx)
-    result = draw_groups(tx, codec, draw, skip)
+    result = draw_groups(tx, draw, skip)
     if at_once and result[0]:
         cache_lanes(tx, known, names)
     return result
@@ -172,7 +169,7 @@ def _is_plain(tx: Transaction, draw: Draw) -> bool:
     """Return whether a draw depends only on the order of the groups."""
     rules = tx.scope.rules
     slowed = draw.status == Status.COMPLETED and rules.limits.slows_draws
-    return not slowed and rules.sampler.key is None and draw.where is None and not (draw.probabilities or draw.deferred)
+    return not slowed and rules.sampler.key is None and draw.where is None and not draw.probabilities
 
 
 def _draw_plainly(tx: Transaction, draw: Draw, lanes: KnownLanes) -> list[GroupRow] | None:
