@@ -137,8 +137,8 @@ class Sweeper:
         bounded = bool(limits.bounded_aside)
         if bounded and await transactions.read(lambda tx: any_to_prune(tx, now)):
             await transactions.write(lambda tx: prune(tx, now, self._limit), wakes=False)
-        if limits.fill_seconds is not None:
-            await self._filling.give_up(now, limits.fill_seconds)
+        if limits.fill_seconds is not None and await self._filling.give_up(now, limits.fill_seconds):
+            self._poll_at = 0.0
         if time.monotonic() > self._tidy_at:
             self._tidy_at = time.monotonic() + _TIDY_SECONDS
             await self._tidy()
