@@ -4,7 +4,7 @@ Payloads of removed groups, and what only a dropped checkpoint had, are deleted 
 a take or a checkpoint, so it is deferred to idle times. A grace time keeps payloads of groups that may be returned by
 the undo of a cancelled take.
 
-What is due is read every other second, and when the next lease ends.
+What is due is read every other second, when the next lease ends, and soon if there was too much of it.
 """
 
 from __future__ import annotations
@@ -134,10 +134,12 @@ class Sweeper:
             returned = await transactions.write(end_leases, wakes=False)
             if returned:
                 transactions.committed()
-        bounded = bool(limits.bounded_aside)
+        bounded, more = bool(limits.bounded_aside), False
         if bounded and await transactions.read(lambda tx: any_to_prune(tx, now)):
-            await transactions.write(lambda tx: prune(tx, now, self._limit), wakes=False)
-        if limits.fill_seconds is not None and await self._filling.give_up(now, limits.fill_seconds):
+            more = await transactions.write(lambda tx: prune(tx, now, self._limit), wakes=False) >= self._limit
+        if limits.fill_seconds is not None:
+            more |= await self._filling.give_up(now, limits.fill_seconds)
+        if more:
             self._poll_at = 0.0
         if time.monotonic() > self._tidy_at:
             self._tidy_at = time.monotonic() + _TIDY_SECONDS
