@@ -93,6 +93,15 @@ class WeightLaws(Harness):
             for item in (await buffer.sample({"math": 3}, beta=beta))["math"]:
                 assert odds(item) == pytest.approx([item.priority / 8, (4 * item.priority / 8) ** -beta])
 
+    @pytest.mark.parametrize("policy", ["fifo", "prioritized"])
+    async def test_the_odds_are_among_the_groups_that_match(self, open_buffer: OpenBuffer, policy: str) -> None:
+        buffer = await open_buffer(policy, seed=1, max_times_sampled=0)
+        for priority in (1, 3, 9, 9):
+            await fill(buffer, 1, priority=priority)
+        for item in (await buffer.sample({"math": 4}, beta=1, where={"priority": {"$lt": 9}}))["math"]:
+            chance = item.priority / 4 if policy == "prioritized" else 1 / 2
+            assert odds(item) == pytest.approx([chance, 1 / (2 * chance)])
+
     async def test_groups_of_priority_zero_come_last(self, open_buffer: OpenBuffer) -> None:
         """No draw fails or is short because of them."""
         buffer = await open_buffer("prioritized", seed=1, max_times_sampled=0)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from replaybuf.errors import ConfigError, StorageError
-from replaybuf.rules.policies import IDLE, KEYS, Order, OrderTerm
+from replaybuf.rules.policies import IDLE, KEYS, SLOWEST, UNIT, Order, OrderTerm
 from replaybuf.rules.query import Node
 from replaybuf.rules.query.sql_conditions import condition_text
 from replaybuf.storage.sql.engine.dialect import Dialect
@@ -162,8 +162,8 @@ class Source:
 
         The share that matches is estimated from the lane's first groups.
         """
-        groups = tx.value("SELECT sum(amount) FROM rb_tally WHERE lane = :lane AND name = 'size'", lane=self.lane.id)
-        if self._where is None or (groups or 0) <= _SAMPLE:
+        groups = self._size(tx)
+        if self._where is None or groups <= _SAMPLE:
             return False
         query = "SELECT uid FROM rb_group WHERE lane = :lane ORDER BY uid LIMIT 1 OFFSET :before"
         [[last_uid]] = tx.tuples(query, lane=self.lane.id, before=_SAMPLE - 1) or [[0]]
@@ -171,6 +171,26 @@ class Source:
         matching = tx.value(f"{statement} AND g.uid <= :last", **self._values(tx, size), **values, last=last_uid)
         passed_over = size * (_SAMPLE - matching) / max(matching, 0.5)
         return bool(passed_over * _KEY_COST > groups)
+
+    def _size(self, tx: Transaction) -> int:
+        return int(tx.value(_SIZE, lane=self.lane.id) or 0)
+
+    def count(self, tx: Transaction) -> int:
+        """Return the number of groups."""
+        return self._size(tx) if self._where is None else int(self._read_figures(tx, "count(*)")[0])
+
+    def weigh(self, tx: Transaction) -> tuple[int, float, int]:
+        """Return the number of groups, the sum of their priorities, in units, and how many have none.
+
+        The lane runs a race: every group has a key, whose index includes the priority.
+        """
+        members, total, idle = self._read_figures(tx, _FIGURES, " AND random_key IS NOT NULL")
+        return members, total, idle
+
+    def _read_figures(self, tx: Transaction, columns: str, condition: str = "") -> Sequence[Any]:
+        statement, values = _select_matching(tx.dialect, self._where, columns)
+        [figures] = tx.tuples(statement + condition, **self._values(tx, 0), **values, least=SLOWEST, unit=UNIT)
+        return figures
 
     def read_afresh(self, tx: Transaction, size: int) -> list[GroupRow]:
         """Return `size` groups drawn at random from all that match, whatever their keys, which they and others keep."""
@@ -223,6 +243,12 @@ class Source:
             "buffer": tx.scope.buffer,
             "known_step": self.lane.step,
         }
+
+
+_SIZE = "SELECT sum(amount) FROM rb_tally WHERE lane = :lane AND name = 'size'"
+_FIGURES = """count(*), sum(
+    CASE WHEN priority = 0 THEN 0.0 WHEN priority < :least THEN :least ELSE priority END / :unit
+), count(CASE WHEN priority = 0 THEN 1 END)"""
 
 
 class _Query(NamedTuple):

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from replaybuf.rules import transitions
-from replaybuf.rules.policies import PRIORITIZED, SLOWEST, UNIT, share
+from replaybuf.rules.policies import PRIORITIZED, share
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.counts import lock_tasks, move, read_levels, set_aside, trained_at
 from replaybuf.storage.sql.statements.fence import check_fence
@@ -46,7 +46,7 @@ def draw_groups(tx: Transaction, draw: Draw, skip: set[int]) -> tuple[list[Group
     policy = tx.scope.rules.sampler
     if draw.probabilities:
         for task in draw.sizes:
-            _add_probabilities(tx, [row for row in rows if row.task_name == task], mixed=draw.replay is not None)
+            _add_probabilities(tx, draw, [row for row in rows if row.task_name == task])
     for home, members in by_home(rows) if policy.is_race else ():
         advance(tx, home, members)
         if draw.where is not None and not all(row.is_afresh for row in members):
@@ -110,8 +110,8 @@ def by_home(rows: Iterable[GroupRow]) -> list[tuple[Lane, list[GroupRow]]]:
     return [(members[0].home, members) for _, members in sorted(homes.items())]
 
 
-def _add_probabilities(tx: Transaction, rows: Sequence[GroupRow], *, mixed: bool) -> None:
-    """Set the probability p of each drawn group of a task, and N p.
+def _add_probabilities(tx: Transaction, draw: Draw, rows: Sequence[GroupRow]) -> None:
+    """Set the probability p of each drawn group of a task, and N p, N being the number of groups that match.
 
     A mixed batch is a stratified sample, of groups that weren't drawn before, of kept and of archived ones: p is the
     share of the batch that came from the group's stratum, times its probability there; N is the size of these strata.
@@ -119,27 +119,20 @@ def _add_probabilities(tx: Transaction, rows: Sequence[GroupRow], *, mixed: bool
     prioritized = tx.scope.rules.sampler.order[0].field == PRIORITIZED
     strata: dict[tuple[int, bool], list[GroupRow]] = {}
     for row in rows:
-        strata.setdefault((row.lane, mixed and row.times_sampled > 0), []).append(row)
+        strata.setdefault((row.lane, draw.replay is not None and row.times_sampled > 0), []).append(row)
     groups = 0
-    for (lane, is_replay), stratum in strata.items():
-        condition = "" if not mixed else f" AND times_sampled {'>' if is_replay else '='} 0"
-        total = 0.0
-        if prioritized:  # every group has a key, whose index includes the priority
-            [(members, total, idle)] = tx.tuples(_TOTAL_WEIGHT + condition, lane=lane, least=SLOWEST, unit=UNIT)
+    for (_, is_replay), stratum in strata.items():
+        source, total = Source(stratum[0].home, draw.replayed if is_replay else draw.where), 0.0
+        if prioritized:
+            members, total, idle = source.weigh(tx)
         else:
-            members = idle = tx.value(f"SELECT count(*) FROM rb_group WHERE lane = :lane{condition}", lane=lane)  # noqa: S608
+            members = idle = max(source.count(tx), len(stratum))  # a damaged database may count fewer
         groups += members
         for row in stratum:
             weight = share(row.priority)
             row.probability = len(stratum) / len(rows) * (weight / total if prioritized and weight else 1 / idle)
     for row in rows:
         row.weight = groups * (row.probability or 0.0)
-
-
-_TOTAL_WEIGHT = """SELECT count(*), sum(
-    CASE WHEN priority = 0 THEN 0.0 WHEN priority < :least THEN :least ELSE priority END / :unit
-), count(CASE WHEN priority = 0 THEN 1 END)
-FROM rb_group WHERE lane = :lane AND random_key IS NOT NULL"""
 
 
 # In one statement
