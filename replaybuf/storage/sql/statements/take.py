@@ -44,9 +44,7 @@ def draw_groups(tx: Transaction, draw: Draw, skip: set[int]) -> tuple[list[Group
     if len(rows) < sum(draw.sizes.values()) and not draw.is_met_by(_drawn_counts(draw, rows)):
         return None, ended
     policy = tx.scope.rules.sampler
-    if draw.probabilities:
-        for task in draw.sizes:
-            _add_probabilities(tx, draw, [row for row in rows if row.task_name == task])
+    _add_probabilities(tx, draw, rows)
     for home, members in by_home(rows) if policy.is_race else ():
         advance(tx, home, members)
         if draw.where is not None and not all(row.is_afresh for row in members):
@@ -110,7 +108,13 @@ def by_home(rows: Iterable[GroupRow]) -> list[tuple[Lane, list[GroupRow]]]:
     return [(members[0].home, members) for _, members in sorted(homes.items())]
 
 
-def _add_probabilities(tx: Transaction, draw: Draw, rows: Sequence[GroupRow]) -> None:
+def _add_probabilities(tx: Transaction, draw: Draw, rows: Iterable[GroupRow]) -> None:
+    """Set the probabilities of drawn groups, if they are asked for."""
+    for task in draw.sizes if draw.probabilities else ():
+        _add_probabilities_of(tx, draw, [row for row in rows if row.task_name == task])
+
+
+def _add_probabilities_of(tx: Transaction, draw: Draw, rows: Sequence[GroupRow]) -> None:
     """Set the probability p of each drawn group of a task, and N p, N being the number of groups that match.
 
     A mixed batch is a stratified sample, of groups that weren't drawn before, of kept and of archived ones: p is the
@@ -150,6 +154,7 @@ def draw_behind_fence(
     if at_once and len(raceless(known, names)) == len(names):
         rows = _draw_plainly(tx, draw, known)
         if rows is not None:
+            _add_probabilities(tx, draw, rows)
             return rows, False
     check_fence(tx)
     result = draw_groups(tx, draw, skip)
@@ -162,7 +167,7 @@ def _is_plain(tx: Transaction, draw: Draw) -> bool:
     """Return whether a draw depends only on the order of the groups."""
     rules = tx.scope.rules
     slowed = draw.status == Status.COMPLETED and rules.limits.slows_draws
-    return not slowed and rules.sampler.key is None and draw.where is None and not draw.probabilities
+    return not slowed and rules.sampler.key is None and draw.where is None
 
 
 def _draw_plainly(tx: Transaction, draw: Draw, lanes: KnownLanes) -> list[GroupRow] | None:
