@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import sqlite3
 import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from functools import partial
@@ -20,12 +18,12 @@ from typing import Any
 import pytest
 from sqlalchemy import make_url
 
-from replaybuf.storage.sql.engine import open_database, sqlite, sqlite_raw
+from replaybuf.storage.sql.engine import open_database, sqlite
 from replaybuf.storage.sql.engine.database import Access, Database
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase, checkpoint_wal
 from replaybuf.storage.sql.engine.sqlite_connection import PAGE_SIZE, SqliteConnection, connect
 from replaybuf.storage.sql.engine.sqlite_dialect import SqliteTransaction, of_rows
-from replaybuf.storage.sql.engine.sqlite_raw import RawConnection, patiently
+from replaybuf.storage.sql.engine.sqlite_raw import patiently
 from replaybuf.storage.sql.engine.transaction import Transaction
 from tests.stores import until
 
@@ -122,43 +120,6 @@ def test_an_engine_that_is_disposed_of_has_no_threads_left(
 
     asyncio.run(use())
     assert {thread for thread in threading.enumerate() if thread not in before} == set()
-
-
-# Payloads that are read one by one through `sqlite3`'s blobs
-
-
-@pytest.fixture
-def raw() -> RawConnection:
-    raw = sqlite3.connect(":memory:", isolation_level=None, factory=RawConnection)
-    raw.execute("CREATE TABLE numbers (id INTEGER PRIMARY KEY, data BLOB)")
-    raw.executemany("INSERT INTO numbers VALUES (?, ?)", [(at, b"%d" % at) for at in range(100)])
-    return raw
-
-
-def weak_references() -> int:
-    return sum(type(referrer) is weakref.ref for referrer in gc.get_objects())
-
-
-def test_what_was_read_leaves_nothing_behind(raw: RawConnection) -> None:
-    before = weak_references()
-    for at in range(5 * sqlite_raw._MOST_OPENED):
-        assert raw.read_blob("numbers", "data", at % 100, 0, 9) == b"%d" % (at % 100)
-    assert weak_references() - before <= 1.5 * sqlite_raw._MOST_OPENED
-
-
-def test_a_blob_that_is_still_open_is_remembered(raw: RawConnection) -> None:
-    """Closing the connection closes it, which without the reference would be a crash."""
-    blob = raw.blobopen("numbers", "data", 7)
-    for at in range(2 * sqlite_raw._MOST_OPENED):
-        raw.read_blob("numbers", "data", at % 100, 0, 9)
-    assert blob.read() == b"7"
-    raw.close()
-    with pytest.raises(sqlite3.ProgrammingError):
-        blob.read()
-
-
-def test_what_is_not_there_is_none(raw: RawConnection) -> None:
-    assert raw.read_blob("numbers", "data", 100, 0, 9) is None
 
 
 def test_a_locked_database_is_asked_again_until_the_time_is_over() -> None:

@@ -34,7 +34,6 @@ from replaybuf.storage.sql.tasks.commit_watch import Watch
 from replaybuf.storage.sql.tasks.delivery import Draws
 from replaybuf.storage.sql.tasks.filling import Filling
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
-from replaybuf.storage.sql.tasks.handles import Parts, register_database
 from replaybuf.storage.sql.tasks.heartbeats import Presence
 from replaybuf.storage.sql.tasks.payload_files import PayloadFiles
 from replaybuf.storage.sql.tasks.sweeper import Sweeper
@@ -176,7 +175,6 @@ class Store:
         )
         self._prepare_lock = asyncio.Lock()
         self._pid, self._is_prepared = os.getpid(), False
-        register_database(self.files.url, self)
         # A garbage-collected buffer is closed by its finalizer. So neither `_Closer` nor a task may refer to it, nor a
         # function that runs in a transaction, since the driver's thread keeps a reference to the last one.
         steps = [self.commits.close, self.sweeper.stop, self.presence.end, self.watch.stop, self.files.close]
@@ -258,14 +256,6 @@ class Store:
             return await work()
 
         return self.thread.run_blocking(prepared, self._access.lock_timeout + _BLOCKING_SECONDS)
-
-    def read_parts(self, parts: Parts, timeout: float) -> list[bytes | None]:
-        """Return parts of payloads, for handles of arrays; blocks."""
-
-        async def read() -> list[bytes | None]:
-            return await self.transactions.read(lambda tx: tx.read_ranges(parts))
-
-        return self.thread.run_blocking(read, timeout)
 
     def run_in_background(self, work: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
         """Run a coroutine in the database's thread, without waiting; return a function that cancels it.

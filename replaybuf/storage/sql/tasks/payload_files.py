@@ -27,7 +27,7 @@ from replaybuf.storage.sql.statements import files as statements
 from replaybuf.storage.sql.statements.files import READING_SECONDS, home_of
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup
 from replaybuf.storage.sql.statements.rows import GroupRow
-from replaybuf.storage.sql.tasks.handles import database_url, handles_of
+from replaybuf.storage.sql.tasks.handles import handles_of
 from replaybuf.values.codec.payload import Codec
 
 #: Files that are deleted at once.
@@ -61,8 +61,6 @@ class PayloadFiles:
         self._scope = Scope()
         self._patience = min(engine.access.reconnect_timeout, READING_SECONDS / 2)
         self._stores: dict[int, PlaceStore] = {}
-        #: The database's URL in handles; a database in memory has none that other processes could use.
-        self.url = database_url(engine)
         self._own_store: tuple[int, PlaceStore] | None = None
         self._unreachable_places: set[int] = set()
         self._is_due = False  # there may be files to delete
@@ -260,7 +258,7 @@ class PayloadFiles:
         if not deferred:
             return None
         places = {number: store.url for number, store in self._stores.items()}
-        return Deferral(deferred, partial(handles_of, self.url, self._scope.database or "", places))
+        return Deferral(deferred, partial(handles_of, self._scope.database or "", places))
 
     # The place of this process
 
