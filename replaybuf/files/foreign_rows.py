@@ -35,8 +35,8 @@ class ColumnMapping:
 
     `fields` maps our fields to columns, {"response": "completion"}; other fields have columns of their own names or of
     `SYNONYMS`. Remaining columns go to `extra_fields`, or with `as_they_are` become fields of their names. `task` and
-    `status` are for rows that have none. The columns `key`, `priority` and `tags` belong to the group; `key` names
-    another column for the key. `names` are the valid names of fields, None for any. Raises InputError.
+    `status` are for rows that have none. The columns `priority` and, if it has dicts, `tags` belong to the group, as
+    does `key`, the column with its key. `names` are the valid names of fields, None for any. Raises InputError.
     """
 
     fields: Mapping[str, str] = field(default_factory=dict)
@@ -154,7 +154,11 @@ def _rollout(place: str, row: Row, mapping: ColumnMapping) -> tuple[Row, Row, li
                 f"{', '.join(map(str, row)):.200}"
             )
         rollout[name] = row.pop(column)
-    places = {"priority": "priority", "tags": "tags", "key": mapping.key or "key"}
+    places = {"priority": "priority"}
+    if mapping.key is not None:  # a column that others call `key` isn't unique: groups would replace each other
+        places["key"] = mapping.key
+    if isinstance(row.get("tags"), dict | None):
+        places["tags"] = "tags"
     metadata = {name: row.pop(column) for name, column in places.items() if column in row}
     if mapping.key is not None and "key" not in metadata:
         raise FileError(f"{place} has no field {redact_path(mapping.key)!r:.60}, which was to be its key")

@@ -102,6 +102,28 @@ async def test_columns_may_be_named(tmp_path: Path) -> None:
     assert (fields_of_group["key"], first["response"], first["note"]) == ("0", "1", "x")
 
 
+async def test_a_column_is_the_key_only_if_it_is_named(memory: Any, tmp_path: Path) -> None:
+    """Groups that share a value of it would replace each other."""
+    rows = [{"prompt": str(n), "completion": "1", "task": "math", "key": "gsm8k"} for n in range(2)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert (await memory.import_from(tmp_path / "a.jsonl")).groups == len(memory) == 2
+    assert [(group["key"], one.extra_fields) for group, [one] in await contents(memory)] == [
+        (None, {"key": "gsm8k"}),
+        (None, {"key": "gsm8k"}),
+    ]
+
+
+async def test_tags_are_the_group_s_only_if_they_are_a_dict(memory: Any, tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "tags": {"level": 1}}, {"prompt": "b", "tags": ["algebra"]}, {"prompt": "c", "tags": None}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    await memory.import_from(tmp_path / "a.jsonl", as_task="math")
+    assert [(group["tags"], one.extra_fields) for group, [one] in await contents(memory)] == [
+        ({"level": 1}, {}),
+        (None, {"tags": ["algebra"]}),
+        (None, {}),
+    ]
+
+
 ANSWERS = [{"question": str(n), "answer": str(2 * n), "grade": 1} for n in range(5)]
 
 

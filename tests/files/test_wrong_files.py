@@ -80,7 +80,6 @@ WRONG = [
     (b'{"prompt": "a"}', "line 2 has no task_name: say of which task .*--as-task"),
     (b'{"prompt": "a", "task_name": "x", "priority": -1}', "line 2: priority must be"),
     (b'{"prompt": "a", "task_name": "x", "priority": "high"}', "line 2: priority is 'high': .*a valid number"),
-    (b'{"prompt": "a", "task_name": "x", "key": 1.5}', "line 2: key is 1.5: .*a valid string"),
     (b'{"prompt": "a", "task_name": "x", "tags": {"a": []}}', r"line 2: tags\['a'\] is \[\]"),
     (b'{"rollouts": [], "task_name": "x"}', "line 2: rollouts is an empty list"),
     (b'{"rollouts": [5], "task_name": "x"}', r"line 2, rollouts\[0\] is 5; expected an object"),
