@@ -253,8 +253,6 @@ def _check(place: str, rollout: Row, mapping: ColumnMapping, columns: Mapping[st
             column = columns.get(name, name)
             label = name if column == name else f"{redact_path(column):.60} (read as {name})"
             raise FileError(f"{place}: {label} is {rollout[name]!r:.60}; expected {expected}")
-    if isinstance(reward := rollout.get("reward"), int | float):
-        rollout["reward"] = {"score": float(reward)}
     task = rollout.get("task_name") or mapping.task
     if type(task) is not str:
         raise FileError(f"{place} has no task_name: say of which task the rollouts are (as_task=, --as-task NAME)")

@@ -37,7 +37,7 @@ async def test_rows_of_others_are_groups_by_their_id_or_prompt(memory: Any, tmp_
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     await memory.import_from(tmp_path / "a.jsonl", as_task="math")
     first, second = [group for _, group in await contents(memory)]
-    assert [(rollout.response, rollout.reward) for rollout in first] == [("1", {"score": 1.0}), ("2", {"score": 0.0})]
+    assert [(rollout.response, rollout.reward) for rollout in first] == [("1", 1), ("2", 0)]
     assert first[0].message == [{"role": "user", "content": "a"}]
     assert first[0].extra_fields == {"source": "gsm8k"}
     assert (second[0].response_ids, second[0].status) == ([1, 2], Status.COMPLETED)
@@ -100,6 +100,17 @@ async def test_columns_may_be_named(tmp_path: Path) -> None:
         summary = await buffer.import_from(tmp_path / "a.jsonl", fields={"mine": "a"}, as_task="math", dry_run=True)
         assert summary.groups == 0
     assert (fields_of_group["key"], first["response"], first["note"]) == ("0", "1", "x")
+
+
+async def test_a_reward_that_is_a_number_stays_one(tmp_path: Path) -> None:
+    """Whatever `reward_key` says, which is about dicts."""
+    rows = [{"prompt": "a", "completion": "1", "task": "math", "reward": reward} for reward in (1, 0.5)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config: ReplayBufferConfig[Any] = ReplayBufferConfig(url="memory://", rollout_type=dict, reward_key="total")
+    async with config.build() as buffer:
+        await buffer.import_from(tmp_path / "a.jsonl")
+        [(group, rollouts)] = await contents(buffer)
+    assert (group["reward"], [one["reward"] for one in rollouts]) == (0.75, [1, 0.5])
 
 
 async def test_a_column_is_the_key_only_if_it_is_named(memory: Any, tmp_path: Path) -> None:
