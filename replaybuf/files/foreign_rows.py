@@ -77,10 +77,17 @@ def foreign_groups(rows: Iterable[Placed], mapping: ColumnMapping) -> Iterator[F
 
     Without a group_id, consecutive rows with the same prompt are; a row with a list `rollouts` is a group by itself.
     """
-    for _, members in groupby(_members(rows, mapping), key=lambda member: member.group):
-        yield _group(list(members), mapping)
+    seen: set[int] = set()
+    for identity, members in groupby(_members(rows, mapping), key=lambda member: member.group):
+        group = _group(list(members), mapping)
+        if identity[0] is not None:
+            if (digest := hash(repr(identity))) in seen:
+                group.notices.append(_APART)
+            seen.add(digest)
+        yield group
 
 
+_APART: Final = "rows whose group_id or prompt earlier ones have, which they don't follow: each run of them is a group"
 _UNANSWERED: Final = (
     "groups without a response, which are stored as init, to be generated; if a column has it, --field response=COLUMN "
     "(fields= in Python) names that"

@@ -102,6 +102,16 @@ async def test_columns_may_be_named(tmp_path: Path) -> None:
     assert (fields_of_group["key"], first["response"], first["note"]) == ("0", "1", "x")
 
 
+@pytest.mark.fast
+@pytest.mark.parametrize("by", ["group_id", "prompt"])
+async def test_rows_of_a_group_that_do_not_follow_each_other_are_noticed(memory: Any, tmp_path: Path, by: str) -> None:
+    rows = [{"prompt": "a", "completion": "1", "task": "math", by: str(n)} for n in (1, 2, 1, 3, 1, 1, 2)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = (await memory.import_from(tmp_path / "a.jsonl")).found
+    assert [n for notice, n in found.notices.items() if "don't follow" in notice] == [3]
+    assert found.groups.total() == 6
+
+
 async def test_a_reward_that_is_a_number_stays_one(tmp_path: Path) -> None:
     """Whatever `reward_key` says, which is about dicts."""
     rows = [{"prompt": "a", "completion": "1", "task": "math", "reward": reward} for reward in (1, 0.5)]
