@@ -677,8 +677,8 @@ class ReplayBuffer(Generic[R]):
 
         The limits hold, without waiting for room: FullError is raised, and groups already put are kept. `progress` is
         called as in `save`, for each of the two passes; in the first the total is 0 until the file's end. Raises
-        FileError with the position of a fault in the file, FileError, AccessError, InputError,
-        ConflictError while another process imports the same file, MissingDriverError, and the errors of `put`.
+        FileError with the position of a fault in the file, AccessError, InputError, ConflictError while another process
+        imports the same file, MissingDriverError, and the errors of `put`.
         """
         self.storage.check_open()
         check = self.rollout_type.statuses.check

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from replaybuf import ReplayBuffer, RolloutState, Status, StorageItem
-from replaybuf.errors import ConflictError, FullError, InputError, StorageError
+from replaybuf.errors import ConflictError, FullError, InputError, RolloutError, StorageError
 from replaybuf.rules.query import parse
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements import parts
@@ -167,6 +167,12 @@ SHORT: list[tuple[list[Status], int | None, dict[str, list[list[int]]]]] = [
     ([Status.FAILED, Status.COMPLETED, Status.FILTERED], 2, WHOLE),
     ([Status.COMPLETED, Status.ABORTED, Status.FAILED], 1, WHOLE),
 ]
+
+
+async def test_what_is_no_rollout_is_refused_with_a_min_size_too() -> None:
+    async with build("memory://", rollout_type=dict) as buffer:
+        with pytest.raises(RolloutError, match="rollouts of exactly dict, not NoneType"):
+            await buffer.put([None], TASK, min_size=1)
 
 
 async def test_a_group_goes_without_unfit_rollouts_if_enough_are_completed(buffer: ReplayBuffer) -> None:
