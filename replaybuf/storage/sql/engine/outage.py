@@ -30,6 +30,7 @@ COMMIT_SECONDS = 10.0
 _QUIET_SECONDS = 10.0
 
 _logger = logging.getLogger("replaybuf.database")
+_random = random.SystemRandom()
 
 
 class OutcomeUnknownError(UnreachableError):
@@ -158,7 +159,7 @@ class Patience:
             self.since = now
         if (remaining := self._outage.deadline(self.since) - now) <= 0:
             raise TimeoutError
-        await self._outage.pause(min(remaining, self._pause * random.uniform(0.5, 1)))
+        await self._outage.pause(min(remaining, self._pause * _random.uniform(0.5, 1)))
         refused = error.reason == "not admitted"
         self._pause = min(_LONGEST_PAUSE_REFUSED if refused else _LONGEST_PAUSE, 2 * self._pause)
 
@@ -168,7 +169,8 @@ class Patience:
         if self._outage.hurried:
             return CutShortError(text)
         reason = reason_of(self.reason)
-        return AccessError(text, reason=reason) if reason == "not admitted" else UnreachableError(text)
+        kind = AccessError if reason in AccessError.REASONS else UnreachableError
+        return kind(text, reason=reason if reason in kind.REASONS else "")
 
     def __str__(self) -> str:
         """The last error and the duration of the attempts, for messages."""
