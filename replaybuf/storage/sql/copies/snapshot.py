@@ -28,6 +28,7 @@ from replaybuf.storage.places.store import EXTENT_BYTES
 from replaybuf.storage.sql.copies.snapshot_file import (
     BUFFER,
     check_facts,
+    check_replaceable,
     close_file,
     damaged,
     file_engine,
@@ -84,6 +85,7 @@ async def copy_to(
     """
     if source.path is not None and same_file(path, source.path):
         raise SnapshotError(f"{path} is the database of this buffer itself; save into another folder")
+    await asyncio.to_thread(check_replaceable, path)
     with partial_file(path) as partial:
         target, file_scope, keeper = file_engine(partial), Scope(rules=scope.rules), _FileKeeper(source, scope)
         try:
