@@ -95,6 +95,8 @@ class FolderStore(PlaceStore):
             with contextlib.suppress(OSError):
                 for path in begun:
                     path.unlink(missing_ok=True)
+            if isinstance(error, PayloadStoreError):  # of `_check_in_place`
+                raise
             if error.errno in _FULL_ERRORS:
                 raise StorageError(
                     f"the disk of the folder for payloads {self.path} is full; nothing of the put was stored, and what "
