@@ -198,9 +198,7 @@ def test_refused_credentials_are_said_at_once_and_not_shown(objects: ObjectStore
         ("az://container/x", "AZURE_STORAGE_ACCOUNT_NAME"),
     ],
 )
-def test_refused_credentials_are_those_of_the_service(
-    url: str, variable: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_credentials_are_those_of_the_service(url: str, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://minio")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
     said = str(ObjectStore(url, PATIENCE).error(PermissionError(), "read"))

@@ -100,6 +100,11 @@ class Outage:
         end = since + self.seconds
         return min(end, max(since, self._hurried_at) + _CLOSING_SECONDS) if self.hurried else end
 
+    def remaining(self, since: float | None) -> float:
+        """Return how long to retry from now on after a failure at `since`, by default now."""
+        now = time.monotonic()
+        return self.deadline(now if since is None else since) - now
+
     async def pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._hurry.wait(), seconds) if not self.hurried else await asyncio.sleep(seconds)
