@@ -747,9 +747,10 @@ class ReplayBuffer(Generic[R]):
 
         Payloads outside the database (`payloads` in the config) are in the snapshot, too.
 
-        The file gets its name only when it is complete. `progress(Progress(groups, total, bytes))` is called at the
-        beginning, at the end, and at most five times a second in between. It is called in the database's thread, not
-        the caller's, and must not block. An exception from it ends the save, and nothing is written.
+        The file gets its name only when it is complete, and replaces an older snapshot; anything else of that name
+        stays as it is (SnapshotError). `progress(Progress(groups, total, bytes))` is called at the beginning, at the
+        end, and at most five times a second in between. It is called in the database's thread, not the caller's, and
+        must not block. An exception from it ends the save, and nothing is written.
         """
         return await self._open_store.save(check_folder(path), {"policy": self.policy.name}, progress)
 

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 from sqlalchemy import make_url
 
+from replaybuf.errors import UnreachableError
+from replaybuf.storage.sql import lifecycle
 from replaybuf.storage.sql.engine import open_database, sqlite
 from replaybuf.storage.sql.engine.database import Access, Database
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase, checkpoint_wal
@@ -25,7 +27,9 @@ from replaybuf.storage.sql.engine.sqlite_connection import PAGE_SIZE, SqliteConn
 from replaybuf.storage.sql.engine.sqlite_dialect import SqliteTransaction, of_rows
 from replaybuf.storage.sql.engine.sqlite_raw import patiently
 from replaybuf.storage.sql.engine.transaction import Transaction
-from tests.stores import until
+from replaybuf.storage.sql.tasks.group_commit import GroupCommit
+from replaybuf.storage.sql.tasks.sweeper import Sweeper
+from tests.stores import build, fill, until
 
 
 @pytest.fixture
@@ -332,3 +336,22 @@ def test_puts_and_takes_make_no_temporary_files(tmp_path: Path) -> None:
     environment = {**os.environ, "SQLITE_TMPDIR": str(temporary)}
     process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert (process.stdout, process.stderr) == ("0\n", "")
+
+
+@pytest.mark.parametrize(("step", "seconds"), [((Sweeper, "stop"), 60), ((GroupCommit, "close"), 0.1)])
+async def test_closing_ends_work_that_never_ends_and_then_all_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: tuple[type, str], seconds: float
+) -> None:
+    """As at a server that stands still."""
+
+    async def stand_still(_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(lifecycle, "_CLOSE_SECONDS", seconds)
+    monkeypatch.setattr(lifecycle, "_ENDING_SECONDS", 0.01)
+    monkeypatch.setattr(*step, stand_still)
+    buffer = build(f"sqlite:///{tmp_path}/b.db")
+    await fill(buffer, 1)
+    with pytest.raises(UnreachableError) if step[0] is GroupCommit else nullcontext():
+        await buffer.close()
+    assert os.listdir(tmp_path) == ["b.db"]

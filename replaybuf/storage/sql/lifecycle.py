@@ -47,6 +47,8 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _CLOSE_SECONDS = 60
+#: The time for background work to end when a buffer is closed, whose statements may be at a server that stands still.
+_ENDING_SECONDS = 20
 _BLOCKING_SECONDS = 600
 # State inherited at forks: never released here, since its connections and files are shared with the parent process.
 _inherited_states: list[dict[str, Any]] = []
@@ -180,7 +182,7 @@ class Store:
         steps = [self.commits.close, self.sweeper.stop, self.presence.end, self.watch.stop, self.files.close]
         if self._access.read_only:
             steps.remove(self.presence.end)
-        self._closer = end = _Closer(self.thread, self.engine, self.transactions, [*steps, self.engine.dispose])
+        self._closer = end = _Closer(self.thread, self.engine, self.transactions, steps)
         weakref.finalize(self, end.abandon).atexit = False
 
     @property
@@ -295,7 +297,10 @@ class Store:
 
 @dataclass(slots=True)
 class _Closer:
-    """Shuts down the thread and the tasks of a buffer that was closed or garbage-collected, in these steps."""
+    """Shuts down the thread and the tasks of a buffer that was closed or garbage-collected, in these steps.
+
+    The first commits what is pending, the others end background work.
+    """
 
     _thread: DatabaseThread
     _engine: Database
@@ -330,5 +335,14 @@ class _Closer:
             _logger.warning("closing a store that was dropped failed: %s", error)
 
     async def _shut_down(self) -> None:
-        for step in self._steps:
-            await step()
+        commit_pending, *others = self._steps
+        try:
+            await commit_pending()
+            try:
+                async with asyncio.timeout(_ENDING_SECONDS):
+                    for step in others:
+                        await step()
+            except TimeoutError:
+                _logger.warning("background work was given up at closing: does %s answer?", self._engine.where)
+        finally:
+            await self._engine.dispose()

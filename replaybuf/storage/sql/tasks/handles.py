@@ -14,6 +14,7 @@ import numpy as np
 
 from replaybuf.common.checks import check_seconds
 from replaybuf.errors import DecodeError, InputError, LeaseLostError
+from replaybuf.storage.decoding import in_thread, wait_for
 from replaybuf.storage.places.owners import local_url, open_place
 from replaybuf.storage.places.store import Extent, GoneError, PlaceStore
 from replaybuf.values.codec.blocks import DeferredArray, Instead, StandIn, checked_array
@@ -157,7 +158,8 @@ def _read_arrays(arrays: Sequence[tuple[ByteSource, DeferredArray]], timeout: fl
     first = arrays[0][0]
     url = local_url(first.database, first.extent.place, first.url)
     ranges = [source.extent.part(at.block_at, at.block_size) for source, at in arrays]
-    return _store(url, timeout, os.getpid()).read(ranges, timeout)
+    read = partial(_store(url, timeout, os.getpid()).read, ranges, timeout)
+    return wait_for(in_thread(read, timeout, url))
 
 
 @lru_cache(maxsize=8)

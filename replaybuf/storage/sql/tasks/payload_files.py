@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from replaybuf.common.file_systems import sync_folder
 from replaybuf.errors import PayloadStoreError, ReplayBufError
-from replaybuf.storage.decoding import Deferral, in_thread, places_of, tails_of
+from replaybuf.storage.decoding import PATIENCE, Deferral, in_thread, places_of, tails_of
 from replaybuf.storage.places.owners import claim, open_known, open_place, register_url, unregister_url
 from replaybuf.storage.places.store import MARKER, Extent, FileBatch, PlaceStore, file_name, file_number
 from replaybuf.storage.sql.engine.database import Database
@@ -49,7 +49,7 @@ class PayloadFiles:
 
     `place` is where this process stores new payloads, None for the database; existing payloads are read from their own
     places, which are opened on demand. Where commits are fsynced, so are payloads, before the transaction that names
-    them begins. Reads and writes time out after the reconnect timeout.
+    them begins. Reads and writes time out after the reconnect timeout, or `PATIENCE` if that is 0.
     """
 
     def __init__(self, engine: Database, codec: Codec, place: str | None, threshold: int) -> None:
@@ -59,7 +59,7 @@ class PayloadFiles:
         self._threshold = max(threshold, 1)  # a payload without a tail stays in the database
         self._sync = engine.dialect.is_remote or engine.access.durability == "full"
         self._scope = Scope()
-        self._patience = min(engine.access.reconnect_timeout, READING_SECONDS / 2)
+        self._patience = min(engine.access.reconnect_timeout or PATIENCE, READING_SECONDS / 2)
         self._stores: dict[int, PlaceStore] = {}
         self._own_store: tuple[int, PlaceStore] | None = None
         self._unreachable_places: set[int] = set()
