@@ -416,10 +416,17 @@ class Cursors:
         """Write a cursor that was read and changed. Return False if another process has moved it since."""
         return await self._putting.storage.move_cursor(cursor)
 
-    async def put(self, groups: Sequence[NewGroup], cursor: Cursor) -> bool:
-        """Move a cursor like `move`, and put groups that `Putting.prepare` has made, in one transaction."""
-        storage = self._putting.storage
-        return await self._putting.fetching(groups, lambda: storage.put_with_cursor(groups, cursor))
+    async def put(self, new: NewGroup, cursor: Cursor) -> bool:
+        """Move a cursor like `move`, and put a group that `Putting.prepare` has made, in one transaction.
+
+        Waits for room as a put does.
+        """
+        putting = self._putting
+
+        def store(new: NewGroup) -> Awaitable[bool]:
+            return putting.storage.put_with_cursor([new], cursor)
+
+        return await putting.fetching([new], lambda: putting.waits.put(new, putting.patience(UNSET), store))
 
     async def claim(
         self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float, epochs: Mapping[int, int] | None = None

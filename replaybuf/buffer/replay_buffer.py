@@ -312,7 +312,8 @@ class ReplayBuffer(Generic[R]):
         With `beta` each group also has the probability p with which it was drawn (`probability`) and its importance
         `weight` (N p)^-beta, N being the number of groups drawn from (Schaul et al., "Prioritized experience replay",
         2016). p is priority / sum of priorities for prioritized draws and 1/N otherwise. Groups of priority 0 are drawn
-        after all others, with p = 1/N0, N0 being their number. This reads the priorities of all groups of the task.
+        after all others, with p = 1/N0, N0 being their number. Prioritized draws then read the priorities of all groups
+        of the task, and draws with `where` count those that match.
 
         With `mix`, p is multiplied by the share of the batch that its stratum got (fresh, kept, archived), N is the
         number of groups in all strata drawn from, and p and the priorities are those within the stratum: so that
@@ -345,6 +346,7 @@ class ReplayBuffer(Generic[R]):
 
         The arrays and tensors in the fields `deferred` of the rollouts, at any depth, aren't read: an `ArrayHandle`
         takes the place of each. It can be sent to the process that needs the array, and is valid as long as the lease.
+        Only payloads in a place are read in part: handles of those in the database carry their bytes.
 
         `await` instead of `async with` gives a Lease to be settled by hand.
         """
@@ -675,8 +677,8 @@ class ReplayBuffer(Generic[R]):
 
         The limits hold, without waiting for room: FullError is raised, and groups already put are kept. `progress` is
         called as in `save`, for each of the two passes; in the first the total is 0 until the file's end. Raises
-        FileError with the position of a fault in the file, FileError, AccessError, InputError,
-        ConflictError while another process imports the same file, MissingDriverError, and the errors of `put`.
+        FileError with the position of a fault in the file, AccessError, InputError, ConflictError while another process
+        imports the same file, MissingDriverError, and the errors of `put`.
         """
         self.storage.check_open()
         check = self.rollout_type.statuses.check
@@ -745,9 +747,10 @@ class ReplayBuffer(Generic[R]):
 
         Payloads outside the database (`payloads` in the config) are in the snapshot, too.
 
-        The file gets its name only when it is complete. `progress(Progress(groups, total, bytes))` is called at the
-        beginning, at the end, and at most five times a second in between. It is called in the database's thread, not
-        the caller's, and must not block. An exception from it ends the save, and nothing is written.
+        The file gets its name only when it is complete, and replaces an older snapshot; anything else of that name
+        stays as it is (SnapshotError). `progress(Progress(groups, total, bytes))` is called at the beginning, at the
+        end, and at most five times a second in between. It is called in the database's thread, not the caller's, and
+        must not block. An exception from it ends the save, and nothing is written.
         """
         return await self._open_store.save(check_folder(path), {"policy": self.policy.name}, progress)
 

@@ -35,8 +35,8 @@ class ColumnMapping:
 
     `fields` maps our fields to columns, {"response": "completion"}; other fields have columns of their own names or of
     `SYNONYMS`. Remaining columns go to `extra_fields`, or with `as_they_are` become fields of their names. `task` and
-    `status` are for rows that have none. The columns `key`, `priority` and `tags` belong to the group; `key` names
-    another column for the key. `names` are the valid names of fields, None for any. Raises InputError.
+    `status` are for rows that have none. The columns `priority` and, if it has dicts, `tags` belong to the group, as
+    does `key`, the column with its key. `names` are the valid names of fields, None for any. Raises InputError.
     """
 
     fields: Mapping[str, str] = field(default_factory=dict)
@@ -77,10 +77,17 @@ def foreign_groups(rows: Iterable[Placed], mapping: ColumnMapping) -> Iterator[F
 
     Without a group_id, consecutive rows with the same prompt are; a row with a list `rollouts` is a group by itself.
     """
-    for _, members in groupby(_members(rows, mapping), key=lambda member: member.group):
-        yield _group(list(members), mapping)
+    seen: set[int] = set()
+    for identity, members in groupby(_members(rows, mapping), key=lambda member: member.group):
+        group = _group(list(members), mapping)
+        if identity[0] is not None:
+            if (digest := hash(repr(identity))) in seen:
+                group.notices.append(_APART)
+            seen.add(digest)
+        yield group
 
 
+_APART: Final = "rows whose group_id or prompt earlier ones have, which they don't follow: each run of them is a group"
 _UNANSWERED: Final = (
     "groups without a response, which are stored as init, to be generated; if a column has it, --field response=COLUMN "
     "(fields= in Python) names that"
@@ -154,7 +161,11 @@ def _rollout(place: str, row: Row, mapping: ColumnMapping) -> tuple[Row, Row, li
                 f"{', '.join(map(str, row)):.200}"
             )
         rollout[name] = row.pop(column)
-    places = {"priority": "priority", "tags": "tags", "key": mapping.key or "key"}
+    places = {"priority": "priority"}
+    if mapping.key is not None:  # a column that others call `key` isn't unique: groups would replace each other
+        places["key"] = mapping.key
+    if isinstance(row.get("tags"), dict | None):
+        places["tags"] = "tags"
     metadata = {name: row.pop(column) for name, column in places.items() if column in row}
     if mapping.key is not None and "key" not in metadata:
         raise FileError(f"{place} has no field {redact_path(mapping.key)!r:.60}, which was to be its key")
@@ -249,8 +260,6 @@ def _check(place: str, rollout: Row, mapping: ColumnMapping, columns: Mapping[st
             column = columns.get(name, name)
             label = name if column == name else f"{redact_path(column):.60} (read as {name})"
             raise FileError(f"{place}: {label} is {rollout[name]!r:.60}; expected {expected}")
-    if isinstance(reward := rollout.get("reward"), int | float):
-        rollout["reward"] = {"score": float(reward)}
     task = rollout.get("task_name") or mapping.task
     if type(task) is not str:
         raise FileError(f"{place} has no task_name: say of which task the rollouts are (as_task=, --as-task NAME)")

@@ -8,7 +8,6 @@ doesn't fit its column is null there, and in the column `group.more`, which is J
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
@@ -188,8 +187,6 @@ def read_parquet(path: Path) -> Generator[Placed, None, None]:
     try:
         with arrow("pyarrow.parquet").ParquetFile(path, memory_map=False) as file:
             schema = file.schema_arrow
-            if repeated := [name for name, count in Counter(schema.names).items() if count > 1]:
-                raise FileError(f"two columns have the name {repeated[0]!r:.60}; rename one of them")
             names = {field.name for field in schema if (field.metadata or {}).get(b"replaybuf") == b"json"}
             for batch in file.iter_batches(_ROWS):
                 yield from _rows(batch, number, names)

@@ -99,15 +99,6 @@ def parsed(line: bytes, number: int) -> Row:
     return row
 
 
-def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise FileError(f"the name {repeated!r:.60} is there twice in one object")
-    return fields
-
-
 def _refuse(constant: str) -> Any:
     raise FileError(f"{constant} is no JSON; write null")
 
@@ -119,7 +110,7 @@ def _finite_float(text: str) -> float:
     return number
 
 
-_DECODER: Final = json.JSONDecoder(object_pairs_hook=_check_unique, parse_constant=_refuse, parse_float=_finite_float)
+_DECODER: Final = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite_float)
 
 
 #: The formats of files, by file name extension.

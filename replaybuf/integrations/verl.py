@@ -32,7 +32,7 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.sync import run
 from replaybuf.common.checks import check_whole, import_optional
 from replaybuf.config import ReplayBufferConfig
-from replaybuf.errors import ConfigError, InputError, RolloutError
+from replaybuf.errors import ConfigError, InputError, LeaseLostError, RolloutError
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.values import LEASE_SECONDS
 from replaybuf.values.rollouts.rollout import RolloutState, Status
@@ -301,9 +301,10 @@ class BufferQueueClient:
         """
         pickle, rollout_sample = _verl()  # before the lease, which a slow first import could outlast
         if len(self._leases) == self.required_samples:
-            for lease in self._leases:
-                await lease.acknowledge()
+            errors = [error for lease in self._leases if (error := await _acknowledge(lease))]
             self._leases = []
+            if errors:
+                raise errors[0]
         while not (lease := await self.buffer.lease_batch({self.task_name: 1}, seconds=self.seconds)).open:
             if await self._has_ended():
                 return None, 0
@@ -315,7 +316,7 @@ class BufferQueueClient:
         except BaseException as error:  # the trainer has not got it: it isn't one of its step
             await lease.give_back_after(error)
             raise
-        self._leases.append(lease)
+        self._leases.append(self.buffer.adopt(lease.handle, seconds=self.seconds))  # without the rollouts
         return answer
 
     async def _has_ended(self) -> bool:
@@ -359,6 +360,15 @@ class BufferQueueClient:
         """Close the buffer in this process. Its groups stay in the database."""
         if "buffer" in self.__dict__:
             await self.buffer.close()
+
+
+async def _acknowledge(lease: Lease[RolloutState]) -> LeaseLostError | None:
+    """Acknowledge a lease; return the error if it was lost, so that the others are acknowledged, too."""
+    try:
+        await lease.acknowledge()
+    except LeaseLostError as error:
+        return error
+    return None
 
 
 def _verl() -> tuple[Any, Any]:

@@ -11,6 +11,7 @@ benefits and differences. xtuner is imported with this module, where it is insta
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import groupby
@@ -23,6 +24,7 @@ from replaybuf import config
 from replaybuf.buffer.replay_buffer import ReplayBuffer as OurBuffer
 from replaybuf.common.cancellation import shielded
 from replaybuf.common.checks import check_step, import_optional
+from replaybuf.common.units import number_of
 from replaybuf.errors import SnapshotError
 from replaybuf.rules.policies import ReplayPolicy as OurPolicy
 from replaybuf.storage.values import StorageItem
@@ -37,6 +39,9 @@ __all__ = ["AsyncReplayBufferConfig", "ReplayBuffer", "SyncReplayBufferConfig"]
 _DATA = "xtuner.v1.data_proto.rl_data"
 _SESSIONS = "xtuner.v1.rl.rollout.trace_store"
 _BUFFERS = "xtuner.v1.rl.replay_buffer"
+
+_logger = logging.getLogger("replaybuf.xtuner")
+_RELEASE_SECONDS = 60.0  # also the longest time for which a cancelled call goes on
 
 #: The file written by xtuner's own buffer.
 THEIR_FILE = "replay_buffer.pth"
@@ -57,11 +62,19 @@ def rollout_class() -> type[Any]:
 async def release(groups: Sequence[list[Any]]) -> None:
     """Release the resources of rollouts (sessions of the trace store, Ray objects), and reset them to EXPIRED.
 
-    One call for all groups, since their sessions are released by one remote call.
+    One call for all groups, since their sessions are released by one remote call. xtuner doesn't bound it.
     """
     if not groups:
         return
-    await _module(_SESSIONS).release_and_discard_rollout_groups(list(groups))
+    try:
+        async with asyncio.timeout(_RELEASE_SECONDS):
+            await _module(_SESSIONS).release_and_discard_rollout_groups(list(groups))
+    except TimeoutError:
+        _logger.warning(
+            "xtuner's trace store didn't answer for %g s: the sessions of %s that left the buffer may not be released",
+            _RELEASE_SECONDS,
+            number_of(len(groups), "group"),
+        )
     status = _module(_DATA).Status(Status.EXPIRED.value)
     for group in groups:
         for rollout in group:

@@ -53,6 +53,8 @@ Again = StatusLike | Narrowed
 
 _LONGEST_WAIT = 5.0
 
+_random = random.SystemRandom()
+
 
 @dataclass(frozen=True, slots=True)
 class LedgerCounts:
@@ -240,7 +242,7 @@ class Sampler:
             if lease is not None:
                 return [self._prompt(lease, item) for item in lease.items[self.task_name]]
             attempt += 1  # another worker made progress
-            await asyncio.sleep(random.uniform(0, 0.005 * min(attempt, 20)))
+            await asyncio.sleep(_random.uniform(0, 0.005 * min(attempt, 20)))
 
     async def statistics(self) -> Statistics:
         """Return the statistics of the prompts: an array with a row for each, of the fields of `STATISTICS`.

@@ -221,7 +221,7 @@ class Draw:
     """The parameters of a draw: up to `sizes[task]` groups of each task, of one status, filtered by `where`.
 
     Nothing is drawn unless there are at least `at_least[task]` groups of each task in it. With `probabilities` each
-    group has its `probability` p, and N p as its `weight`, where N is the number of groups of its task and status.
+    group has its `probability` p, and N p as its `weight`, where N is the number of groups that it was drawn from.
     `worker` is the drawing worker's name. `train_step` is the step that will train on the groups; by default the step
     of these tasks' last refresh, if any. Draws of groups that aren't COMPLETED, which are to be regenerated, have no
     default step. Arrays in the fields `deferred` of the rollouts aren't loaded, and are replaced by handles.

@@ -15,6 +15,7 @@ ATTACKS = [
     "'; DROP TABLE rb_group; --",
     '"; DROP TABLE rb_group; --',
     "%s %(x)s :x ? $1 %",
+    "$_$); DROP TABLE rb_group; --$_",
     "\\'; SELECT 1",
     "a.b[0].$c",
     "{}\n",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from replaybuf import ReplayBuffer, RolloutState, Status, StorageItem
-from replaybuf.errors import ConflictError, FullError, InputError, StorageError
+from replaybuf.errors import ConflictError, FullError, InputError, RolloutError, StorageError
 from replaybuf.rules.query import parse
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements import parts
@@ -167,6 +167,12 @@ SHORT: list[tuple[list[Status], int | None, dict[str, list[list[int]]]]] = [
     ([Status.FAILED, Status.COMPLETED, Status.FILTERED], 2, WHOLE),
     ([Status.COMPLETED, Status.ABORTED, Status.FAILED], 1, WHOLE),
 ]
+
+
+async def test_what_is_no_rollout_is_refused_with_a_min_size_too() -> None:
+    async with build("memory://", rollout_type=dict) as buffer:
+        with pytest.raises(RolloutError, match="rollouts of exactly dict, not NoneType"):
+            await buffer.put([None], TASK, min_size=1)
 
 
 async def test_a_group_goes_without_unfit_rollouts_if_enough_are_completed(buffer: ReplayBuffer) -> None:
@@ -333,7 +339,7 @@ async def test_groups_that_cant_be_completed_dont_keep_others_from_it(
     shared_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither for lack of room in their task, nor because their rollouts can't be read; each is logged once."""
-    monkeypatch.setattr(filling, "_GROUPS_AT_ONCE", 1)
+    monkeypatch.setattr(filling, "_ROLLOUTS_AT_ONCE", 1)
     async with build(shared_url, capacity=1, on_full="reject", fill_seconds=0.01) as buffer:
         await buffer.put(one(9), "full")
         for name in ("p1", "p2"):
@@ -349,6 +355,74 @@ async def test_groups_that_cant_be_completed_dont_keep_others_from_it(
         assert sorted(await buffer.filling("full")) == ["p1", "p2"]
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert sum("'p1' can't be completed yet" in text for text in warnings) == 1
+
+
+async def give_up(buffer: ReplayBuffer) -> bool:
+    """Give up all groups that fill, as after two hours."""
+    return bool(await buffer.storage.thread.run(partial(buffer.storage.filling.give_up, time.time() + 7200, 3600)))
+
+
+async def test_a_group_that_cant_be_completed_is_read_again_only_after_a_while(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_uids: list[int] = []
+    read = filling.Filling._read
+    monkeypatch.setattr(filling.Filling, "_read", lambda self, uids: read_uids.extend(uids) or read(self, uids))
+    async with build(shared_url, capacity=1, on_full="block", fill_seconds=3600) as buffer:
+        await buffer.put(one(9), TASK)
+        uid = await buffer.put(one(0), TASK, min_size=1, **OPTIONS)
+        for _ in range(3):
+            assert not await give_up(buffer)
+        assert read_uids == [uid]
+        assert await buffer.get(1, TASK)
+        buffer.storage.filling._retry_at.update(p1=0.0)
+        await give_up(buffer)
+        assert await contents(buffer) == {"completed": [[0]]}
+        await give_up(buffer)
+        assert buffer.storage.filling._retry_at == {}
+
+
+async def test_groups_are_given_up_for_a_short_time_at_once(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filling, "_LONGEST_SECONDS", -1.0)
+    async with build(shared_url, fill_seconds=3600) as buffer:
+        for number in range(2):
+            await buffer.put(one(number), TASK, group=f"p{number}", size=2, min_size=1)
+        for given_up in (1, 2):
+            assert await give_up(buffer)
+            assert await buffer.count(TASK, "completed") == given_up
+        assert not await give_up(buffer)
+
+
+async def test_a_group_whose_time_is_over_goes_without_damaged_rollouts(shared_url: str) -> None:
+    async with build(shared_url, fill_seconds=3600) as buffer:
+        for number in range(2):
+            await buffer.put(one(number), TASK, min_size=1, **OPTIONS)
+        await buffer.put(one(2), TASK, group="p2", size=2, min_size=1)
+        execute(shared_url, "UPDATE rb_payload SET data = substr(data, 1, 9) WHERE uid IN (1, 3)")
+        await give_up(buffer)
+        assert await contents(buffer) == {"completed": [[1]], "failed": [[], []]}
+        assert await buffer.filling(TASK) == {}
+
+
+async def test_a_group_that_another_process_completes_is_no_warning(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    read = filling.Filling._read
+    async with build(shared_url, fill_seconds=3600) as buffer, build(shared_url, fill_seconds=3600) as other:
+        await buffer.put(one(0), TASK, min_size=1, **OPTIONS)
+        await other.count(TASK, "filling")
+
+        async def read_late(self: filling.Filling, uids: Any) -> Any:
+            items = await read(self, uids)
+            if self is buffer.storage.filling:
+                await give_up(other)
+            return items
+
+        monkeypatch.setattr(filling.Filling, "_read", read_late)
+        assert not await give_up(buffer)
+        assert await contents(buffer) == {"completed": [[0]]}
+        assert buffer.storage.filling._retry_at == {}
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
 
 
 async def test_rollouts_dont_wait_behind_a_group_that_has_no_room(shared_url: str) -> None:

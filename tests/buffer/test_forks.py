@@ -17,6 +17,8 @@ import pytest
 from replaybuf import AsyncReplayBufferConfig, ReplayBufferConfig, RolloutState, Status, SyncReplayBufferConfig
 from replaybuf.errors import InputError, StorageError
 from replaybuf.rules.policies import FIFOPolicy
+from replaybuf.storage.sql import lifecycle
+from replaybuf.storage.sql.tasks import transactions
 from replaybuf.storage.values import Leased
 from replaybuf.values.rollouts import normalise
 from tests.cancellation.conftest import end_background_work
@@ -291,6 +293,33 @@ def test_a_buffer_that_is_dropped_lets_go_of_its_thread(shared_url: str) -> None
         gc.collect()
         assert time.monotonic() < deadline, names
         time.sleep(0.01)
+
+
+class Slow:
+    """What a converter takes for ever to store."""
+
+
+async def test_closing_doesnt_wait_for_a_converter_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, go_on = threading.Event(), threading.Event()
+
+    def store(_: Slow) -> int:
+        started.set()
+        go_on.wait(60)
+        return 0
+
+    monkeypatch.setattr(transactions, "_ENDING_SECONDS", 0.01)
+    buffer = build("memory://", converters={Slow: ("slow", store, lambda _: Slow())}, rollout_type=dict)
+    putting = asyncio.create_task(buffer.put([{"response": Slow()}], TASK))
+    await asyncio.to_thread(started.wait, 30)
+    putting.cancel()
+    monkeypatch.setattr(lifecycle, "_CLOSE_SECONDS", 0.1)
+    closing = asyncio.create_task(buffer.close())
+    try:
+        await asyncio.wait([closing], timeout=30)
+        assert closing.done()
+    finally:
+        go_on.set()
+        await asyncio.gather(closing, putting, return_exceptions=True)
 
 
 def test_a_dropped_buffer_finishes_what_its_callers_wait_for(shared_url: str) -> None:

@@ -279,6 +279,15 @@ async def test_a_closed_thread_refuses_calls(call: str) -> None:
         await calls[call]()
 
 
+def test_closing_that_never_ends_says_that_writes_may_not_be_stored(thread: DatabaseThread) -> None:
+    async def stand_still() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(UnreachableError, match=r"within 0\.3 s.*may be stored, or not") as caught:
+        thread.close(stand_still, 0.1)
+    assert caught.value.in_doubt
+
+
 async def test_what_is_called_while_the_thread_closes_is_refused(thread: DatabaseThread) -> None:
     """What runs goes on to its end, as does the undo of what nobody has received."""
     work, late = Work(), Work()

@@ -14,6 +14,19 @@ from tests.postgres import meanwhile
 from tests.stores import TASK, build, fill, group, sweep_now, take_all
 
 
+@pytest.mark.parametrize("followed", [False, True])
+async def test_an_undone_draw_trained_nothing(url: str, followed: bool) -> None:
+    """The group has the train step of its draw before, or of one that has followed."""
+    async with build(url, max_times_sampled=0) as buffer:
+        await fill(buffer, 1)
+        await buffer.get(1, TASK, current_train_step=4)
+        undo = await take(buffer, 1, train_step=5)
+        if followed:
+            await buffer.get(1, TASK, current_train_step=6)
+        await undo()
+        assert [item.trained_step async for item in buffer.find({})] == [6 if followed else 4]
+
+
 @pytest.mark.parametrize("times", [1, 0])
 async def test_an_undone_draw_joins_a_race_that_began_in_the_meantime(shared_url: str, times: int) -> None:
     async with (

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -154,6 +155,18 @@ async def test_capacity__the_lowest_version_leaves_then_the_oldest(stores: Store
     for index, version in enumerate([5, 3, 5, 3, 5, 6]):
         await send(chunks, [index], version=version)
     assert await starts(chunks) == [2, 4, 5]
+
+
+async def test_capacity__a_put_waits_for_room_if_it_is_to(stores: Stores) -> None:
+    limits: dict[str, Any] = {"capacity": 1, "on_full": "block"}
+    worker, trainer = stores.open(2, **limits), stores.open(2, **limits)
+    await send(worker, range(3))
+    putting = asyncio.create_task(send(worker, [3]))
+    await asyncio.wait([putting], timeout=0.1)
+    assert not putting.done()
+    assert [chunk.start for chunk in await trainer.fetch(1, timeout=20)] == [0]
+    assert await putting
+    assert await starts(worker) == [2]
 
 
 async def test_capacity__a_stale_newcomer_displaces_nothing_when_its_process_is_behind(stores: Stores) -> None:

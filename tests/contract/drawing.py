@@ -11,6 +11,7 @@ import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import NotReadyError
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements import ordering
 from replaybuf.storage.values import StorageItem
 from replaybuf.values.rollouts.rollout import Status
@@ -92,6 +93,34 @@ class WeightLaws(Harness):
         for beta in (0, 0.4, 1):
             for item in (await buffer.sample({"math": 3}, beta=beta))["math"]:
                 assert odds(item) == pytest.approx([item.priority / 8, (4 * item.priority / 8) ** -beta])
+
+    @pytest.mark.parametrize("policy", ["fifo", "prioritized"])
+    async def test_the_odds_are_among_the_groups_that_match(self, open_buffer: OpenBuffer, policy: str) -> None:
+        buffer = await open_buffer(policy, seed=1, max_times_sampled=0)
+        for priority in (1, 3, 9, 9):
+            await fill(buffer, 1, priority=priority)
+        for item in (await buffer.sample({"math": 4}, beta=1, where={"priority": {"$lt": 9}}))["math"]:
+            chance = item.priority / 4 if policy == "prioritized" else 1 / 2
+            assert odds(item) == pytest.approx([chance, 1 / (2 * chance)])
+
+    @pytest.mark.parametrize("policy", ["fifo", "uniform"])
+    async def test_odds_that_no_priority_changes_take_no_count_of_all_groups(
+        self, open_buffer: OpenBuffer, policy: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        buffer = await open_buffer(policy, seed=1, max_times_sampled=0)
+        await fill(buffer, 4)
+        statements: list[str] = []
+        tuples = Transaction.tuples
+
+        def noted(tx: Transaction, statement: str, /, **values: Any) -> Any:
+            statements.append(statement)
+            return tuples(tx, statement, **values)
+
+        monkeypatch.setattr(Transaction, "tuples", noted)
+        for _ in range(2):  # then PostgreSQL knows the lane, and draws in one statement
+            for item in (await buffer.sample({"math": 3}, beta=1))["math"]:
+                assert odds(item) == pytest.approx([1 / 4, 1])
+        assert not [statement for statement in statements if "count(*)" in statement and "rb_group" in statement]
 
     async def test_groups_of_priority_zero_come_last(self, open_buffer: OpenBuffer) -> None:
         """No draw fails or is short because of them."""

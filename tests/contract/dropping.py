@@ -10,6 +10,7 @@ import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import InputError
+from replaybuf.storage.sql.tasks import sweeper
 from replaybuf.storage.values import StorageItem
 from replaybuf.values.rollouts.rollout import RolloutState, Status
 from tests.contract.harness import (
@@ -167,6 +168,22 @@ class ArchiveLaws(Harness):
         assert [item.uid for item in await found(buffer, {"task_name": "math"})] == uids[:3]
         assert await buffer.count("code", "archived") == 1
         assert await total(buffer, "pruned") == 3
+
+    async def test_pruning_that_falls_behind_goes_on_at_once(
+        self, open_buffer: OpenBuffer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Though the next poll would be much later."""
+        buffer = await open_buffer(archive_groups=2)
+        await fill(buffer, 8)
+        monkeypatch.setattr(sweeper, "_POLL_SECONDS", 3600.0)
+        buffer.storage.sweeper._limit = 1
+        await drawn(buffer, 8)
+        buffer.storage.sweeper._poll_at = 0.0
+
+        async def pruned() -> bool:
+            return await buffer.count("math", "archived") == 2
+
+        await until(pruned, SOON)
 
     async def test_the_archive_is_pruned_by_age(self, open_buffer: OpenBuffer) -> None:
         """Groups archived longer ago leave, as others come after them."""

@@ -346,14 +346,21 @@ async def test_to_ask_whether_a_transaction_was_committed_has_an_end(
         assert await buffer.storage.thread.run(lambda: engine._was_committed(attempt))
 
 
-@pytest.mark.parametrize("table", ["rb_group", "rb_payload", "rb_tally"])
+@pytest.mark.parametrize(
+    ("table", "is_late"), [("rb_group", False), ("rb_payload", False), ("rb_tally", False), ("rb_payload", True)]
+)
 async def test_a_wait_for_a_lock_is_not_taken_for_that_of_a_commit(
-    lent_database: str, monkeypatch: pytest.MonkeyPatch, table: str
+    lent_database: str, monkeypatch: pytest.MonkeyPatch, table: str, is_late: bool
 ) -> None:
-    """It may last for `lock_timeout`, though a commit is given up sooner: nothing is in doubt, and the put goes on."""
+    """It may last for `lock_timeout`, though a commit is given up sooner: nothing is in doubt, and the put goes on.
+
+    So it is for a repeat at the end of an outage, when little is left of `reconnect_timeout`.
+    """
     monkeypatch.setattr(postgres, "COMMIT_SECONDS", 0.3)
-    async with build(lent_database, reconnect_timeout=0.3, lock_timeout=60) as buffer:
+    async with build(lent_database, reconnect_timeout=90 if is_late else 0.3, lock_timeout=60) as buffer:
         await fill(buffer, 1)
+        if is_late:
+            monkeypatch.setattr(outage.Outage, "deadline", lambda _, since: since + 0.3)
         other = await asyncpg.connect(lent_database)
         async with other.transaction():
             await other.execute(f"LOCK TABLE {table} IN SHARE MODE")

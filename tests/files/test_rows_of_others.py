@@ -37,7 +37,7 @@ async def test_rows_of_others_are_groups_by_their_id_or_prompt(memory: Any, tmp_
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     await memory.import_from(tmp_path / "a.jsonl", as_task="math")
     first, second = [group for _, group in await contents(memory)]
-    assert [(rollout.response, rollout.reward) for rollout in first] == [("1", {"score": 1.0}), ("2", {"score": 0.0})]
+    assert [(rollout.response, rollout.reward) for rollout in first] == [("1", 1), ("2", 0)]
     assert first[0].message == [{"role": "user", "content": "a"}]
     assert first[0].extra_fields == {"source": "gsm8k"}
     assert (second[0].response_ids, second[0].status) == ([1, 2], Status.COMPLETED)
@@ -100,6 +100,49 @@ async def test_columns_may_be_named(tmp_path: Path) -> None:
         summary = await buffer.import_from(tmp_path / "a.jsonl", fields={"mine": "a"}, as_task="math", dry_run=True)
         assert summary.groups == 0
     assert (fields_of_group["key"], first["response"], first["note"]) == ("0", "1", "x")
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("by", ["group_id", "prompt"])
+async def test_rows_of_a_group_that_do_not_follow_each_other_are_noticed(memory: Any, tmp_path: Path, by: str) -> None:
+    rows = [{"prompt": "a", "completion": "1", "task": "math", by: str(n)} for n in (1, 2, 1, 3, 1, 1, 2)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = (await memory.import_from(tmp_path / "a.jsonl")).found
+    assert [n for notice, n in found.notices.items() if "don't follow" in notice] == [3]
+    assert found.groups.total() == 6
+
+
+async def test_a_reward_that_is_a_number_stays_one(tmp_path: Path) -> None:
+    """Whatever `reward_key` says, which is about dicts."""
+    rows = [{"prompt": "a", "completion": "1", "task": "math", "reward": reward} for reward in (1, 0.5)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config: ReplayBufferConfig[Any] = ReplayBufferConfig(url="memory://", rollout_type=dict, reward_key="total")
+    async with config.build() as buffer:
+        await buffer.import_from(tmp_path / "a.jsonl")
+        [(group, rollouts)] = await contents(buffer)
+    assert (group["reward"], [one["reward"] for one in rollouts]) == (0.75, [1, 0.5])
+
+
+async def test_a_column_is_the_key_only_if_it_is_named(memory: Any, tmp_path: Path) -> None:
+    """Groups that share a value of it would replace each other."""
+    rows = [{"prompt": str(n), "completion": "1", "task": "math", "key": "gsm8k"} for n in range(2)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert (await memory.import_from(tmp_path / "a.jsonl")).groups == len(memory) == 2
+    assert [(group["key"], one.extra_fields) for group, [one] in await contents(memory)] == [
+        (None, {"key": "gsm8k"}),
+        (None, {"key": "gsm8k"}),
+    ]
+
+
+async def test_tags_are_the_group_s_only_if_they_are_a_dict(memory: Any, tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "tags": {"level": 1}}, {"prompt": "b", "tags": ["algebra"]}, {"prompt": "c", "tags": None}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    await memory.import_from(tmp_path / "a.jsonl", as_task="math")
+    assert [(group["tags"], one.extra_fields) for group, [one] in await contents(memory)] == [
+        ({"level": 1}, {}),
+        (None, {"tags": ["algebra"]}),
+        (None, {}),
+    ]
 
 
 ANSWERS = [{"question": str(n), "answer": str(2 * n), "grade": 1} for n in range(5)]

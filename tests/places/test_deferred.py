@@ -13,7 +13,6 @@ import pytest
 from replaybuf import Status, load_into
 from replaybuf.errors import InputError, RolloutError
 from replaybuf.storage.places.folder import FolderStore
-from replaybuf.storage.sql.engine.sqlite_dialect import SqliteTransaction
 from replaybuf.storage.sql.tasks.handles import ArrayHandle, load_all
 from tests.places.arrays import LARGE, Kept, experts, lent, rollout, same
 from tests.stores import TASK
@@ -201,25 +200,6 @@ async def test_only_the_wanted_bytes_are_read(in_folder: Kept, reads: list[list[
         reads.clear()
         load_all(lent_rollout.extra_fields["pixels"] for lent_rollout in lent_rollouts[1:3])
         assert sizes() == [2 * experts(0, 8 * LARGE).nbytes]  # in one call
-
-
-async def test_only_the_wanted_bytes_are_read_from_the_database(in_file: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    read_sizes: list[int] = []
-
-    def counting(tx: Any, ranges: Any) -> list[bytes | None]:
-        parts = original(tx, ranges)
-        read_sizes.extend(len(part or b"") for part in parts)
-        return parts
-
-    original = SqliteTransaction.read_ranges
-    async with in_file.opened() as buffer:
-        await buffer.put([rollout(pixels=experts(7, 8 * LARGE))], TASK)
-        monkeypatch.setattr(SqliteTransaction, "read_ranges", counting)
-        _, [lent_rollout] = await lent(buffer, deferred=["routed_experts", "extra_fields"])
-        assert sum(read_sizes) <= 64 << 10
-        read_sizes.clear()
-        lent_rollout.routed_experts.load()
-        assert read_sizes == [experts().nbytes]
 
 
 # The synchronous face, and cancellation

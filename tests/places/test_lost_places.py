@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from replaybuf import ReplayBuffer
+from replaybuf import ReplayBuffer, load_into
 from replaybuf.errors import PayloadStoreError
+from replaybuf.storage import decoding
 from replaybuf.storage.places import folder as folders
 from replaybuf.storage.places.store import FILES, MARKER
 from tests.places.arrays import (
@@ -21,6 +22,7 @@ from tests.places.arrays import (
     ask,
     files,
     heavy,
+    lent,
     put,
     rename,
     take_all,
@@ -168,17 +170,9 @@ async def test_a_folder_that_answers_nothing_fails_calls_after_the_patience(
 ) -> None:
     """As where the server of a file system stands still. Small groups go on meanwhile, and then everything."""
     monkeypatch.setattr(folders, "filesystem_type", lambda path: "nfs4" if on_network else "ext4")
-    answers = threading.Event()
     async with apart(f"sqlite:///{tmp_path}/b.db", folder, reconnect_timeout=0.5) as buffer:
         await put(buffer, *range(5))
-        for name in ("preadv", "writev"):
-            real = getattr(os, name)
-
-            def hang(*arguments: Any, real: Callable[..., int] = real) -> int:
-                answers.wait(60)
-                return real(*arguments)
-
-            monkeypatch.setattr(os, name, hang)
+        answers = _hang(monkeypatch, os, "preadv", "writev")
         for call in (buffer.get(5, TASK), buffer.put(heavy(9), TASK)):
             with pytest.raises(PayloadStoreError, match=r"within 0\.5 s"):
                 await call
@@ -188,6 +182,65 @@ async def test_a_folder_that_answers_nothing_fails_calls_after_the_patience(
         await put(buffer, 5)
         assert sorted(await take_all(buffer)) == list(range(6))
         assert await buffer.count(TASK, "failed") == 0
+
+
+async def test_handles_in_a_folder_that_answers_nothing_are_not_loaded_for_ever(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with apart(f"sqlite:///{tmp_path}/b.db", folder) as buffer:
+        await put(buffer, 1)
+        lease, _ = await lent(buffer, deferred=["extra_fields"])
+        answers = _hang(monkeypatch, os, "preadv")
+        with pytest.raises(PayloadStoreError, match=r"within 0\.3 s"):
+            await asyncio.to_thread(load_into, lease.items, timeout=0.3)
+        answers.set()
+        load_into(lease.items)
+
+
+async def test_a_folder_that_answers_nothing_delays_neither_build_nor_the_event_loop(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor a buffer that keeps payloads there, up to its first write, which says what is wrong."""
+    answers = _hang(monkeypatch, folders, "filesystem_type")
+    async with apart(f"sqlite:///{tmp_path}/b.db", folder, reconnect_timeout=0.5) as buffer:
+        with pytest.raises(PayloadStoreError, match=r"within 0\.5 s"):
+            await put(buffer, 1)
+        answers.set()
+        await put(buffer, 2)
+
+
+async def test_a_place_that_answers_nothing_has_only_so_many_threads_that_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However often it is asked; others aren't kept waiting, and it is asked again when it answers."""
+    monkeypatch.setattr(decoding, "_MOST_THREADS", 2)
+    answers, asked = threading.Event(), []
+
+    def ask() -> bool:
+        asked.append(1)
+        return answers.wait(30)
+
+    for _ in range(4):
+        with pytest.raises(PayloadStoreError, match=r"within 0\.1 s"):
+            await decoding.in_thread(ask, 0.1, "/mount")
+    assert len(asked) == 2
+    await decoding.in_thread(lambda: None, 30, "/other")
+    answers.set()
+    assert await decoding.in_thread(ask, 30, "/mount")
+
+
+def _hang(monkeypatch: pytest.MonkeyPatch, module: Any, *names: str) -> threading.Event:
+    """Let functions answer nothing until the event is set, or five seconds later."""
+    answers = threading.Event()
+    for name in names:
+        real = getattr(module, name)
+
+        def hang(*arguments: Any, real: Callable[..., Any] = real) -> Any:
+            answers.wait(5)
+            return real(*arguments)
+
+        monkeypatch.setattr(module, name, hang)
+    return answers
 
 
 async def test_sweeps_do_not_wait_for_a_place_that_is_down(

@@ -55,6 +55,14 @@ def test_a_folder_that_is_away_is_not_damage(local: FolderStore) -> None:
             call()
 
 
+def test_files_that_came_into_another_folder_are_deleted_and_it_is_said_once(local: FolderStore) -> None:
+    (local.path / MARKER).write_bytes(b"{}")
+    with pytest.raises(PayloadStoreError, match=r"^\S+ is another place than before") as caught:
+        written(local, 1, b"one")
+    assert type(caught.value.__cause__) is not PayloadStoreError
+    assert files(local.path) == {}
+
+
 def test_a_mount_whose_server_has_ended_is_not_damage(local: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
     [extent] = written(local, 1, b"one")
 
@@ -180,6 +188,22 @@ def test_refused_credentials_are_said_at_once_and_not_shown(objects: ObjectStore
     assert "SECRET" not in str(refused.value)
     with pytest.raises(PayloadStoreError, match="refuses these credentials"):
         written(objects, 2, b"y")
+
+
+@pytest.mark.parametrize(
+    ("url", "variable"),
+    [
+        ("s3://bucket/x", "AWS_ACCESS_KEY_ID"),
+        ("gs://bucket/x", "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("az://container/x", "AZURE_STORAGE_ACCOUNT_NAME"),
+    ],
+)
+def test_refused_credentials_are_those_of_the_service(url: str, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://minio")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    said = str(ObjectStore(url, PATIENCE).error(PermissionError(), "read"))
+    assert ("https://minio" in said) == url.startswith("s3:")
+    assert f"those of the environment are {variable}, ..." in said
 
 
 def test_one_object_that_is_gone_keeps_no_other_from_being_deleted(tmp_path: Path) -> None:

@@ -37,6 +37,12 @@ async def test_a_buffer_changes_over_while_it_is_full(where: tuple[str, str], tm
     assert files(other) == {}
 
 
+async def test_without_attempts_after_a_lost_connection_a_place_has_time_to_answer(tmp_path: Path, place: str) -> None:
+    async with apart(f"sqlite:///{tmp_path}/b.db", place, reconnect_timeout=0) as buffer:
+        await put(buffer, 1)
+        assert await take_all(buffer) == [1]
+
+
 # Bad input
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from replaybuf.rules import transitions
 from replaybuf.rules.policies import PRIORITIZED, share
+from replaybuf.rules.query import Node
 from replaybuf.rules.transitions import LaneName
 from replaybuf.storage.values import Draw, Leased, StorageItem, check_database, check_lease
 from replaybuf.values.rollouts.rollout import Status
@@ -42,7 +43,7 @@ class Drawing(Memory):
             return None
         for task_name, items in items_by_task.items():
             if draw.probabilities:
-                self._add_probabilities(items, (task_name, draw.status))
+                self._add_probabilities(items, (task_name, draw.status), draw.where)
             if policy.is_race:
                 self._groups.advance(items)
                 if draw.where is not None:
@@ -55,8 +56,8 @@ class Drawing(Memory):
             return dict(draw.sizes)
         return {task: min(size, limits.drawable(self._groups.level(task))) for task, size in draw.sizes.items()}
 
-    def _add_probabilities(self, items: Sequence[StorageItem], lane: LaneName) -> None:
-        members = [self._groups.item(uid) for uid in self._groups.table.select(in_lane(*lane))]
+    def _add_probabilities(self, items: Sequence[StorageItem], lane: LaneName, where: Node | None) -> None:
+        members = [self._groups.item(uid) for uid in self._groups.table.select(in_lane(*lane, where))]
         prioritized = self.rules.sampler.order[0].field == PRIORITIZED
         total = sum(share(member.priority) for member in members) if prioritized else 0.0
         idle = sum(member.priority == 0 for member in members) if prioritized else len(members)

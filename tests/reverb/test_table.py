@@ -15,7 +15,8 @@ import pytest
 
 import replaybuf.integrations.reverb as reverb
 from replaybuf import ConfigError, FullError, NotReadyError
-from replaybuf.errors import InputError, RolloutError
+from replaybuf.buffer.sync import run
+from replaybuf.errors import CheckpointError, InputError, RolloutError
 from replaybuf.integrations.reverb import Table
 from replaybuf.integrations.reverb.rate_limiters import MinSize, Queue, SampleToInsertRatio
 from replaybuf.integrations.reverb.selectors import (
@@ -344,6 +345,20 @@ def test_all_tables_go_back_to_a_checkpoint(shared_url: str) -> None:
         with pickle.loads(pickle.dumps(client)) as unpickled:
             assert unpickled.restore() == 7
             assert {*sizes(unpickled, "replay", "queue").values()} == {1}
+
+
+def test_a_checkpoint_that_not_all_tables_have_restores_none(shared_url: str) -> None:
+    """Its process was killed between two of them."""
+    tables = [table(None), reverb.Table.queue("queue", 9)]
+    with reverb.Client(shared_url, tables) as client:
+        client.checkpoint(4)
+        run(client.table("replay").buffer.checkpoint(5))
+        client.insert("a", {"replay": 1.0, "queue": 1.0})
+        with pytest.raises(CheckpointError, match="no checkpoint of step 5; there are those of the steps 4"):
+            client.restore(5)
+        assert {*sizes(client, "replay", "queue").values()} == {1}
+        assert client.restore() == 4
+        assert {*sizes(client, "replay", "queue").values()} == {0}
 
 
 def test_tables_that_are_not_there_are_refused() -> None:

@@ -107,6 +107,13 @@ async def test_what_expired_before_is_dropped_where_nothing_is_tried_again() -> 
     assert outcome.dropped
 
 
+@pytest.mark.parametrize("response", [7, np.array(1.5), object()])
+def test_a_response_may_be_anything(response: Any) -> None:
+    """Of dicts; it is one that a refresh removes."""
+    marks = Marks.of([{"status": "expired", "response": response}], RolloutType(dict), Status.EXPIRED)
+    assert marks.due == [True]
+
+
 @given(st.lists(st.integers(3, 5), max_size=4), st.lists(st.integers(0, 1), max_size=5), st.data())
 def test_the_range_of_steps_is_that_of_all_tokens_and_of_the_trainable_ones(
     steps: list[int], mask: list[int], data: st.DataObject

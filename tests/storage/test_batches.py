@@ -19,7 +19,7 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema import tables
 from replaybuf.storage.sql.schema.tables import batch
 from replaybuf.storage.sql.tasks import sweeper
-from tests.cancellation.conftest import take
+from tests.cancellation.conftest import end_background_work, take
 from tests.contract.harness import group
 from tests.postgres import meanwhile
 from tests.sql_example import QUESTIONS
@@ -194,6 +194,25 @@ async def test_the_last_ones_are_kept(shared_url: str) -> None:
         await buffer.storage.open()
         await buffer.storage.thread.run(buffer.storage.sweeper.prune_history)
         assert [row["buffer"] for row in await rows(buffer)] == ["default"] * 2 + ["other"]
+
+
+@pytest.mark.parametrize("is_closing", [False, True])
+async def test_many_are_removed_in_short_times_between_which_other_work_is_done(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch, is_closing: bool
+) -> None:
+    monkeypatch.setattr(sweeper, "_BATCHES", 2)
+    monkeypatch.setattr(sweeper, "_PRUNING_SECONDS", 3600.0 if is_closing else -1.0)
+    async with build(shared_url, history=1) as buffer:
+        await buffer.storage.open()
+        await end_background_work(buffer)
+        if not is_closing:
+            buffer.storage.sweeper._stopping.clear()
+        for number in range(6):
+            await put(buffer, number, "gpu")
+            await buffer.get(1, TASK)
+        for left in (4, 2, 1, 1):
+            await buffer.storage.thread.run(buffer.storage.sweeper.prune_history)
+            assert len(await rows(buffer)) == left
 
 
 async def test_what_is_beyond_is_looked_for_after_each_percent(

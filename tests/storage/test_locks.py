@@ -27,16 +27,20 @@ async def test_groups_that_do_not_match_any_more_stay(lent_database: str) -> Non
         assert [item.uid async for item in buffer.find({})] == [2]
 
 
-async def test_batches_with_the_same_keys_in_another_order_never_wait_for_one_another(lent_database: str) -> None:
+@pytest.mark.parametrize("name", ["key", "group"])
+async def test_batches_with_the_same_keys_in_another_order_never_wait_for_one_another(
+    lent_database: str, name: str
+) -> None:
     set_default(lent_database, deadlock_timeout="1min")  # none of them is ended in the time of the test
     async with build(lent_database) as first, build(lent_database) as second, asyncio.timeout(50):
+        size: dict[str, Any] = {} if name == "key" else {"size": 240}
 
         async def put(buffer: ReplayBuffer, keys: str) -> None:
             for _ in range(20):
-                await buffer.put_many([group(0) for _ in keys], TASK, each=[{"key": key} for key in keys])
+                await buffer.put_many([group(0) for _ in keys], TASK, each=[{name: key, **size} for key in keys])
 
         await asyncio.gather(put(first, "aabbcc"), put(second, "ccbbaa"))
-        assert len(first) == 3
+        assert len(first) + len(await first.filling(TASK)) == 3
 
 
 async def test_the_last_put_of_a_key_is_the_one_that_stays(lent_database: str, monkeypatch: pytest.MonkeyPatch) -> None:

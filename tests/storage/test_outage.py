@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -46,7 +47,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(Outage, "pause", lambda _outage, seconds: clock.pause(seconds))
-    monkeypatch.setattr(module.random, "uniform", lambda _low, high: high)
+    monkeypatch.setattr(module._random, "uniform", lambda _low, high: high)
     return clock
 
 
@@ -80,6 +81,36 @@ async def test_the_reason_that_is_told_is_not_that_the_time_was_over(clock: Cloc
     errors = iter([UnreachableError("the disk of the server is full")])
     patience = await given_up(Outage("here", 3), lambda: next(errors, late_error))
     assert "the disk of the server is full" in str(patience.given_up("; nothing of it was stored"))
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (AccessError("no", reason="not admitted"), "not admitted"),
+        (AccessError("two of them", reason="only standbys"), "only standbys"),
+        (UnreachableError("none", reason="no primary"), "no primary"),
+        (UnreachableError("full", reason="no connection left"), "no connection left"),
+        (UnreachableError("later", reason="credentials"), "credentials"),
+        (UnreachableError("away"), ""),
+    ],
+)
+async def test_what_is_given_up_has_the_reason_of_its_last_error(
+    clock: Clock, error: StorageError, reason: str
+) -> None:
+    """And its class, by which a program catches it, as at the opening of a buffer."""
+    patience = await given_up(Outage("here", 3), lambda: error)
+    raised = patience.given_up("; nothing of it was stored")
+    assert (type(raised), raised.reason) == (type(error), reason)
+
+
+async def test_an_outage_changes_no_numbers_of_a_seeded_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do processes with the same seed try again in step."""
+    state = random.getstate()
+    outage = Outage("here", 60)
+    outage.cut_retries()
+    monkeypatch.setattr(module, "_FIRST_PAUSE", 0.0)
+    await Patience(outage).wait(UnreachableError("away"))
+    assert random.getstate() == state
 
 
 def test_closing_leaves_each_operation_two_seconds_more(clock: Clock) -> None:

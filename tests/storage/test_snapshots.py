@@ -69,6 +69,32 @@ def places(size: int, count: int, seed: int) -> Iterable[int]:
     return sorted({0, 1, 17, 99, 100, size // 2, size - 1, *(chance.randrange(size) for _ in range(count))})
 
 
+@pytest.mark.parametrize("is_open", [True, False])
+async def test_a_database_of_the_name_of_a_snapshot_is_not_replaced(tmp_path: Path, is_open: bool) -> None:
+    url = f"sqlite:///{tmp_path / SNAPSHOT_FILE}"
+    async with build("sqlite://") as source, build(url) as other:
+        await other.put(group(1), TASK)
+        if not is_open:
+            await other.close()
+        with pytest.raises(SnapshotError, match="into another folder"):
+            await source.save(tmp_path)
+    async with build(url) as buffer:
+        assert len(buffer) == 1
+
+
+@pytest.mark.parametrize("suffix", ["-wal", "-journal"])
+async def test_no_snapshot_is_put_beside_the_log_of_an_older_one(tmp_path: Path, suffix: str) -> None:
+    """As is left where somebody has written to a snapshot, and was killed: SQLite reads it with the new file."""
+    async with build("sqlite://") as buffer:
+        file = await buffer.save(tmp_path)
+        log = file.with_name(f"{SNAPSHOT_FILE}{suffix}")
+        log.write_bytes(b"")
+        await buffer.save(tmp_path)
+        log.write_bytes(b"changes")
+        with pytest.raises(SnapshotError, match="into another folder"):
+            await buffer.save(tmp_path)
+
+
 async def test_a_snapshot_that_was_cut_short_is_refused(saved: tuple[Path, list[Any]], tmp_path: Path) -> None:
     file, _ = saved
     data = file.read_bytes()
@@ -193,22 +219,28 @@ async def test_progress_is_told_of_a_few_times_a_second(tmp_path: Path, monkeypa
     assert [report.groups for report in reports] == [0, 30]
 
 
+@pytest.mark.parametrize("error", [KeyError("not now"), BrokenPipeError("not now")])
 @pytest.mark.parametrize("what", ["save", "resume"])
-async def test_an_error_of_progress_ends_it_and_leaves_nothing(shared_url: str, tmp_path: Path, what: str) -> None:
+async def test_an_error_of_progress_ends_it_and_leaves_nothing(
+    shared_url: str, tmp_path: Path, what: str, error: Exception
+) -> None:
+    """The caller gets it as it is, also if it could be one of a database."""
+
     def refuse(progress: Progress) -> None:
-        raise KeyError("not now")
+        raise error
 
     async with build(shared_url) as buffer, build("sqlite:///:memory:") as fresh:
         await fill(buffer, 3)
         if what == "save":
-            with pytest.raises(KeyError, match="not now"):
+            with pytest.raises(type(error), match="not now") as caught:
                 await buffer.save(tmp_path / "new", progress=refuse)
             assert list((tmp_path / "new").iterdir()) == []
         else:
             await buffer.save(tmp_path / "new")
-            with pytest.raises(KeyError, match="not now"):
+            with pytest.raises(type(error), match="not now") as caught:
                 await fresh.resume(tmp_path / "new", progress=refuse)
             assert len(fresh) == 0
+        assert caught.value is error
 
 
 async def test_a_damaged_source_is_no_damaged_snapshot(tmp_path: Path) -> None:

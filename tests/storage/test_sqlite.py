@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import sqlite3
 import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,14 +18,18 @@ from typing import Any
 import pytest
 from sqlalchemy import make_url
 
-from replaybuf.storage.sql.engine import open_database, sqlite, sqlite_raw
+from replaybuf.errors import UnreachableError
+from replaybuf.storage.sql import lifecycle
+from replaybuf.storage.sql.engine import open_database, sqlite
 from replaybuf.storage.sql.engine.database import Access, Database
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase, checkpoint_wal
 from replaybuf.storage.sql.engine.sqlite_connection import PAGE_SIZE, SqliteConnection, connect
 from replaybuf.storage.sql.engine.sqlite_dialect import SqliteTransaction, of_rows
-from replaybuf.storage.sql.engine.sqlite_raw import RawConnection, patiently
+from replaybuf.storage.sql.engine.sqlite_raw import patiently
 from replaybuf.storage.sql.engine.transaction import Transaction
-from tests.stores import until
+from replaybuf.storage.sql.tasks.group_commit import GroupCommit
+from replaybuf.storage.sql.tasks.sweeper import Sweeper
+from tests.stores import build, fill, until
 
 
 @pytest.fixture
@@ -122,43 +124,6 @@ def test_an_engine_that_is_disposed_of_has_no_threads_left(
 
     asyncio.run(use())
     assert {thread for thread in threading.enumerate() if thread not in before} == set()
-
-
-# Payloads that are read one by one through `sqlite3`'s blobs
-
-
-@pytest.fixture
-def raw() -> RawConnection:
-    raw = sqlite3.connect(":memory:", isolation_level=None, factory=RawConnection)
-    raw.execute("CREATE TABLE numbers (id INTEGER PRIMARY KEY, data BLOB)")
-    raw.executemany("INSERT INTO numbers VALUES (?, ?)", [(at, b"%d" % at) for at in range(100)])
-    return raw
-
-
-def weak_references() -> int:
-    return sum(type(referrer) is weakref.ref for referrer in gc.get_objects())
-
-
-def test_what_was_read_leaves_nothing_behind(raw: RawConnection) -> None:
-    before = weak_references()
-    for at in range(5 * sqlite_raw._MOST_OPENED):
-        assert raw.read_blob("numbers", "data", at % 100, 0, 9) == b"%d" % (at % 100)
-    assert weak_references() - before <= 1.5 * sqlite_raw._MOST_OPENED
-
-
-def test_a_blob_that_is_still_open_is_remembered(raw: RawConnection) -> None:
-    """Closing the connection closes it, which without the reference would be a crash."""
-    blob = raw.blobopen("numbers", "data", 7)
-    for at in range(2 * sqlite_raw._MOST_OPENED):
-        raw.read_blob("numbers", "data", at % 100, 0, 9)
-    assert blob.read() == b"7"
-    raw.close()
-    with pytest.raises(sqlite3.ProgrammingError):
-        blob.read()
-
-
-def test_what_is_not_there_is_none(raw: RawConnection) -> None:
-    assert raw.read_blob("numbers", "data", 100, 0, 9) is None
 
 
 def test_a_locked_database_is_asked_again_until_the_time_is_over() -> None:
@@ -371,3 +336,22 @@ def test_puts_and_takes_make_no_temporary_files(tmp_path: Path) -> None:
     environment = {**os.environ, "SQLITE_TMPDIR": str(temporary)}
     process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert (process.stdout, process.stderr) == ("0\n", "")
+
+
+@pytest.mark.parametrize(("step", "seconds"), [((Sweeper, "stop"), 60), ((GroupCommit, "close"), 0.1)])
+async def test_closing_ends_work_that_never_ends_and_then_all_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: tuple[type, str], seconds: float
+) -> None:
+    """As at a server that stands still."""
+
+    async def stand_still(_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(lifecycle, "_CLOSE_SECONDS", seconds)
+    monkeypatch.setattr(lifecycle, "_ENDING_SECONDS", 0.01)
+    monkeypatch.setattr(*step, stand_still)
+    buffer = build(f"sqlite:///{tmp_path}/b.db")
+    await fill(buffer, 1)
+    with pytest.raises(UnreachableError) if step[0] is GroupCommit else nullcontext():
+        await buffer.close()
+    assert os.listdir(tmp_path) == ["b.db"]

@@ -157,6 +157,17 @@ def test_the_last_groups_are_trained_on_with_at_least_one(config: ReplayBufferCo
     assert sorted(received) == list(range(7))
 
 
+def test_with_timeout_0_and_at_least_one_the_iteration_ends_when_nothing_is_there(config: ReplayBufferConfig) -> None:
+    put(config, 7)
+    dataset = GroupDataset(config, {TASK: 4}, collate=numbers, at_least=1, timeout=0)
+    received: list[list[int]] = []
+    with leased_steps(loader(dataset)) as steps:
+        for step in steps:
+            received.append([*step.batch])
+            step.acknowledge()
+    assert received == [[0, 1, 2, 3], [4, 5, 6]]
+
+
 def test_waiting_while_the_trainer_trains_does_not_count(config: ReplayBufferConfig) -> None:
     put(config, 2)
     dataset = GroupDataset(config, {TASK: 2}, collate=numbers, timeout=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -122,6 +123,22 @@ async def test_a_group_that_expires_at_its_put_is_released_and_its_rollouts_disc
     await buffer.put([stale], "math", current_train_step=5, stale_threshold=2, expired_groups_retryable=False)
     assert stand_in.released == [[101]]
     assert (stale.status, stale.prompt_ids, len(buffer)) == (EXPIRED, None, 0)
+
+
+async def test_a_trace_store_that_does_not_answer_holds_up_no_call_for_ever(
+    buffer: Any, xtuner: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def hung(_: Any) -> None:
+        await asyncio.Event().wait()
+
+    store = sys.modules["xtuner.v1.rl.rollout.trace_store"]
+    monkeypatch.setattr(store, "release_and_discard_rollout_groups", hung)
+    monkeypatch.setattr(xtuner, "_RELEASE_SECONDS", 0.05)
+    stale = rollout(1, 0)
+    options = {"current_train_step": 5, "stale_threshold": 2, "expired_groups_retryable": False}
+    await buffer.put([stale], "math", **options)
+    assert (stale.status, len(buffer)) == (EXPIRED, 0)
+    assert "trace store didn't answer for 0.05 s: the sessions of 1 group" in caplog.text
 
 
 async def test_what_leaves_is_released_though_its_put_is_cancelled(build: Callable[..., Any]) -> None:

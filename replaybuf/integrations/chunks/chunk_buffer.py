@@ -104,7 +104,7 @@ class ChunkBuffer:
 
         Raises FragmentError for a fragment out of sequence, and changes nothing: a "duplicate" has an index below the
         expected one, a "gap" one above it, and with a "session" problem its session is over or hasn't begun. Also
-        raises InputError, RolloutError and StorageError; then nothing is stored.
+        raises InputError, RolloutError, StorageError, and FullError as a put of the buffer; then nothing is stored.
         """
         fragment = Fragment(data, worker, index, session, version)
         while not await self._put(fragment):
@@ -209,11 +209,12 @@ class ChunkBuffer:
     async def _remove(self, rows: list[StorageItem]) -> int:
         return await self.buffer.delete({"uid": {"$in": [row.uid for row in rows]}}) if rows else 0
 
-    async def _move(self, cursor: Cursor, progress: WorkerProgress | None, *groups: NewGroup) -> bool:
-        """Move a worker's cursor and store groups, in one transaction. Return False if another has moved it."""
+    async def _move(self, cursor: Cursor, progress: WorkerProgress | None, new: NewGroup | None = None) -> bool:
+        """Move a worker's cursor and store a group, in one transaction. Return False if another has moved it."""
         value, position = (b"", 0) if progress is None else (msgpack.packb(progress), progress.next)
+        moved = replace(cursor, position=position, value=value)
         try:
-            return await self.buffer.cursors.put(groups, replace(cursor, position=position, value=value))
+            return await (self.buffer.cursors.move(moved) if new is None else self.buffer.cursors.put(new, moved))
         except ConflictError:  # another process has removed the fragments of a chunk
             return False
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
 
 from replaybuf.buffer.sync import run
-from replaybuf.common.checks import shown
+from replaybuf.common.checks import check_whole, shown
 from replaybuf.common.redact import redact
 from replaybuf.errors import ConfigError, InputError
 from replaybuf.integrations.reverb.table import SAMPLE_TIMEOUT, ReplaySample, Table
-from replaybuf.storage.values import UNSET, Unset
+from replaybuf.storage.values import UNSET, Unset, missing_checkpoint
 
 
 class Client:
@@ -118,7 +118,7 @@ class Client:
 
         It takes milliseconds, and blocks no other call. The last three are kept (`keep_checkpoints` of the options).
         """
-        step = 1 + self._last_step() if step is None else step
+        step = 1 + max(self._steps(), default=0) if step is None else step
         for table in self._tables.values():
             run(table.buffer.checkpoint(step))
         return step
@@ -129,12 +129,15 @@ class Client:
         Other processes that have the tables open are fenced off: their calls raise FencedError until they reopen them.
         Raises CheckpointError.
         """
-        step = self._last_step() if step is None else step
+        steps = self._steps()
+        step = max(steps, default=0) if step is None else check_whole(step, "step")
+        if step not in steps:  # of one that was killed some tables have it, and none is to be restored
+            raise missing_checkpoint(step, sorted(steps))
         for table in self._tables.values():
             run(table.buffer.restore(step))
         return step
 
-    def _last_step(self) -> int:
-        """Return the last step of which all tables have a checkpoint."""
+    def _steps(self) -> set[int]:
+        """Return the steps of which all tables have a checkpoint."""
         steps = [{checkpoint.step for checkpoint in run(table.buffer.checkpoints())} for table in self._tables.values()]
-        return max(set.intersection(*steps), default=0)
+        return set.intersection(*steps)

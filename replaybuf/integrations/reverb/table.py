@@ -166,7 +166,8 @@ class Table:
 
         Waits until there are that many, or `at_least` as many, for up to `timeout` seconds (None: for ever); then
         raises NotReadyError, with the reason. With a timeout of 0 it returns the available ones. Reverb's client, like
-        `Client.sample`, samples one item after the other, possibly the same one again.
+        `Client.sample`, samples one item after the other, possibly the same one again. With a `Prioritized` sampler
+        each call reads the priorities of all items.
         """
         batch = await self.buffer.sample({self.name: num_samples}, timeout=timeout, at_least=at_least, beta=1)
         size = _table_size(batch[self.name])

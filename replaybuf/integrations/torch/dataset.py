@@ -218,7 +218,10 @@ class GroupDataset(IterableDataset[Loaded]):
         if handover.state != RUNNING:
             return None
         if self.patience == 0:
-            lease = await self._begin_lease(buffer, 0)
+            try:
+                lease = await self._begin_lease(buffer, 0)
+            except NotReadyError:  # with `at_least`
+                return None
             return lease if lease.open else None
         leasing = asyncio.ensure_future(self._begin_lease(buffer, None))
         try:

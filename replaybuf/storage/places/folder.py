@@ -7,6 +7,7 @@ import errno
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,12 @@ class FolderStore(PlaceStore):
     def __init__(self, path: str) -> None:
         self.path = Path(path).absolute()
         self.url = str(self.path)
-        self.on_network = is_network(filesystem_type(self.path))
         self._folder: tuple[int, int] | None = None  # device and inode of the folder of files that is known to be ours
+
+    @cached_property
+    def on_network(self) -> bool:
+        """Whether the folder is on a network file system; blocks as long as its mount hangs."""
+        return is_network(filesystem_type(self.path))
 
     def read_marker(self) -> bytes | None:
         with self.ours("read"), contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -90,6 +95,8 @@ class FolderStore(PlaceStore):
             with contextlib.suppress(OSError):
                 for path in begun:
                     path.unlink(missing_ok=True)
+            if isinstance(error, PayloadStoreError):  # of `_check_in_place`
+                raise
             if error.errno in _FULL_ERRORS:
                 raise StorageError(
                     f"the disk of the folder for payloads {self.path} is full; nothing of the put was stored, and what "

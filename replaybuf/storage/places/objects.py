@@ -19,6 +19,8 @@ from replaybuf.storage.places.store import FILES, MARKER, Extent, PlaceStore, St
 
 #: The schemes of URLs, with the names of the services.
 SCHEMES: Final = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure Blob Storage", "abfs": "Azure Blob Storage"}
+#: The first of the variables with credentials, by the scheme; Azure has two schemes.
+_CREDENTIALS: Final = {"s3": "AWS_ACCESS_KEY_ID", "gs": "GOOGLE_APPLICATION_CREDENTIALS"}
 _REQUESTS = 16  # concurrent
 #: The share of the caller's timeout after which a request is given up, so that the error can quote the answer.
 _PART_OF_PATIENCE = 0.8
@@ -32,7 +34,7 @@ class ObjectStore(PlaceStore):
     """Payloads as objects, each of which is written once, atomically.
 
     A request is retried for up to `patience` seconds if the store doesn't answer, or answers with a transient error.
-    Credentials, region and endpoint come from the environment, as for `obstore` (AWS_ACCESS_KEY_ID, ...).
+    Credentials, region and endpoint come from the environment, as for `obstore`.
     """
 
     def __init__(self, url: str, patience: float = 60.0) -> None:
@@ -48,7 +50,7 @@ class ObjectStore(PlaceStore):
         self.errors = (self._errors.BaseError, OSError)
         self.url = url.rstrip("/")
         self._patience = _PART_OF_PATIENCE * patience
-        client = {"timeout": "30s", "connect_timeout": "5s", "allow_http": _endpoint().startswith("http://")}
+        client = {"timeout": "30s", "connect_timeout": "5s", "allow_http": _endpoint(url).startswith("http://")}
         retries = {"max_retries": 1000, "retry_timeout": timedelta(seconds=self._patience), "backoff": _BACKOFF}
         try:
             self._store = stores.from_url(self.url, client_options=client, retry_config=retries)
@@ -136,10 +138,11 @@ class ObjectStore(PlaceStore):
         return PayloadStoreError(f"{self.url} can't be {action}: {self._reason(error)}")
 
     def _reason(self, error: Exception) -> str:
-        status, server = _status(error), redact(_endpoint()) or "the store"
+        status, server = _status(error), redact(_endpoint(self.url)) or "the store"
         refusals = self._errors.UnauthenticatedError, self._errors.PermissionDeniedError, PermissionError
         if isinstance(error, refusals) or status in ("401", "403"):
-            return f"{server} refuses these credentials; those of the environment are AWS_ACCESS_KEY_ID, ..."
+            variable = _CREDENTIALS.get(self.url.partition(":")[0], "AZURE_STORAGE_ACCOUNT_NAME")
+            return f"{server} refuses these credentials; those of the environment are {variable}, ..."
         if isinstance(error, FileNotFoundError) or status == "404" or "NoSuchBucket" in str(error):
             return "there is no such bucket; make it, or correct the name"
         answer = f"answered {status}" if status else "didn't answer"
@@ -165,6 +168,8 @@ def _check_process(url: str) -> None:
     _running_pid = os.getpid()
 
 
-def _endpoint() -> str:
-    """Return the endpoint that the environment names, "" for the provider's own."""
+def _endpoint(url: str) -> str:
+    """Return the endpoint that the environment names for a URL, "" for the provider's own."""
+    if not url.startswith("s3:"):
+        return ""
     return os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""

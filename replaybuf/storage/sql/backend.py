@@ -199,7 +199,7 @@ class SQLStorage(Store):
             for piece in in_pieces(page, size_of, transactions.PIECE_GROUPS, transactions.PIECE_BYTES):
                 uids = [uid for uid, _ in piece]
                 if payloads:
-                    read = partial(matching.read_groups, codec=self.codec, uids=uids, query=query, deferred=deferred)
+                    read = partial(matching.read_matching, uids=uids, query=query, payloads=True)
                     for item in await self._run(partial(self.encoding.read, read, deferred)):
                         yield item
                 else:

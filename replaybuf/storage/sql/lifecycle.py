@@ -34,7 +34,6 @@ from replaybuf.storage.sql.tasks.commit_watch import Watch
 from replaybuf.storage.sql.tasks.delivery import Draws
 from replaybuf.storage.sql.tasks.filling import Filling
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
-from replaybuf.storage.sql.tasks.handles import Parts, register_database
 from replaybuf.storage.sql.tasks.heartbeats import Presence
 from replaybuf.storage.sql.tasks.payload_files import PayloadFiles
 from replaybuf.storage.sql.tasks.sweeper import Sweeper
@@ -48,6 +47,8 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _CLOSE_SECONDS = 60
+#: The time for background work to end when a buffer is closed, whose statements may be at a server that stands still.
+_ENDING_SECONDS = 20
 _BLOCKING_SECONDS = 600
 # State inherited at forks: never released here, since its connections and files are shared with the parent process.
 _inherited_states: list[dict[str, Any]] = []
@@ -176,13 +177,12 @@ class Store:
         )
         self._prepare_lock = asyncio.Lock()
         self._pid, self._is_prepared = os.getpid(), False
-        register_database(self.files.url, self)
         # A garbage-collected buffer is closed by its finalizer. So neither `_Closer` nor a task may refer to it, nor a
         # function that runs in a transaction, since the driver's thread keeps a reference to the last one.
         steps = [self.commits.close, self.sweeper.stop, self.presence.end, self.watch.stop, self.files.close]
         if self._access.read_only:
             steps.remove(self.presence.end)
-        self._closer = end = _Closer(self.thread, self.engine, self.transactions, [*steps, self.engine.dispose])
+        self._closer = end = _Closer(self.thread, self.engine, self.transactions, steps)
         weakref.finalize(self, end.abandon).atexit = False
 
     @property
@@ -259,14 +259,6 @@ class Store:
 
         return self.thread.run_blocking(prepared, self._access.lock_timeout + _BLOCKING_SECONDS)
 
-    def read_parts(self, parts: Parts, timeout: float) -> list[bytes | None]:
-        """Return parts of payloads, for handles of arrays; blocks."""
-
-        async def read() -> list[bytes | None]:
-            return await self.transactions.read(lambda tx: tx.read_ranges(parts))
-
-        return self.thread.run_blocking(read, timeout)
-
     def run_in_background(self, work: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
         """Run a coroutine in the database's thread, without waiting; return a function that cancels it.
 
@@ -305,7 +297,10 @@ class Store:
 
 @dataclass(slots=True)
 class _Closer:
-    """Shuts down the thread and the tasks of a buffer that was closed or garbage-collected, in these steps."""
+    """Shuts down the thread and the tasks of a buffer that was closed or garbage-collected, in these steps.
+
+    The first commits what is pending, the others end background work.
+    """
 
     _thread: DatabaseThread
     _engine: Database
@@ -340,5 +335,14 @@ class _Closer:
             _logger.warning("closing a store that was dropped failed: %s", error)
 
     async def _shut_down(self) -> None:
-        for step in self._steps:
-            await step()
+        commit_pending, *others = self._steps
+        try:
+            await commit_pending()
+            try:
+                async with asyncio.timeout(_ENDING_SECONDS):
+                    for step in others:
+                        await step()
+            except TimeoutError:
+                _logger.warning("background work was given up at closing: does %s answer?", self._engine.where)
+        finally:
+            await self._engine.dispose()

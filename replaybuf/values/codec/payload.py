@@ -172,11 +172,13 @@ class Codec:
     def decode_deferred(self, head: Buffer, deferred: Collection[str], pieces: Pieces, handles: Instead) -> list[Any]:
         """Return the rollouts of a payload with handles in place of the arrays in these fields, at any depth.
 
-        For a payload with blocks, `head` is its head, and `pieces` has the other blocks (`wanted`), which are verified;
-        otherwise `head` is the whole payload. Raises the errors of `decode`.
+        `head` is a whole payload, or the head of one whose blocks are elsewhere: `pieces` has those that are needed
+        (`wanted`), which are verified. Raises the errors of `decode`.
         """
         opened, plain = self._open_payload(head)
-        blocks = memoryview(plain)[opened.head :] if plain is not head or not opened.blocks else None
+        blocks = None if form.is_apart(head) else memoryview(plain)[opened.head :]
+        if blocks is not None and plain is head:
+            opened.verify(blocks)
         reader = PartReader(opened, blocks, from_pieces(pieces), handles)
         return self._unpack(opened, plain, reader, frozenset(deferred))
 

@@ -160,15 +160,6 @@ def as_buffer(payload: Any) -> Buffer:
     return payload
 
 
-def head_size(payload: Buffer) -> int | None:
-    """Return the size of the head of a payload with blocks, given at least its header; None if it has none."""
-    try:
-        head = Head.read(payload)
-    except DecodeError:
-        return None
-    return head.head if head.blocks and not head.flags else None
-
-
 def is_apart(payload: Any) -> bool:
     """Return whether this is the head of a payload whose blocks are stored separately."""
     try:

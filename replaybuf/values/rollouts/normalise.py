@@ -103,7 +103,9 @@ async def normalise_fit(
     `entries` are its rollouts, or lists of their segments. Return the result, the entries that it is of, and the
     others: none, unless the group is completed without them.
     """
-    known = all(rollout_type.has(rollout, "status") for rollout in flat(entries))
+    for rollout in (rollouts := flat(entries)):
+        rollout_type.check_class(rollout)
+    known = all(rollout_type.has(rollout, "status") for rollout in rollouts)
     statuses = [group_status(map(rollout_type.status, flat([item]))) if known else Status.COMPLETED for item in entries]
     fit = [item for item, status in zip(entries, statuses, strict=True) if status == Status.COMPLETED]
     unfit = [item for item, status in zip(entries, statuses, strict=True) if status in UNFIT]
@@ -111,7 +113,7 @@ async def normalise_fit(
         normal = await normalise(flat(fit), rollout_type, model_step, train_step, rule)
         if normal.status == Status.COMPLETED:
             return normal, fit, unfit
-    return await normalise(flat(entries), rollout_type, model_step, train_step, rule), list(entries), []
+    return await normalise(rollouts, rollout_type, model_step, train_step, rule), list(entries), []
 
 
 @lru_cache

@@ -85,7 +85,7 @@ class RolloutState(BaseModel):
     task_name: str | None = None
     """Kept for you; the task of a group is the one that `put` is given."""
     status: Status = Status.INIT
-    """INIT until you say COMPLETED. A group is completed when all its rollouts are, and only then drawn."""
+    """Left out, it becomes COMPLETED at the put of a group with responses and rewards; draws take COMPLETED groups."""
     error_msg: str | None = None
     """Why it failed or was aborted; shown by `show` and the page."""
     position_ids: Any = None

@@ -139,8 +139,14 @@ def has_response(rollout: Any, kind: RolloutType) -> bool:
     """Return whether the rollout has any part of a response that `reset_response` would remove."""
     if any(kind.get(rollout, name) is not None for name in _RESET_TO_NONE):
         return True
-    values = (kind.get(rollout, name) for name in ("response", *_RESET_TO_EMPTY))
-    return any(value is not None and len(value) > 0 for value in values)
+    return not all(_is_empty(kind.get(rollout, name)) for name in ("response", *_RESET_TO_EMPTY))
+
+
+def _is_empty(value: Any) -> bool:
+    try:
+        return len(value) == 0
+    except TypeError:  # of dicts, anything may be the response
+        return value is None
 
 
 def reset_response(rollout: Any, kind: RolloutType) -> None:

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from sqlalchemy import Table
 
 from replaybuf.common.file_systems import partial_file, publish
-from replaybuf.common.progress import OnProgress, ProgressReporter
+from replaybuf.common.progress import OnProgress, Progress, ProgressReporter
 from replaybuf.common.redact import redact_path
 from replaybuf.errors import DecodeError, ReplayBufError, SnapshotError
 from replaybuf.rules.limits import Rules
@@ -28,6 +29,7 @@ from replaybuf.storage.places.store import EXTENT_BYTES
 from replaybuf.storage.sql.copies.snapshot_file import (
     BUFFER,
     check_facts,
+    check_replaceable,
     close_file,
     damaged,
     file_engine,
@@ -84,7 +86,8 @@ async def copy_to(
     """
     if source.path is not None and same_file(path, source.path):
         raise SnapshotError(f"{path} is the database of this buffer itself; save into another folder")
-    with partial_file(path) as partial:
+    await asyncio.to_thread(check_replaceable, path)
+    with _own_errors(progress) as report, partial_file(path) as partial:
         target, file_scope, keeper = file_engine(partial), Scope(rules=scope.rules), _FileKeeper(source, scope)
         try:
             await target.write(lambda tx: create_schema(tx, path))
@@ -102,7 +105,7 @@ async def copy_to(
                     return [row | {"data": data} | _NO_FILE for row, data in zip(rows, payloads, strict=True)]
 
                 try:
-                    await _copy_rows(*ends, convert, progress)
+                    await _copy_rows(*ends, convert, report)
                     await ends[1].run(join)
                     await ends[1].run(return_all)
                 except Exception as error:
@@ -125,16 +128,38 @@ async def copy_from(
     """Load the snapshot at `path` into an empty buffer in `target`, all payloads into the database."""
     source = await open_file(path, expected)
     try:
-        async with source.transaction(write=False) as reading:
-            end = _CopyEnd(source, DEFAULT, reading, source, path)
-            payloads = await check_facts(end.run, path)
-            async with target.transaction(scope, write=True, alone=True) as writing:
-                await writing(check_fence)
-                await writing(make_room)
-                if await _copy_rows(end, _CopyEnd(target, scope, writing, source), None, progress) != payloads:
-                    raise damaged(path, "not all of its groups can be found")
+        with _own_errors(progress) as report:
+            async with source.transaction(write=False) as reading:
+                end = _CopyEnd(source, DEFAULT, reading, source, path)
+                payloads = await check_facts(end.run, path)
+                async with target.transaction(scope, write=True, alone=True) as writing:
+                    await writing(check_fence)
+                    await writing(make_room)
+                    if await _copy_rows(end, _CopyEnd(target, scope, writing, source), None, report) != payloads:
+                        raise damaged(path, "not all of its groups can be found")
     finally:
         await source.dispose()
+
+
+@contextmanager
+def _own_errors(progress: OnProgress | None) -> Iterator[OnProgress]:
+    """Yield a callback whose exceptions leave the block as they are, though transactions translate those of drivers."""
+    raised: list[Exception] = []
+
+    def report(state: Progress) -> None:
+        try:
+            if progress is not None:
+                progress(state)
+        except Exception as error:
+            raised.append(error)
+            raise
+
+    try:
+        yield report
+    except Exception:
+        if raised:
+            raise raised[0] from None
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +189,7 @@ async def _copy_rows(
     source: _CopyEnd,
     target: _CopyEnd,
     convert: Callable[[list[Row]], Awaitable[list[Row]]] | None,
-    progress: OnProgress | None,
+    progress: OnProgress,
 ) -> int:
     """Copy a buffer, and return the number of its payloads.
 

@@ -185,6 +185,29 @@ def _leave_wal(path: str) -> None:
         connection.execute("PRAGMA journal_mode = DELETE").fetchall()
 
 
+def check_replaceable(path: str) -> None:
+    """Raise SnapshotError if there is anything but a complete snapshot, or a log that SQLite would read with a new one.
+
+    Blocks.
+    """
+    logs = [f"{path}{suffix}" for suffix in ("-wal", "-journal")]
+    has_log = any(os.path.exists(log) and os.path.getsize(log) for log in logs)
+    if has_log or (os.path.exists(path) and not _has_digest(path)):
+        raise SnapshotError(
+            f"{redact_path(path)} is no snapshot, or somebody has written to it: save into another folder, or move it "
+            "away, with the -wal or -journal beside it if there is one"
+        )
+
+
+def _has_digest(path: str) -> bool:
+    uri = f"{Path(path).absolute().as_uri()}?mode=ro"
+    try:
+        with FORK_GUARD, closing(sqlite3.connect(uri, uri=True)) as connection:
+            return bool(connection.execute("SELECT 1 FROM rb_info WHERE name = ?", (DIGEST,)).fetchall())
+    except sqlite3.Error:
+        return False
+
+
 def same_file(path: str, other: str) -> bool:
     """Return whether both paths name the same file."""
     return os.path.exists(path) and os.path.exists(other) and os.path.samefile(path, other)

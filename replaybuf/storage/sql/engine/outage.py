@@ -30,6 +30,7 @@ COMMIT_SECONDS = 10.0
 _QUIET_SECONDS = 10.0
 
 _logger = logging.getLogger("replaybuf.database")
+_random = random.SystemRandom()
 
 
 class OutcomeUnknownError(UnreachableError):
@@ -99,6 +100,11 @@ class Outage:
         end = since + self.seconds
         return min(end, max(since, self._hurried_at) + _CLOSING_SECONDS) if self.hurried else end
 
+    def remaining(self, since: float | None) -> float:
+        """Return how long to retry from now on after a failure at `since`, by default now."""
+        now = time.monotonic()
+        return self.deadline(now if since is None else since) - now
+
     async def pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._hurry.wait(), seconds) if not self.hurried else await asyncio.sleep(seconds)
@@ -158,7 +164,7 @@ class Patience:
             self.since = now
         if (remaining := self._outage.deadline(self.since) - now) <= 0:
             raise TimeoutError
-        await self._outage.pause(min(remaining, self._pause * random.uniform(0.5, 1)))
+        await self._outage.pause(min(remaining, self._pause * _random.uniform(0.5, 1)))
         refused = error.reason == "not admitted"
         self._pause = min(_LONGEST_PAUSE_REFUSED if refused else _LONGEST_PAUSE, 2 * self._pause)
 
@@ -168,7 +174,8 @@ class Patience:
         if self._outage.hurried:
             return CutShortError(text)
         reason = reason_of(self.reason)
-        return AccessError(text, reason=reason) if reason == "not admitted" else UnreachableError(text)
+        kind = AccessError if reason in AccessError.REASONS else UnreachableError
+        return kind(text, reason=reason if reason in kind.REASONS else "")
 
     def __str__(self) -> str:
         """The last error and the duration of the attempts, for messages."""

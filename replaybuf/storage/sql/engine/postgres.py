@@ -96,7 +96,9 @@ class PostgresDatabase(Database):
                     if not was_committed:
                         attempt.result = await run(lambda: function(tx))
                         # Sent with COMMIT, they would be given up while they wait for a lock, and be in doubt.
-                        if waiting and self.access.lock_timeout >= max(COMMIT_SECONDS, self.access.reconnect_timeout):
+                        if waiting and self.access.lock_timeout >= max(
+                            COMMIT_SECONDS, self._outage.remaining(attempt.since)
+                        ):
                             await run(lambda: tx.flush(waiting))
                     # A take that found no groups needn't wait for the disk.
                     attempt.committing = was_committed or connection.has_written

@@ -134,12 +134,6 @@ class PostgresTransaction(Transaction):
         [(seconds,)] = self.run(f"SELECT {NOW}")
         return float(seconds)
 
-    def read_ranges(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
-        if not ranges:
-            return []
-        uids, places, sizes = map(list, zip(*ranges, strict=True))
-        return [part for (part,) in self.run(_PARTS, texts(uids), texts(places), texts(sizes))]
-
     def set_columns(self, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
             self.run(_set_columns(tuple(names)), *map(texts, zip(*rows, strict=True)))
@@ -149,11 +143,6 @@ class PostgresTransaction(Transaction):
 
 
 _NEXT_UIDS = f"SELECT nextval('{uid_sequence.name}') FROM generate_series(1, CAST($1 AS int))"  # noqa: S608
-# Uncompressed values (`schema.create`) are read in part.
-_PARTS = f"""SELECT substr(data, CAST(start + 1 AS int), CAST(length AS int))
-    FROM unnest({array("$1", "bigint")}, {array("$2", "bigint")}, {array("$3", "bigint")})
-        WITH ORDINALITY AS wanted (uid, start, length, number)
-        LEFT JOIN rb_payload USING (uid) ORDER BY number"""  # noqa: S608
 
 
 @cache

@@ -192,7 +192,8 @@ class Connections:
             await asyncio.wait_for(self._free_slots.acquire(), self._access.lock_timeout)
         except TimeoutError as error:
             raise LockedError(
-                f"{self._access.path}: {_MOST_LENT} reads were under way for more than {self._access.lock_timeout:g} s"
+                f"{self._access.path}: {_MOST_LENT} reads were under way for more than {self._access.lock_timeout:g} "
+                "s; raise lock_timeout, or start fewer at once"
             ) from error
         try:
             connection = self._idle.pop() if self._idle else await self.open()

@@ -133,9 +133,6 @@ class SqliteTransaction(Transaction):
         start = None if name is None else self.value("SELECT value FROM rb_info WHERE name = :name", name=name)
         return None if start is None else float(start)
 
-    def read_ranges(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
-        return [self._raw.read_blob("rb_payload", "data", uid, at, size) for uid, at, size in ranges]
-
     def set_columns(self, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
         if rows:
             columns = ", ".join(f"{name} = ?{place}" for place, name in enumerate(names, 2))

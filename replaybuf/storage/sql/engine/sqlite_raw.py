@@ -1,13 +1,11 @@
-"""Connections of `sqlite3`: parts of blobs, waits for locks, and forks."""
+"""Connections of `sqlite3`: functions as scripts, waits for locks, and forks."""
 
 from __future__ import annotations
 
-import gc
 import os
 import sqlite3
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from types import TracebackType
 
@@ -28,9 +26,7 @@ class Script(str):
 
 
 class RawConnection(sqlite3.Connection):
-    """A connection of `sqlite3` that runs functions as scripts, and reads parts of blobs."""
-
-    _opened_blobs = 0  # blobs, since the last `_forget_blobs`
+    """A connection of `sqlite3` that runs functions as scripts."""
 
     def executescript(self, script: str, /) -> sqlite3.Cursor:
         """Run a script of SQL, or call the function of a `Script`."""
@@ -43,35 +39,6 @@ class RawConnection(sqlite3.Connection):
         """Close the connection."""
         with FORK_GUARD:
             super().close()
-
-    def read_blob(self, table: str, column: str, row: int, at: int, size: int) -> bytes | None:
-        """Return a range of the blob in a column of the row with this rowid, cut at its end; None if there is none."""
-        self._opened_blobs += 1
-        if self._opened_blobs > _MOST_OPENED:
-            self._opened_blobs = 0
-            _forget_blobs(self)
-        try:
-            with self.blobopen(table, column, row, readonly=True) as blob:
-                blob.seek(min(at, len(blob)))
-                return blob.read(size)
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:  # no such row, or another type of value
-                return None
-            raise
-
-
-#: Weak references to blobs that a connection may keep: 88 bytes each, traversed by every full garbage collection.
-_MOST_OPENED = 1000
-
-
-def _forget_blobs(raw: sqlite3.Connection) -> None:
-    """Delete a connection's dead weak references to closed blobs.
-
-    Python's `sqlite3` keeps one for each blob until the connection is closed (python/cpython#144424).
-    """
-    for referent in gc.get_referents(raw):
-        if type(referent) is list:
-            referent[:] = [item for item in referent if not isinstance(item, weakref.ref) or item() is not None]
 
 
 def is_busy(error: sqlite3.Error) -> bool:

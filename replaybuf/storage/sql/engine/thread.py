@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from replaybuf.errors import ClosedError, FencedError, LockedError, ReplayBufError
+from replaybuf.errors import ClosedError, FencedError, LockedError, ReplayBufError, UnreachableError
 from replaybuf.storage.sql.engine.outage import OutcomeUnknownError, until_committed
 
 T = TypeVar("T")
@@ -278,7 +278,8 @@ class DatabaseThread:
     def close(self, last: Callable[[], Awaitable[object]], timeout: float) -> None:
         """Refuse new operations, let running ones end, run `last()`, and end the thread. Blocks; idempotent.
 
-        Operations that take longer than `timeout` seconds are cancelled; their callers get a ClosedError.
+        Operations that take longer than `timeout` seconds are cancelled; their callers get a ClosedError. Raises
+        UnreachableError, in doubt, when all this takes three times as long.
         """
         with self._posting_lock:
             if self._closed:
@@ -286,6 +287,12 @@ class DatabaseThread:
             ending = asyncio.run_coroutine_threadsafe(self._end(last, timeout), self.loop)
         try:
             ending.result(3 * timeout)
+        except concurrent.futures.TimeoutError as error:
+            if ending.done():
+                raise
+            late = UnreachableError(f"the database did not answer within {3 * timeout:g} s; {ENDED_EARLY}")
+            late.in_doubt = True
+            raise late from error
         finally:
             with self._posting_lock:
                 self._closed = True

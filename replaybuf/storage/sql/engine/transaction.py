@@ -123,13 +123,6 @@ class Transaction(ABC):
         return self.clock()
 
     @abstractmethod
-    def read_ranges(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
-        """Return byte ranges of payloads, given the uid, the offset and the length of each.
-
-        A range beyond the end is cut short, and None without a payload. Only these bytes are read.
-        """
-
-    @abstractmethod
     def set_columns(self, names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
         """Update these columns of groups. A row is a uid and the values in the driver's form, JSON as text."""
 

@@ -24,9 +24,8 @@ from replaybuf.storage.sql.statements.new_rows import dump_json
 from replaybuf.storage.sql.statements.ordering import enter_race
 from replaybuf.storage.sql.statements.past import keep
 from replaybuf.storage.sql.statements.presence import note
-from replaybuf.storage.sql.statements.rows import FIELDS, GroupRow, read_heads, read_rows, sort_key
+from replaybuf.storage.sql.statements.rows import FIELDS, GroupRow, read_rows, sort_key
 from replaybuf.storage.values import Changes, Unset
-from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.statuses import Status
 
 _CHUNK = 10_000
@@ -73,21 +72,8 @@ def _uids_with_sizes(rows: Iterable[Sequence[Any]]) -> list[tuple[int, int]]:
     return [(uid, size if type(size) is int else 0) for uid, size in rows]
 
 
-def read_groups(
-    tx: Transaction, codec: Codec, uids: Sequence[int], query: Node, deferred: frozenset[str]
-) -> list[GroupRow]:
-    """Return the existing groups with these uids that (still) match, with payloads, in the given order.
-
-    Arrays in the fields `deferred` aren't read.
-    """
-    rows = read_matching(tx, uids, query, not deferred)
-    if deferred:
-        read_heads(tx, codec, rows, deferred)
-    return rows
-
-
 def read_matching(tx: Transaction, uids: Sequence[int], query: Node, payloads: bool) -> list[GroupRow]:
-    """Return the same groups as `read_groups`, perhaps without payloads."""
+    """Return the existing groups with these uids that (still) match, perhaps with payloads, in the given order."""
     condition, values = condition_text(query, FIELDS, tx.dialect.compiler)
     condition = f"g.uid {{in:uids}} AND {_NOT_LEASED} AND {condition}"
     rows = {row.uid: row for row in read_rows(tx, condition, payloads=payloads, uids=uids, **values)}

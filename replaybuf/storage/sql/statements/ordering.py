@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from replaybuf.errors import ConfigError, StorageError
-from replaybuf.rules.policies import IDLE, KEYS, Order, OrderTerm
+from replaybuf.rules.policies import IDLE, KEYS, SLOWEST, UNIT, Order, OrderTerm
 from replaybuf.rules.query import Node
 from replaybuf.rules.query.sql_conditions import condition_text
 from replaybuf.storage.sql.engine.dialect import Dialect
@@ -142,9 +142,9 @@ class Source:
         rows = self._read(tx, _Query(order), size)
         return [Ordered(row[0], row[1], tuple(row[2:])) for row in rows]
 
-    def read(self, tx: Transaction, size: int, order: Order, *, payloads: bool = True) -> list[GroupRow]:
-        """Return the first `size` groups as rows, with their payloads unless these are read later."""
-        return self._distinct_rows(self._read(tx, _Query(order, whole=True, bare=not payloads), size))
+    def read(self, tx: Transaction, size: int, order: Order) -> list[GroupRow]:
+        """Return the first `size` groups as rows, with their payloads."""
+        return self._distinct_rows(self._read(tx, _Query(order, whole=True), size))
 
     def _distinct_rows(self, rows: Sequence[Sequence[Any]]) -> list[GroupRow]:
         """Return these rows. Raises StorageError if a group is among them twice, as a damaged index may have it."""
@@ -162,8 +162,8 @@ class Source:
 
         The share that matches is estimated from the lane's first groups.
         """
-        groups = tx.value("SELECT sum(amount) FROM rb_tally WHERE lane = :lane AND name = 'size'", lane=self.lane.id)
-        if self._where is None or (groups or 0) <= _SAMPLE:
+        groups = self._size(tx)
+        if self._where is None or groups <= _SAMPLE:
             return False
         query = "SELECT uid FROM rb_group WHERE lane = :lane ORDER BY uid LIMIT 1 OFFSET :before"
         [[last_uid]] = tx.tuples(query, lane=self.lane.id, before=_SAMPLE - 1) or [[0]]
@@ -172,7 +172,27 @@ class Source:
         passed_over = size * (_SAMPLE - matching) / max(matching, 0.5)
         return bool(passed_over * _KEY_COST > groups)
 
-    def read_afresh(self, tx: Transaction, size: int, *, payloads: bool = True) -> list[GroupRow]:
+    def _size(self, tx: Transaction) -> int:
+        return int(tx.value(_SIZE, lane=self.lane.id) or 0)
+
+    def count(self, tx: Transaction) -> int:
+        """Return the number of groups."""
+        return self._size(tx) if self._where is None else int(self._read_figures(tx, "count(*)")[0])
+
+    def weigh(self, tx: Transaction) -> tuple[int, float, int]:
+        """Return the number of groups, the sum of their priorities, in units, and how many have none.
+
+        The lane runs a race: every group has a key, whose index includes the priority.
+        """
+        members, total, idle = self._read_figures(tx, _FIGURES, " AND random_key IS NOT NULL")
+        return members, total, idle
+
+    def _read_figures(self, tx: Transaction, columns: str, condition: str = "") -> Sequence[Any]:
+        statement, values = _select_matching(tx.dialect, self._where, columns)
+        [figures] = tx.tuples(statement + condition, **self._values(tx, 0), **values, least=SLOWEST, unit=UNIT)
+        return figures
+
+    def read_afresh(self, tx: Transaction, size: int) -> list[GroupRow]:
         """Return `size` groups drawn at random from all that match, whatever their keys, which they and others keep."""
         home, race = self.lane, self.lane.race
         assert race is not None
@@ -187,8 +207,7 @@ class Source:
         rows: list[GroupRow] = []
         while remaining and len(rows) < size:  # others may have locked some
             chunk, remaining = remaining[: size - len(rows)], remaining[size - len(rows) :]
-            statement = _WITH_PAYLOADS if payloads else _WITHOUT_PAYLOADS
-            locked = {row[0]: row for row in tx.tuples(statement, lane=home.id, uids=chunk)}
+            locked = {row[0]: row for row in tx.tuples(_BY_UID, lane=home.id, uids=chunk)}
             rows += GroupRow.drawn([locked[uid] for uid in chunk if uid in locked], home)
         for row in rows:
             row.is_afresh = True
@@ -226,15 +245,19 @@ class Source:
         }
 
 
+_SIZE = "SELECT sum(amount) FROM rb_tally WHERE lane = :lane AND name = 'size'"
+_FIGURES = """count(*), sum(
+    CASE WHEN priority = 0 THEN 0.0 WHEN priority < :least THEN :least ELSE priority END / :unit
+), count(CASE WHEN priority = 0 THEN 1 END)"""
+
+
 class _Query(NamedTuple):
-    """A statement's shape: the order, whether uids are skipped, and whether it reads whole groups, perhaps without the
-    payload (`bare`), or only sort fields."""
+    """A statement's shape: the order, whether uids are skipped, and whether it reads groups or only sort fields."""
 
     order: Order
     skipping: bool = False
     whole: bool = False
     checked: bool = False
-    bare: bool = False
 
 
 #: A statement, and the values of a user's query in it.
@@ -251,7 +274,7 @@ def _statement(dialect: Dialect, query: _Query, where: Node | None) -> _Bound:
     condition += " AND NOT g.uid {in:skip}" if query.skipping else ""
     columns = ["g.uid", "g.priority", *map(_order_value, order)]
     if query.whole:
-        columns = [STORED, "NULL" if query.bare else _PAYLOAD]
+        columns = [STORED, _PAYLOAD]
     columns += _CHECKS if query.checked else ()
     keys = [*map(_sort_key, order)]
     lanes = "g.lane = :lane"
@@ -278,9 +301,8 @@ _CHECKS = (
 )
 # A scalar subquery reads payloads of returned rows only; a join might read more, by the planner's row estimate.
 _PAYLOAD = "(SELECT data FROM rb_payload WHERE rb_payload.uid = g.uid)"
-#: The columns of those groups by uid that are in a lane, with the payload or NULL.
-_BY_UID = f"SELECT {STORED}, {{payload}} FROM rb_group g WHERE g.uid {{{{in:uids}}}} AND g.lane = :lane {{{{skip}}}}"  # noqa: S608
-_WITHOUT_PAYLOADS, _WITH_PAYLOADS = _BY_UID.format(payload="NULL"), _BY_UID.format(payload=_PAYLOAD)
+#: The columns of those groups by uid that are in a lane, with the payload.
+_BY_UID = f"SELECT {STORED}, {_PAYLOAD} FROM rb_group g WHERE g.uid {{in:uids}} AND g.lane = :lane {{skip}}"  # noqa: S608
 
 
 @lru_cache(maxsize=128)

@@ -15,7 +15,6 @@ from typing import Any
 from replaybuf.common import units
 from replaybuf.errors import ConflictError, ReplayBufError
 from replaybuf.rules.transitions import Place, Tally, removed
-from replaybuf.storage.sql.engine.locks import NamedLock
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.counts import apply
 from replaybuf.storage.sql.statements.eviction import replace_groups
@@ -156,7 +155,7 @@ def settle_names(tx: Transaction, new: Iterable[GroupRow], keys: Iterable[str]) 
 
 
 def place_part(tx: Transaction, new: NewGroup) -> None:
-    """Give a rollout its place in its group, and lock that.
+    """Give a rollout its place in its group, whose name is locked.
 
     Raises ConflictError, LastRolloutError and, for a prompt in flight that is no longer held, LeaseLostError.
     """
@@ -165,7 +164,6 @@ def place_part(tx: Transaction, new: NewGroup) -> None:
     if isinstance(part.name, int):
         _check_prompt(tx, new, part.name)
     name = part.name
-    _lock_name(tx, name)
     before, behind = part_key_around(tx.scope.buffer, part)
     values = {"whole": name_key(tx.scope.buffer, name), "before": before, "behind": behind, "wanted": part.wanted}
     [(stored, other_key, is_taken, is_whole, has_left)] = tx.tuples(_PLACE, **values, **_key_bounds(tx, name))
@@ -190,16 +188,6 @@ def place_part(tx: Transaction, new: NewGroup) -> None:
 
 def _free_indexes(size: int, taken: Container[int]) -> str:
     return units.some([*islice((index for index in range(size) if index not in taken), 100)])
-
-
-def lock_parts(tx: Transaction, name: str | int) -> dict[int, Part]:
-    """Lock the name of a group that fills; return its stored rollouts as `read_parts` does."""
-    _lock_name(tx, name)
-    return read_parts(tx, name)
-
-
-def _lock_name(tx: Transaction, name: str | int) -> None:
-    tx.lock_names(NamedLock.KEY, [name_key(tx.scope.buffer, name)])
 
 
 def _check_prompt(tx: Transaction, new: NewGroup, uid: int) -> None:

@@ -38,7 +38,7 @@ from replaybuf.storage.sql.statements.new_rows import (
     insert_groups,
     payload_row,
 )
-from replaybuf.storage.sql.statements.parts import lock_parts, place_part
+from replaybuf.storage.sql.statements.parts import place_part, read_parts
 from replaybuf.storage.sql.statements.past import newest
 from replaybuf.storage.sql.statements.presence import note, note_again
 from replaybuf.storage.sql.statements.rows import GroupRow, name_key, part_key, scoped_key
@@ -72,6 +72,7 @@ def put_groups(
     limits = tx.scope.rules.limits
     if limits.slows_puts or limits.capacity is not None:
         lock_tasks(tx, {encoded.group.task_name for encoded in groups})
+    _lock_names(tx, [encoded.group for encoded in groups])
     runs = _independent_runs(groups, limits)
     start = _begin(tx, groups, reserves=tx.dialect.is_remote and len(runs) == 1 and _need_only_room(groups, limits))
     if start.uids and _needs_no_turn(groups, start):
@@ -136,6 +137,12 @@ _BEGIN = {
 LEFT JOIN rb_lane ON buffer = :buffer AND NOT leased AND task_name {{in_texts:tasks}}"""  # noqa: S608
     for reserves, uids in ((False, "NULL"), (True, _UIDS))
 }
+
+
+def _lock_names(tx: Transaction, groups: Iterable[NewGroup]) -> None:
+    """Lock the names of groups that fill, or have filled, in order: all of a transaction, before any row."""
+    names = {new.part.name for new in groups if new.part is not None}
+    tx.lock_names(NamedLock.KEY, [name_key(tx.scope.buffer, name) for name in names])
 
 
 def _lock_keys(tx: Transaction, groups: Sequence[EncodedGroup]) -> list[str]:
@@ -239,7 +246,7 @@ def _place_parts(tx: Transaction, groups: Sequence[EncodedGroup]) -> dict[int, R
     for place, new in enumerate(encoded.group for encoded in groups):
         try:
             if new.part is not None:
-                place_part(tx, new) if new.status == Status.FILLING else lock_parts(tx, new.part.name)
+                place_part(tx, new) if new.status == Status.FILLING else read_parts(tx, new.part.name)
         except ReplayBufError as error:
             errors[place] = error
     return errors
@@ -348,6 +355,7 @@ def drop(tx: Transaction, new: NewGroup) -> list[GroupRow]:
     Returns the removed groups if the put has a `dropped` list.
     """
     leaving: Leaving = None if new.dropped is None else []
+    _lock_names(tx, [new])
     replaced, errors = replaced_by_place(tx, [new])
     if errors:
         raise errors[0]

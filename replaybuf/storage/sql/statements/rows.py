@@ -1,4 +1,4 @@
-"""Rows of groups as read, whole or in part, and their decoding; their columns in queries; scoped keys."""
+"""Rows of groups as read, and their decoding; their columns in queries; scoped keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from replaybuf.storage.sql.schema.tables import group
 from replaybuf.storage.sql.statements.lanes import Lane
 from replaybuf.storage.values import Part, StorageItem
 from replaybuf.values.codec.payload import Codec
-from replaybuf.values.codec.payload_format import has_size, head_size, is_apart
+from replaybuf.values.codec.payload_format import has_size, is_apart
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.values.rollouts.segments import entries_of
 
@@ -289,55 +289,3 @@ def _tags_from_json(text: str) -> dict[str, Any]:
 def _value_from_json(text: str | None) -> Any:
     """Return the value of a JSON column. Raises ValueError."""
     return None if text is None else from_json(text)
-
-
-# Partial reads of payloads
-
-#: Nearly all heads are shorter. It also suffices to determine the length of a longer one.
-_FIRST_BYTES = 64 << 10
-_ALL_BYTES = 1 << 30
-
-
-def read_heads(tx: Transaction, codec: Codec, rows: Sequence[GroupRow], deferred: frozenset[str]) -> None:
-    """Read the heads of unread payloads, and their arrays in the database outside the fields `deferred`.
-
-    Payloads without a tail are read whole. Tails that are kept apart aren't read here. Damage is detected by the
-    decoding.
-    """
-    apart = {uid for (uid,) in tx.tuples(_APART_UIDS, uids=[row.uid for row in rows])}
-    unread: list[tuple[GroupRow, int]] = []
-    firsts = tx.read_ranges([(row.uid, 0, _FIRST_BYTES) for row in rows])
-    for row, first in zip(rows, firsts, strict=True):
-        row.payload = first
-        if first is not None and len(first) == _FIRST_BYTES:
-            end = head_size(first)
-            unread.append((row, _ALL_BYTES if row.uid in apart or end is None else end - _FIRST_BYTES))
-    unread = [(row, size) for row, size in unread if size > 0]
-    parts = tx.read_ranges([(row.uid, _FIRST_BYTES, size) for row, size in unread])
-    for (row, _), part in zip(unread, parts, strict=True):
-        row.payload = (row.payload or b"") + (part or b"")
-    heads = [(row, head_size(row.payload)) for row in rows if row.uid not in apart and row.payload is not None]
-    _read_arrays(tx, codec, [(row, end) for row, end in heads if end is not None], deferred)
-
-
-_APART_UIDS = "SELECT uid FROM rb_payload WHERE uid {in:uids} AND file IS NOT NULL"
-
-
-def _read_arrays(tx: Transaction, codec: Codec, rows: Sequence[tuple[GroupRow, int]], deferred: frozenset[str]) -> None:
-    """Read the arrays outside these fields of payloads that are wholly in the database; keep only the heads.
-
-    Each row comes with the size of its head.
-    """
-    ranges: list[tuple[GroupRow, int, tuple[int, int, int]]] = []
-    for row, end in rows:
-        assert row.payload is not None
-        row.payload, row.tail = row.payload[:end], {}
-        try:
-            arrays = codec.wanted(row.payload, deferred)
-        except DecodeError as error:
-            row.tail = error
-            continue
-        ranges += [(row, at, (row.uid, end + at, size)) for at, size in arrays]
-    parts = tx.read_ranges([place for _, _, place in ranges])
-    for (row, at, _), part in zip(ranges, parts, strict=True):
-        row.tail[at] = part or b""

@@ -18,36 +18,33 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from replaybuf.rules import transitions
-from replaybuf.rules.policies import PRIORITIZED, SLOWEST, UNIT, share
+from replaybuf.rules.policies import PRIORITIZED, share
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.counts import lock_tasks, move, read_levels, set_aside, trained_at
 from replaybuf.storage.sql.statements.fence import check_fence
 from replaybuf.storage.sql.statements.lanes import KnownLanes, Lane, cache_lanes, find_lanes, raceless
 from replaybuf.storage.sql.statements.leases import end_leases
 from replaybuf.storage.sql.statements.ordering import Source, advance, check_races, skip_arrived
-from replaybuf.storage.sql.statements.rows import GroupRow, read_heads
+from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.values import Draw
-from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout import Status
 
 
-def draw_groups(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> tuple[list[GroupRow] | None, bool]:
+def draw_groups(tx: Transaction, draw: Draw, skip: set[int]) -> tuple[list[GroupRow] | None, bool]:
     """Return the first groups of each task in order; incomplete ones are set aside.
 
     None if there are fewer than `draw.at_least`. The groups are locked and still in their lanes. `skip` has the uids of
     groups set aside, so that a draw of FAILED groups doesn't find them again. Also returns whether overdue leases were
     ended, since other callers may wait for their groups.
     """
-    rows = _draw_once(tx, codec, draw, skip)
+    rows = _draw_once(tx, draw, skip)
     ended = len(rows) < sum(draw.sizes.values()) and end_leases(tx, wait=True) > 0
     if ended:
-        rows = _draw_once(tx, codec, draw, skip)
+        rows = _draw_once(tx, draw, skip)
     if len(rows) < sum(draw.sizes.values()) and not draw.is_met_by(_drawn_counts(draw, rows)):
         return None, ended
     policy = tx.scope.rules.sampler
-    if draw.probabilities:
-        for task in draw.sizes:
-            _add_probabilities(tx, [row for row in rows if row.task_name == task], mixed=draw.replay is not None)
+    _add_probabilities(tx, draw, rows)
     for home, members in by_home(rows) if policy.is_race else ():
         advance(tx, home, members)
         if draw.where is not None and not all(row.is_afresh for row in members):
@@ -60,7 +57,7 @@ def _drawn_counts(draw: Draw, rows: Iterable[GroupRow]) -> Counter[str]:
     return Counter(row.task_name for row in rows if draw.replay is None or not row.times_sampled)
 
 
-def _draw_once(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> list[GroupRow]:
+def _draw_once(tx: Transaction, draw: Draw, skip: set[int]) -> list[GroupRow]:
     order, limits = tx.scope.rules.sampler.order, tx.scope.rules.limits
     sizes, replay = dict(draw.sizes), draw.replay or {}
     if draw.status == Status.COMPLETED and limits.slows_draws:
@@ -80,24 +77,22 @@ def _draw_once(tx: Transaction, codec: Codec, draw: Draw, skip: set[int]) -> lis
         for status in replayable:
             home = lanes.get((task, status))
             if home is not None and share > len(replayed):
-                replayed += _draw_lane(tx, codec, home, share - len(replayed), redraw, skip)
+                replayed += _draw_lane(tx, home, share - len(replayed), redraw, skip)
         home = lanes.get((task, draw.status))
         if home is not None and size > len(replayed):
-            rows += _draw_lane(tx, codec, home, size - len(replayed), draw, skip)
+            rows += _draw_lane(tx, home, size - len(replayed), draw, skip)
         rows += replayed
     return rows
 
 
-def _draw_lane(tx: Transaction, codec: Codec, home: Lane, size: int, draw: Draw, skip: set[int]) -> list[GroupRow]:
-    policy, payloads = tx.scope.rules.sampler, not draw.deferred
+def _draw_lane(tx: Transaction, home: Lane, size: int, draw: Draw, skip: set[int]) -> list[GroupRow]:
+    policy = tx.scope.rules.sampler
     while True:
         source = Source(home, draw.where, skip if home.status == Status.FAILED else ())
         if policy.is_race and draw.where is not None and source.is_sparse(tx, size):
-            rows = source.read_afresh(tx, size, payloads=payloads)
+            rows = source.read_afresh(tx, size)
         else:
-            rows = source.read(tx, size, policy.order, payloads=payloads)
-        if draw.deferred:
-            read_heads(tx, codec, rows, draw.deferred)
+            rows = source.read(tx, size, policy.order)
         incomplete = {row.uid: reason for row in rows if (reason := row.incomplete)}
         if not incomplete:
             return rows
@@ -113,8 +108,14 @@ def by_home(rows: Iterable[GroupRow]) -> list[tuple[Lane, list[GroupRow]]]:
     return [(members[0].home, members) for _, members in sorted(homes.items())]
 
 
-def _add_probabilities(tx: Transaction, rows: Sequence[GroupRow], *, mixed: bool) -> None:
-    """Set the probability p of each drawn group of a task, and N p.
+def _add_probabilities(tx: Transaction, draw: Draw, rows: Iterable[GroupRow]) -> None:
+    """Set the probabilities of drawn groups, if they are asked for."""
+    for task in draw.sizes if draw.probabilities else ():
+        _add_probabilities_of(tx, draw, [row for row in rows if row.task_name == task])
+
+
+def _add_probabilities_of(tx: Transaction, draw: Draw, rows: Sequence[GroupRow]) -> None:
+    """Set the probability p of each drawn group of a task, and N p, N being the number of groups that match.
 
     A mixed batch is a stratified sample, of groups that weren't drawn before, of kept and of archived ones: p is the
     share of the batch that came from the group's stratum, times its probability there; N is the size of these strata.
@@ -122,15 +123,14 @@ def _add_probabilities(tx: Transaction, rows: Sequence[GroupRow], *, mixed: bool
     prioritized = tx.scope.rules.sampler.order[0].field == PRIORITIZED
     strata: dict[tuple[int, bool], list[GroupRow]] = {}
     for row in rows:
-        strata.setdefault((row.lane, mixed and row.times_sampled > 0), []).append(row)
+        strata.setdefault((row.lane, draw.replay is not None and row.times_sampled > 0), []).append(row)
     groups = 0
-    for (lane, is_replay), stratum in strata.items():
-        condition = "" if not mixed else f" AND times_sampled {'>' if is_replay else '='} 0"
-        total = 0.0
-        if prioritized:  # every group has a key, whose index includes the priority
-            [(members, total, idle)] = tx.tuples(_TOTAL_WEIGHT + condition, lane=lane, least=SLOWEST, unit=UNIT)
+    for (_, is_replay), stratum in strata.items():
+        source, total = Source(stratum[0].home, draw.replayed if is_replay else draw.where), 0.0
+        if prioritized:
+            members, total, idle = source.weigh(tx)
         else:
-            members = idle = tx.value(f"SELECT count(*) FROM rb_group WHERE lane = :lane{condition}", lane=lane)  # noqa: S608
+            members = idle = max(source.count(tx), len(stratum))  # a damaged database may count fewer
         groups += members
         for row in stratum:
             weight = share(row.priority)
@@ -139,17 +139,11 @@ def _add_probabilities(tx: Transaction, rows: Sequence[GroupRow], *, mixed: bool
         row.weight = groups * (row.probability or 0.0)
 
 
-_TOTAL_WEIGHT = """SELECT count(*), sum(
-    CASE WHEN priority = 0 THEN 0.0 WHEN priority < :least THEN :least ELSE priority END / :unit
-), count(CASE WHEN priority = 0 THEN 1 END)
-FROM rb_group WHERE lane = :lane AND random_key IS NOT NULL"""
-
-
 # In one statement
 
 
 def draw_behind_fence(
-    tx: Transaction, codec: Codec, draw: Draw, skip: set[int], known: KnownLanes
+    tx: Transaction, draw: Draw, skip: set[int], known: KnownLanes
 ) -> tuple[list[GroupRow] | None, bool]:
     """Draw as `draw_groups` does, with one statement for each task if possible. Must come first in its transaction.
 
@@ -160,9 +154,10 @@ def draw_behind_fence(
     if at_once and len(raceless(known, names)) == len(names):
         rows = _draw_plainly(tx, draw, known)
         if rows is not None:
+            _add_probabilities(tx, draw, rows)
             return rows, False
     check_fence(tx)
-    result = draw_groups(tx, codec, draw, skip)
+    result = draw_groups(tx, draw, skip)
     if at_once and result[0]:
         cache_lanes(tx, known, names)
     return result
@@ -172,7 +167,7 @@ def _is_plain(tx: Transaction, draw: Draw) -> bool:
     """Return whether a draw depends only on the order of the groups."""
     rules = tx.scope.rules
     slowed = draw.status == Status.COMPLETED and rules.limits.slows_draws
-    return not slowed and rules.sampler.key is None and draw.where is None and not (draw.probabilities or draw.deferred)
+    return not slowed and rules.sampler.key is None and draw.where is None
 
 
 def _draw_plainly(tx: Transaction, draw: Draw, lanes: KnownLanes) -> list[GroupRow] | None:

@@ -134,7 +134,7 @@ class Drawing:
         await self._give_back(taken, {})
 
     def _transact(self, tx: Transaction) -> Taken | None:
-        rows, ended = draw_behind_fence(tx, self._codec, self._draw, self._set_aside_uids, self._draws.lanes)
+        rows, ended = draw_behind_fence(tx, self._draw, self._set_aside_uids, self._draws.lanes)
         # Removed groups matter only to puts that wait for room; groups set aside have become FAILED.
         makes_room = rows is not None and tx.scope.rules.limits.slows_puts
         self._has_news = ended or bool(self._set_aside_uids) or makes_room

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from replaybuf.common.checks import check_seconds
-from replaybuf.errors import ClosedError, DecodeError, InputError, LeaseLostError, ReplayBufError, UnreachableError
-from replaybuf.storage.decoding import wait_for
+from replaybuf.errors import DecodeError, InputError, LeaseLostError
+from replaybuf.storage.decoding import in_thread, wait_for
 from replaybuf.storage.places.owners import local_url, open_place
 from replaybuf.storage.places.store import Extent, GoneError, PlaceStore
-from replaybuf.storage.sql.engine import open_database
-from replaybuf.storage.sql.engine.database import Access, Database
-from replaybuf.storage.sql.engine.urls import url_or_path
 from replaybuf.values.codec.blocks import DeferredArray, Instead, StandIn, checked_array
 from replaybuf.values.codec.payload import Replacing
-from replaybuf.values.codec.payload_format import head_size
+from replaybuf.values.codec.payload_format import is_apart
 
 #: Default timeout for reads from a place, in seconds.
 PATIENCE = 60.0
@@ -36,9 +31,9 @@ T = TypeVar("T")
 class ArrayHandle(StandIn):
     """An array or tensor that wasn't read with its group: `load` returns one with this `dtype`, `shape` and `nbytes`.
 
-    Handles can be pickled and sent to other processes, on any host that reaches the place where the payloads are kept,
-    or the database. They are valid as long as the lease that they came with or, from `find`, as long as the group
-    exists.
+    Handles can be pickled and sent to other processes, on any host that reaches the place where the payloads are kept.
+    They are valid as long as the lease that they came with or, from `find`, as long as the group exists. Where payloads
+    are in the database, handles carry their bytes, and are always valid.
     """
 
     dtype: str
@@ -52,7 +47,7 @@ class ArrayHandle(StandIn):
         """Return the array or tensor, in its own memory; reads only its bytes, and blocks.
 
         Raises LeaseLostError if its bytes are gone because the lease has ended, DecodeError if they are damaged, and
-        PayloadStoreError or an error of the database if they can't be reached.
+        PayloadStoreError if they can't be reached.
         """
         [loaded] = load_all([self])
         return loaded
@@ -143,102 +138,28 @@ def _is_handle(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ByteSource:
-    """The location of arrays' bytes: in the file of an `extent`, or in the payload of the group `uid` from `start` on.
+    """The location of arrays' bytes: in the file of an `extent`.
 
-    `url` is that of the place, in the process that made the handle, or that of the database, without its password.
-    `database` is the id of the database that has the place.
+    `url` is that of the place, in the process that made the handle, `database` the id of the database that has it.
     """
 
     url: str
-    extent: Extent | None = None
-    database: str = ""
-    uid: int = 0
-    start: int = 0
+    extent: Extent
+    database: str
 
     @property
     def place(self) -> Any:
-        """A key of the place or database, whose arrays are read together."""
-        return self.url, self.database, None if self.extent is None else self.extent.place
+        """A key of the place, whose arrays are read together."""
+        return self.url, self.database, self.extent.place
 
 
 def _read_arrays(arrays: Sequence[tuple[ByteSource, DeferredArray]], timeout: float) -> list[Any]:
-    """Return the bytes of arrays in one place or database, or an error for each that can't be read."""
+    """Return the bytes of arrays in one place, or an error for each that can't be read."""
     first = arrays[0][0]
-    if first.extent is not None:
-        url = local_url(first.database, first.extent.place, first.url)
-        ranges = [source.extent.part(at.block_at, at.block_size) for source, at in arrays if source.extent is not None]
-        return _store(url, timeout, os.getpid()).read(ranges, timeout)
-    parts = [(source.uid, source.start + at.block_at, at.block_size) for source, at in arrays]
-    return [
-        GoneError(f"group {uid} is gone") if part is None else bytearray(part)
-        for (uid, _, _), part in zip(parts, _read_parts(first.url, parts, timeout), strict=True)
-    ]
-
-
-#: Parts of payloads: uid, first byte and number of bytes of each.
-Parts = Sequence[tuple[int, int, int]]
-
-
-class OpenDatabase(Protocol):
-    """A database that is open in this process."""
-
-    def read_parts(self, parts: Parts, timeout: float) -> list[bytes | None]:
-        """Return parts of payloads, None where there is no payload; blocks."""
-
-
-#: Open databases, by process id (threads don't survive a fork) and by their URLs in handles.
-_databases: weakref.WeakValueDictionary[tuple[int, str], OpenDatabase] = weakref.WeakValueDictionary()
-
-
-def register_database(url: str, database: OpenDatabase) -> None:
-    """Let handles with this URL read from a database that is open in this process."""
-    _databases[os.getpid(), url] = database
-
-
-def database_url(engine: Database) -> str:
-    """Return a database's URL in handles: the path of a file, or the URL of a server without its password."""
-    if engine.path is not None:
-        return os.path.abspath(engine.path)
-    if engine.dialect.is_remote:
-        url = engine.access.url.set(drivername=engine.access.url.get_backend_name())
-        return url._replace(password=None).render_as_string(hide_password=False)
-    return f"{_IN_MEMORY}{id(engine)}"
-
-
-_IN_MEMORY = "memory://"
-
-
-def _read_parts(url: str, parts: Parts, timeout: float) -> list[bytes | None]:
-    """Read from a database, through a buffer that is open in this process if there is one."""
-    reader = _databases.get((os.getpid(), url))
-    if reader is not None:
-        with contextlib.suppress(ClosedError):
-            return reader.read_parts(parts, timeout)
-    if url.startswith(_IN_MEMORY):
-        raise InputError(
-            "this handle is of a buffer in memory, which only its own process can read, as long as it is open: load it "
-            "there, or keep the buffer in a file or on a server (url=)"
-        )
-    return _read_elsewhere(url, parts, timeout)
-
-
-def _read_elsewhere(url: str, parts: Parts, timeout: float) -> list[bytes | None]:
-    """Read from a database that isn't open here. A password, if needed, must be known to the driver (PGPASSFILE)."""
-
-    async def read() -> list[bytes | None]:
-        access = Access(url_or_path(url), lock_timeout=timeout, reconnect_timeout=timeout, read_only=True)
-        engine = open_database(access)
-        try:
-            return await engine.read(lambda tx: tx.read_ranges(parts))
-        finally:
-            await engine.dispose()
-
-    try:
-        return wait_for(asyncio.wait_for(read(), timeout))
-    except TimeoutError as error:
-        if isinstance(error, ReplayBufError):
-            raise
-        raise UnreachableError(f"{url} did not answer within {timeout:g} s while arrays were read") from error
+    url = local_url(first.database, first.extent.place, first.url)
+    ranges = [source.extent.part(at.block_at, at.block_size) for source, at in arrays]
+    read = partial(_store(url, timeout, os.getpid()).read, ranges, timeout)
+    return wait_for(in_thread(read, timeout, url))
 
 
 @lru_cache(maxsize=8)
@@ -247,16 +168,13 @@ def _store(url: str, timeout: float, process: int) -> PlaceStore:
     return open_place(url, timeout)
 
 
-def handles_of(url: str, database: str, places: Mapping[int, str], uid: int, payload: bytes) -> Instead:
-    """Return the maker of handles of a payload: its head alone, a head with an extent, or a whole small payload.
+def handles_of(database: str, places: Mapping[int, str], uid: int, payload: bytes) -> Instead:
+    """Return the maker of handles of a payload: of arrays that are kept apart, or that the payload has.
 
-    `url` and `database` are the URL and the id of the database, `places` has the URLs of the places where payloads are
-    kept apart.
+    `database` is the id of the database, `places` has the URLs of the places where payloads are kept apart.
     """
-    if (end := head_size(payload)) is None:
+    if not is_apart(payload):
         return partial(_handle, None)
-    if len(payload) == end:
-        return partial(_handle, ByteSource(url, uid=uid, start=len(payload)))
     extent = Extent.at_end_of(payload)
     if extent.place not in places:
         raise DecodeError(f"group {uid}: the database doesn't know the place {extent.place} of its arrays")
@@ -264,7 +182,7 @@ def handles_of(url: str, database: str, places: Mapping[int, str], uid: int, pay
 
 
 def _handle(source: ByteSource | None, array: DeferredArray | np.ndarray[Any, Any]) -> ArrayHandle:
-    """Return the handle of an array, with its bytes if it was read: a compressed payload can't be read in part."""
+    """Return the handle of an array, with its bytes if it was read."""
     if isinstance(array, DeferredArray):
         assert source is not None
         return ArrayHandle(str(array.dtype), array.shape, array.nbytes, source, array)

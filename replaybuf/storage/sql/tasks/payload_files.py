@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from replaybuf.common.file_systems import sync_folder
 from replaybuf.errors import PayloadStoreError, ReplayBufError
-from replaybuf.storage.decoding import Deferral, in_thread, places_of, tails_of
+from replaybuf.storage.decoding import PATIENCE, Deferral, in_thread, places_of, tails_of
 from replaybuf.storage.places.owners import claim, open_known, open_place, register_url, unregister_url
 from replaybuf.storage.places.store import MARKER, Extent, FileBatch, PlaceStore, file_name, file_number
 from replaybuf.storage.sql.engine.database import Database
@@ -27,7 +27,7 @@ from replaybuf.storage.sql.statements import files as statements
 from replaybuf.storage.sql.statements.files import READING_SECONDS, home_of
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup
 from replaybuf.storage.sql.statements.rows import GroupRow
-from replaybuf.storage.sql.tasks.handles import database_url, handles_of
+from replaybuf.storage.sql.tasks.handles import handles_of
 from replaybuf.values.codec.payload import Codec
 
 #: Files that are deleted at once.
@@ -49,7 +49,7 @@ class PayloadFiles:
 
     `place` is where this process stores new payloads, None for the database; existing payloads are read from their own
     places, which are opened on demand. Where commits are fsynced, so are payloads, before the transaction that names
-    them begins. Reads and writes time out after the reconnect timeout.
+    them begins. Reads and writes time out after the reconnect timeout, or `PATIENCE` if that is 0.
     """
 
     def __init__(self, engine: Database, codec: Codec, place: str | None, threshold: int) -> None:
@@ -59,10 +59,8 @@ class PayloadFiles:
         self._threshold = max(threshold, 1)  # a payload without a tail stays in the database
         self._sync = engine.dialect.is_remote or engine.access.durability == "full"
         self._scope = Scope()
-        self._patience = min(engine.access.reconnect_timeout, READING_SECONDS / 2)
+        self._patience = min(engine.access.reconnect_timeout or PATIENCE, READING_SECONDS / 2)
         self._stores: dict[int, PlaceStore] = {}
-        #: The database's URL in handles; a database in memory has none that other processes could use.
-        self.url = database_url(engine)
         self._own_store: tuple[int, PlaceStore] | None = None
         self._unreachable_places: set[int] = set()
         self._is_due = False  # there may be files to delete
@@ -260,7 +258,7 @@ class PayloadFiles:
         if not deferred:
             return None
         places = {number: store.url for number, store in self._stores.items()}
-        return Deferral(deferred, partial(handles_of, self.url, self._scope.database or "", places))
+        return Deferral(deferred, partial(handles_of, self._scope.database or "", places))
 
     # The place of this process
 

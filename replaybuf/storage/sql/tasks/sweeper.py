@@ -4,7 +4,7 @@ Payloads of removed groups, and what only a dropped checkpoint had, are deleted 
 a take or a checkpoint, so it is deferred to idle times. A grace time keeps payloads of groups that may be returned by
 the undo of a cancelled take.
 
-What is due is read every other second, and when the next lease ends.
+What is due is read every other second, when the next lease ends, and soon if there was too much of it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _IDLE_SECONDS = 0.5
 #: some 1 % of a processor.
 _POLL_SECONDS = 2.0
 _TIDY_SECONDS = 30.0
-_BATCHES = 20  # pruned in one transaction
+_BATCHES, _PRUNING_SECONDS = 20, 0.5  # pruned in one transaction, and the time for all of them in one poll
 _PATIENCE = 1.0  # lock timeout of tidying
 # Programs seed the one that all share.
 _random = random.SystemRandom()
@@ -134,11 +134,13 @@ class Sweeper:
             returned = await transactions.write(end_leases, wakes=False)
             if returned:
                 transactions.committed()
-        bounded = bool(limits.bounded_aside)
+        bounded, more = bool(limits.bounded_aside), False
         if bounded and await transactions.read(lambda tx: any_to_prune(tx, now)):
-            await transactions.write(lambda tx: prune(tx, now, self._limit), wakes=False)
+            more = await transactions.write(lambda tx: prune(tx, now, self._limit), wakes=False) >= self._limit
         if limits.fill_seconds is not None:
-            await self._filling.give_up(now, limits.fill_seconds)
+            more |= await self._filling.give_up(now, limits.fill_seconds)
+        if more:
+            self._poll_at = 0.0
         if time.monotonic() > self._tidy_at:
             self._tidy_at = time.monotonic() + _TIDY_SECONDS
             await self._tidy()
@@ -152,7 +154,10 @@ class Sweeper:
         await self.prune_history()
 
     async def prune_history(self) -> None:
-        """Remove batches beyond the retention limit, some at a time, after each 1 % of them. Raises FencedError."""
+        """Remove batches beyond the retention limit, some at a time, after each 1 % of them. Raises FencedError.
+
+        What there is no time for is removed after the next poll.
+        """
         keep, pruned = self._history, _BATCHES
         if keep is None:
             return
@@ -160,9 +165,13 @@ class Sweeper:
         if newest - self._pruned_at < max(1, keep // 100):
             return
         until = await self._transactions.read(lambda tx: last_beyond(tx, keep))
+        end = time.monotonic() + _PRUNING_SECONDS
         while until is not None and pruned == _BATCHES:
             prune_some = partial(prune_batches, until=until, limit=_BATCHES)
             pruned = await self._transactions.write(prune_some, wakes=False)
+            if pruned == _BATCHES and (self._stopping.is_set() or time.monotonic() > end):
+                self._tidy_at = 0.0
+                return
         if until is None or pruned:
             self._pruned_at = newest
 

@@ -6,6 +6,8 @@ Arrays that are kept apart are written before the transaction that names them be
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +35,9 @@ T = TypeVar("T")
 
 #: Groups are read in pieces of so many, and of payloads of so many bytes.
 PIECE_GROUPS, PIECE_BYTES = 256, 8 * 1024 * 1024
+
+#: How long closing waits for work in other threads that nobody waits for any more.
+_ENDING_SECONDS = 10.0
 
 #: Slightly less than the largest block of memory whose release changes glibc's thresholds, with its header.
 _LARGEST_BLOCK = (32 << 20) - 4096
@@ -128,8 +133,11 @@ class Transactions:
         return await future
 
     def end_computing(self) -> None:
-        """End the threads of `compute` (any thread)."""
-        self._executor.shutdown()
+        """End the threads of `compute` (any thread); one in which a user's converter hangs is left to itself."""
+        with contextlib.suppress(RuntimeError):  # the interpreter is shutting down, and has ended them
+            ending = threading.Thread(target=self._executor.shutdown, name="replaybuf-ending", daemon=True)
+            ending.start()
+            ending.join(_ENDING_SECONDS)
 
 
 class Encoding:
