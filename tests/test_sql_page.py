@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 from decimal import Decimal
 from numbers import Real
@@ -22,6 +21,7 @@ from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.inspection.user_sql import VIEW_COLUMNS
 from replaybuf.storage.sql.schema.views import VIEWS
 from tests.cli.conftest import run as command
+from tests.pages import compare
 from tests.postgres import new_url
 from tests.sql_example import PAGE, fill, questions
 from tests.storage.test_schema import create, run
@@ -121,12 +121,8 @@ def test_both_databases_answer_the_questions_of_the_page_as_it_says(
         asyncio.run(fill(url))
         for question in asked:
             answer = asyncio.run(_answer(url, question.on(database)))
-            if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
-                page = PAGE.read_text("utf-8")
-                end = f"{question.postgresql}```\n\n```\n"
-                PAGE.write_text(page.replace(f"{end}{question.answer}```", f"{end}{answer}```"), "utf-8")
-            else:
-                assert answer == question.answer, question.text
+            begin = f"{question.postgresql}```\n\n```\n"
+            compare(PAGE, f"{begin}{question.answer}```", f"{begin}{answer}```")
 
 
 async def _answer(url: str, statement: str) -> str:

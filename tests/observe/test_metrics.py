@@ -8,7 +8,6 @@ import math
 import re
 import time
 from itertools import combinations
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -204,14 +203,6 @@ async def test_metrics_of_an_open_buffer() -> None:
 
 PAGE = Page("metrics.md")
 NAMES_PAGE = (DOCS / "reference.md").read_text("utf-8")
-
-
-def test_the_examples_print_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In their order: they go on with one run."""
-    monkeypatch.chdir(tmp_path)
-    assert len(PAGE.examples) == PAGE.text.count("```python") - 1 == 2
-    for code, output in PAGE.examples:
-        PAGE.check(code, output)
 
 
 def test_the_metrics_without_the_label_of_a_buffer_are_named() -> None:
