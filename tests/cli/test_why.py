@@ -373,7 +373,7 @@ def test_who_gave_up_comes_first_until_somebody_draws(shared_url: str, monkeypat
         buffer.take_batch({"math": 4}, timeout=0.2)
     first, second, *_ = run("why", shared_url, "--buffer", "later").stdout.splitlines()
     assert second.startswith("If somebody drew now: Nothing is ready for any task")
-    pattern = r"last timeout: trainer-1, \ds ago, after \ds of waiting for groups: Nothing is ready for math .*"
+    pattern = r"last timeout: trainer-1, \d+s ago, after \d+s of waiting for groups: Nothing is ready for math .*"
     assert re.fullmatch(pattern, first), first
     assert "nothing was ever put into this buffer" in first
     assert run("why", shared_url).stdout.count("last timeout: trainer-1") == 1
