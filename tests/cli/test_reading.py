@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-import tempfile
 import threading
 from pathlib import Path
 
@@ -117,17 +116,6 @@ app(["ls", sys.argv[2], "--format=json"])
 """
 
 
-@pytest.fixture
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that everybody can enter."""
-    path = tmp_path_factory.mktemp("read_only")
-    for parent in (path, *path.parents):
-        if parent == Path(tempfile.gettempdir()):
-            break
-        parent.chmod(0o755)
-    return path
-
-
 def ls_as_nobody(file: Path, path: Path) -> tuple[int, str, str]:
     path.parent.chmod(0o555)
     try:
@@ -136,27 +124,27 @@ def ls_as_nobody(file: Path, path: Path) -> tuple[int, str, str]:
         path.parent.chmod(0o755)
 
 
-def test_a_read_only_folder_is_read(file: Path, folder: Path) -> None:
-    path = Path(shutil.copy(file, folder))
+def test_a_read_only_folder_is_read(file: Path, open_folder: Path) -> None:
+    path = Path(shutil.copy(file, open_folder))
     path.chmod(0o444)
     code, output, problems = ls_as_nobody(file, path)
     assert code == 0, problems
     assert output.splitlines()[-2].startswith(' {"uid": ')
 
 
-def test_a_log_in_a_read_only_folder_is_a_clear_error(file: Path, folder: Path) -> None:
+def test_a_log_in_a_read_only_folder_is_a_clear_error(file: Path, open_folder: Path) -> None:
     writer = sqlite3.connect(file, isolation_level=None)
     writer.execute("UPDATE rb_group SET priority = 2")
-    path = Path(shutil.copy(file, folder))
-    shutil.copy(f"{file}-wal", folder)
+    path = Path(shutil.copy(file, open_folder))
+    shutil.copy(f"{file}-wal", open_folder)
     writer.close()
     code, _, problems = ls_as_nobody(file, path)
     assert (code, len(problems.splitlines())) == (1, 1)
     assert "write-ahead log (run.db-wal)" in problems
 
 
-def test_a_file_without_permission_is_a_clear_error(file: Path, folder: Path) -> None:
-    path = Path(shutil.copy(file, folder))
+def test_a_file_without_permission_is_a_clear_error(file: Path, open_folder: Path) -> None:
+    path = Path(shutil.copy(file, open_folder))
     path.chmod(0)
     code, _, problems = ls_as_nobody(file, path)
     assert code == 1
