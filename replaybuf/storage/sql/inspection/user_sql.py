@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 from replaybuf.common.units import brief
 from replaybuf.errors import AccessError, LockedError, QueryError, StorageError
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.inspection.reader import Reader
+from replaybuf.storage.sql.inspection.reader import Reader, driver_error
 
 _WRITE_STATES = {"25006", "25001", "2D000"}  # read-only transaction, change of the transaction, COMMIT inside of DO
 # PostgreSQL rewrites a view before it checks whether the transaction may write.
@@ -81,9 +81,7 @@ def without_markup(text: str) -> str:
 
 def _explain(error: StorageError, statement: str, timeout: float) -> NoReturn:
     """Raise the error for a user that a database error of the statement stands for."""
-    cause: BaseException = error
-    while (inner := cause.__cause__) is not None:  # the driver's own exception
-        cause = inner
+    cause = driver_error(error)
     state = getattr(cause, "sqlstate", None)
     message = brief(str(cause), _LONGEST_MESSAGE)
     writes = state in _WRITE_STATES or _WRITES_TO_VIEW.match(message) is not None
