@@ -90,6 +90,13 @@ def test_an_unknown_column_is_an_error_that_names_the_columns(order: str) -> Non
         listed(ROWS, Ask({"order": order}), ("name", "value"))
 
 
+def test_rows_may_be_ordered_by_a_column_of_usual_values_only() -> None:
+    """It isn't shown, but was, when its heading was followed."""
+    rows = [{"uid": 1, "leased": 0}, {"uid": 2, "leased": 0}]
+    table = listed(rows, Ask({"order": "-leased"}), ("uid", "leased"))
+    assert ([column.name for column in table.columns], len(table.rows)) == (["uid"], 2)
+
+
 @pytest.mark.parametrize("filled", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("path", ["/", "/steps", "/workers", "/checkpoints", "/steps/413", "/groups"])
 def test_every_heading_that_sorts_does(page: Client, path: str) -> None:
