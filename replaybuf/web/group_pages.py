@@ -90,7 +90,9 @@ def show_group(tx: Transaction, ask: Ask) -> dict[str, Any]:
     facts = {} if group is None else facts_of(group, now, units.moment)
 
     def step_of_draw(row: Any) -> str | None:
-        return ask.link(f"/steps/{row['step']}") if row["batch"] is not None and row["step"] is not None else None
+        if row["batch"] is None or row["step"] is None:
+            return None
+        return ask.link(f"/steps/{row['step']}", buffer=life.origin.buffer)
 
     return {
         "uid": uid,

@@ -120,7 +120,7 @@ _MOST_ROWS = 10_000
 def show_checkpoints(tx: Transaction, ask: Ask) -> dict[str, Any]:
     """Return the table of the checkpoints, newest first."""
     rows = newest(tx, "checkpoints", ask.text("buffer"), _MOST_ROWS)
-    links = {"step": lambda row: ask.link("/steps", before=row["step"] + 1)}
+    links = {"step": lambda row: ask.link("/steps", before=row["step"] + 1, buffer=row["buffer"])}
     return {"table": table_of("Checkpoints", rows, CHECKPOINTS, ask, tx.now(), usual="-created_at", links=links)}
 
 
