@@ -249,6 +249,14 @@ def test_all_that_a_page_leads_to_is_below_the_prefix_and_there(behind: Client) 
     assert [link for link in paths.values() if behind.get(link).status_code != 200] == []
 
 
+def test_a_token_is_asked_for_below_the_prefix_and_the_database_is_not_named(filled: str) -> None:
+    """The form leads to the address that it is at, and the browser knows more of that than the server."""
+    text = client_of(filled, "rl.example", token=TOKEN, prefix=PREFIX).get(f"{PREFIX}/groups").text
+    assert "<form" in text
+    assert "action=" not in text
+    assert open_reader(filled).where not in text
+
+
 def test_a_token_is_kept_for_the_prefix_only(filled: str) -> None:
     client = client_of(filled, "rl.example", token=TOKEN, prefix=f"{PREFIX}/")
     answer = client.get(f"{PREFIX}/groups?token={TOKEN}")
