@@ -64,7 +64,7 @@ def run_statement(reader: Reader, statement: str, timeout: float) -> tuple[list[
     try:
         return reader.read_any(run, timeout=timeout)
     except StorageError as error:
-        _explain(error, statement, timeout)
+        _explain(error, statement)
     except (sqlite3.Warning, sqlite3.ProgrammingError) as error:  # the latter in 3.11
         raise QueryError(str(error)) from error
 
@@ -79,7 +79,7 @@ def without_markup(text: str) -> str:
     return _MARKUP.sub(lambda match: match[1] or "", text)
 
 
-def _explain(error: StorageError, statement: str, timeout: float) -> NoReturn:
+def _explain(error: StorageError, statement: str) -> NoReturn:
     """Raise the error for a user that a database error of the statement stands for."""
     cause = driver_error(error)
     state = getattr(cause, "sqlstate", None)
@@ -90,8 +90,8 @@ def _explain(error: StorageError, statement: str, timeout: float) -> NoReturn:
         raise AccessError(
             f"statements only read here, and the database refused this one: {message}{instead}"
         ) from error
-    if state == "57014":
-        raise LockedError(f"stopped after {timeout:g} s; raise --timeout if that is too soon") from error
+    if str(error).startswith("stopped after"):
+        raise LockedError(f"{error}; raise --timeout if that is too soon") from error
     if "multiple commands" in message or "one statement at a time" in message:
         raise QueryError("give one statement at a time") from error
     if "server expects" in message or "bindings" in message:
