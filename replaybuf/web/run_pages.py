@@ -199,7 +199,7 @@ def _by_task(workers: Workers, ask: Ask, buffer: str, now: datetime) -> Table | 
 
     if not (by_task := workers.by_task).says_more:
         return None
-    links = {task: steps_of(task) for task in by_task.tasks}
+    links = {f"task {task}": steps_of(task) for task in by_task.tasks}
     return table_of("By task", by_task.rows, by_task_columns(by_task), ask, now, sorts=False, links=links)
 
 

@@ -394,6 +394,19 @@ def test_workers_are_side_by_side_the_worst_first_and_lead_to_their_groups(troub
     assert "No such groups" in troubled.get(link).text
 
 
+def test_tasks_of_any_names_are_columns_of_their_own(tmp_path: Path) -> None:
+    url, tasks = f"sqlite:///{tmp_path}/run.db", ("name", "annotations.x", "worse name")
+    with ReplayBufferConfig(url=url).build_sync() as buffer:
+        for number in range(2):
+            with working_as(f"gen-{number}"):
+                for task in tasks:
+                    rollout = RolloutState(message=[], reward=number / 2, status=Status.COMPLETED)
+                    buffer.put_many([[rollout]] * 3, task)
+        buffer.take_batch(dict.fromkeys(tasks, 6), current_train_step=1)
+    text = client_of(url).get("/steps").text.partition("<h2>By task</h2>")[2].partition("</table>")[0]
+    assert re.findall(r"gen-[01]</a>|[+-]0\.500", text) == ["gen-0</a>", *["-0.500"] * 3, "gen-1</a>", *["+0.500"] * 3]
+
+
 def test_an_unknown_step_says_which_there_are(troubled: Client) -> None:
     answer = troubled.get("/steps/99")
     assert answer.status_code == 404
