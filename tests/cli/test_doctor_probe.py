@@ -12,8 +12,10 @@ import pytest
 from sqlalchemy import make_url
 
 from replaybuf.cli.doctor.probe import CALLS, probe
+from replaybuf.errors import LockedError
 from replaybuf.storage.sql.inspection import reader
 from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.storage.sql.inspection.writer import Writer
 from tests.cli.conftest import run, run_json
 from tests.cli.doctored import examine
 from tests.cli.example import fill_busy
@@ -55,6 +57,16 @@ async def test_the_first_call_that_fails_is_named(with_tables: str, lacking: str
     assert {str(finding.level) for finding in failures} == {"warning" if call is None else "problem"}
     assert any(finding.text.startswith(f"{call} failed: ") for finding in failures) or not call
     assert text in " ".join(finding.text for finding in failures)
+
+
+def test_an_error_of_the_locks_is_a_finding_and_nothing_is_left(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(writer: object) -> bool:
+        raise LockedError("waited in vain")
+
+    monkeypatch.setattr(Writer, "excludes_others", refuse)
+    [row] = examine(url, "--probe", code=1)["probe"]
+    assert row["text"] == "locks failed: waited in vain"
+    assert run_json("stats", url)["buffers"] == {}
 
 
 def test_all_calls_are_made_and_nothing_is_left(shared_url: str) -> None:
