@@ -82,6 +82,8 @@ def show_group(tx: Transaction, ask: Ask) -> dict[str, Any]:
     life = life_of(tx, uid)
     if life is None:
         raise NotThereError(f"there is no group {uid}: {why_unknown(tx, uid)}")
+    if (buffer := ask.text("buffer")) not in (None, life.origin.buffer):
+        raise NotThereError(f"there is no group {uid} in the buffer {buffer!r:.100}")
     everything = ask.text("all") is not None
     group, rows, decoded, problem = _read(tx, uid, everything=everything)
     rollouts = _rollouts(rows, decoded, arrays, by, sort, everything=everything)

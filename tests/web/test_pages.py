@@ -500,6 +500,7 @@ def test_other_buffers_are_left_out_where_one_is_named(tmp_path: Path) -> None:
         with ReplayBufferConfig(url=url, name=name).build_sync() as buffer:
             buffer.put([RolloutState(message=[], status=Status.COMPLETED)], name)
     page = client_of(url, buffer="two")
+    assert [page.get(f"/groups/{uid}").status_code for uid in (1, 2)] == [404, 200]
     for path in ("/?buffer=one", "/groups"):
         main = read(page, path).partition("<main")[2]
         assert re.search(r">\s*two\s*<", main)
