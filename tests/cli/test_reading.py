@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from replaybuf.cli.commands import on_storage
-from replaybuf.errors import StorageError
+from replaybuf.errors import LockedError, StorageError
 from replaybuf.storage.sql.inspection.reader import Transaction, open_reader
 from tests.cli.conftest import run, run_json
 from tests.scripts import Script
@@ -54,6 +54,17 @@ def test_a_path_stands_for_its_url(file: Path, name: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("url", ["memory://", "sqlite://", "sqlite:///:memory:"])
 def test_buffers_in_memory_have_nothing_to_read(url: str) -> None:
     assert "lives in the process that made it" in run("stats", url, code=1).stderr
+
+
+@pytest.mark.parametrize(("statements", "numbers"), [(1, 10**12), (10**2, 10**5)])
+def test_a_read_is_stopped_after_its_timeout_in_whatever_statement_it_is(
+    filled: str, statements: int, numbers: int
+) -> None:
+    counting = (
+        f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {numbers}) SELECT max(i) FROM n"
+    )
+    with pytest.raises(LockedError, match=r"^stopped after 0\.2 s$"):
+        open_reader(filled).read(lambda tx: [tx.value(counting) for _ in range(statements)], timeout=0.2)
 
 
 def test_a_database_of_something_else_is_an_error(empty: str) -> None:

@@ -209,7 +209,7 @@ def test_a_run_comes_back_as_it_was_saved_and_a_save_that_fails_leaves_the_one_b
     folder.save(run)
     monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError("disk full")))
     run.step = 8
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(ReplayBufError, match="disk full"):
         folder.save(run)
     loaded, run.step = folder.load(), 7
     assert np.array_equal(loaded.policy.weights, run.policy.weights)
@@ -218,6 +218,10 @@ def test_a_run_comes_back_as_it_was_saved_and_a_save_that_fails_leaves_the_one_b
 
 
 def test_weights_that_cant_be_read_are_a_clear_error(folder):
+    folder.weights.mkdir()
+    with pytest.raises(ReplayBufError, match=f"can't read {folder.weights}: Is a directory"):
+        folder.load()
+    folder.weights.rmdir()
     folder.save(Run(Policy.create()))
     folder.weights.write_bytes(folder.weights.read_bytes()[:100])
     with pytest.raises(ReplayBufError, match=r"weights\.npz can't be read"):

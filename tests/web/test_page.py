@@ -89,6 +89,13 @@ def test_an_unknown_column_is_an_error_that_names_the_columns(order: str) -> Non
         listed(ROWS, Ask({"order": order}), ("name", "value"))
 
 
+def test_rows_may_be_ordered_by_a_column_of_usual_values_only() -> None:
+    """It isn't shown, but was, when its heading was followed."""
+    rows = [{"uid": 1, "leased": 0}, {"uid": 2, "leased": 0}]
+    table = listed(rows, Ask({"order": "-leased"}), ("uid", "leased"))
+    assert ([column.name for column in table.columns], len(table.rows)) == (["uid"], 2)
+
+
 @pytest.mark.parametrize("filled", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("path", ["/", "/steps", "/workers", "/checkpoints", "/steps/413", "/groups"])
 def test_every_heading_that_sorts_does(page: Client, path: str) -> None:
@@ -229,6 +236,14 @@ def test_all_that_a_page_leads_to_is_below_the_prefix_and_there(behind: Client) 
         paths |= {re.sub(r"\d+", "N", link.partition("?")[0]): link for link in linked if link not in paths.values()}
     assert len(paths) > 10
     assert [link for link in paths.values() if behind.get(link).status_code != 200] == []
+
+
+def test_a_token_is_asked_for_below_the_prefix_and_the_database_is_not_named(filled: str) -> None:
+    """The form leads to the address that it is at, and the browser knows more of that than the server."""
+    text = client_of(filled, "rl.example", token=TOKEN, prefix=PREFIX).get(f"{PREFIX}/groups").text
+    assert "<form" in text
+    assert "action=" not in text
+    assert open_reader(filled).where not in text
 
 
 def test_a_token_is_kept_for_the_prefix_only(filled: str) -> None:
