@@ -7,6 +7,7 @@ import functools
 import os
 import shutil
 import tempfile
+import time
 import uuid
 import warnings
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -102,15 +103,20 @@ _TO_BE_SWEPT = text(
 )
 
 
+_SWEEP_SECONDS = 600.0
+
+
 async def until_swept(buffer: ReplayBuffer) -> None:
-    """Wait until no payload and no version of a dropped checkpoint is left to sweep."""
-    engine, state = engine_of(buffer), buffer.storage
+    """Wait until no payload and no version of a dropped checkpoint is left to sweep. Raises TimeoutError."""
+    engine, state, end = engine_of(buffer), buffer.storage, time.monotonic() + _SWEEP_SECONDS
 
     async def has_unswept() -> bool:
         async with engine.connect() as connection:
             return (await connection.execute(_TO_BE_SWEPT)).first() is not None
 
-    while await state.thread.run(has_unswept):  # noqa: ASYNC110
+    while await state.thread.run(has_unswept):
+        if time.monotonic() > end:
+            raise TimeoutError(f"payloads of removed groups were still there after {_SWEEP_SECONDS:g} s")
         await asyncio.sleep(0.05)
 
 

@@ -124,6 +124,14 @@ def _freeze() -> None:
     gc.freeze()
 
 
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that users without any rights can reach, unlike those of pytest."""
+    with tempfile.TemporaryDirectory(prefix="rb-open-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
     """`postgresql://...` of a server whose user may create databases."""

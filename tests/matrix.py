@@ -234,7 +234,6 @@ _LONG = (
     "storage/test_lease_clock.py::*agree*sqlite--7200.0?",
     "storage/test_lease_clock.py::*agree*postgresql-7200.0?",
     "cli/test_watch.py::test_ctrl_c*sqlite*",  # on PostgreSQL, where a connection is open
-    "demo/test_demo_run.py::test_killed_at_each_point*",  # random moments, in an example
     "demo/test_demo_run.py::test_killed_at_random*",  # examples
     "demo/test_demo_run.py::test_workers_killed*",  # examples: trainer and workers
     "examples/test_runs.py::test_one_process*sync.py*",  # disaggregated, and the demo's kills in every mode

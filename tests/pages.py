@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,14 @@ def _first_block(text: str) -> str:
     match = _BEGINNING.search(text)
     assert match is not None
     return match[1]
+
+
+def compare(page: Path, block: str, anew: str, same: Callable[[str], object] = str) -> None:
+    """Compare a block of a page, by what is always the same of it, with what it should be, or write that there."""
+    if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
+        page.write_text(page.read_text("utf-8").replace(block, anew), "utf-8")
+    else:
+        assert same(block) == same(anew), anew
 
 
 def _without_times(output: str) -> str:
@@ -53,13 +62,8 @@ class Page:
 
     def check(self, code: str, output: str) -> None:
         """Compare what an example prints with what the page says, or write it there."""
-        printed = self._output_of(code)
-        if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
-            page = self.path.read_text("utf-8")
-            page = page.replace(f"{code}```\n\n```\n{output}```", f"{code}```\n\n```\n{printed}```")
-            self.path.write_text(page, "utf-8")
-        else:
-            assert _without_times(printed) == _without_times(output), printed
+        begin = f"{code}```\n\n```\n"
+        compare(self.path, f"{begin}{output}```", f"{begin}{self._output_of(code)}```", _without_times)
 
     def _output_of(self, code: str) -> str:
         namespace: dict[str, Any] = {"__name__": "__main__"}

@@ -22,9 +22,9 @@ APART = (
     *(CALLING, Page("reverb.md"), Page("looking.md", "## Annotations", SAMPLING)),
 )
 #: Pages whose examples are run one after another.
-IN_ORDER = (Page("your-loop.md", "## Eight mistakes"),)
+IN_ORDER = (Page("your-loop.md", "## Eight mistakes"), Page("metrics.md"))
 #: Pages of which every block of code is an example, but for the beginning of those that have one.
-WHOLE = {"calling": 1, "payloads": 1, "production": 1, "reverb": 1, "segments": 1}
+WHOLE = {"calling": 1, "metrics": 1, "payloads": 1, "production": 1, "reverb": 1, "segments": 1}
 EXAMPLES = [
     pytest.param(
         page,
@@ -53,7 +53,7 @@ def test_an_example_prints_what_its_page_says(
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_every_block_of_code_is_an_example(name: str) -> None:
-    [page] = [example for example in APART if example.path.stem == name]
+    [page] = [page for page in (*APART, *IN_ORDER) if page.path.stem == name]
     assert page.text.count("```python") == len(page.examples) + WHOLE[name] > 0
 
 

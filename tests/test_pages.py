@@ -38,7 +38,7 @@ from replaybuf.storage.sql.engine import outage, postgres  # noqa: F401 (all mod
 from replaybuf.storage.sql.engine.postgres_pool import KEPT_SECONDS, MOST_CONNECTIONS
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.view.metrics import METRICS
-from tests.pages import DOCS, Page, examples_in
+from tests.pages import DOCS, Page, compare, examples_in
 from tests.postgres import new_database
 from tests.scripts import Program
 from tests.stores import TASK, build, fill, group
@@ -125,7 +125,7 @@ def test_a_reason_is_one_of_its_class_and_survives_pickling() -> None:
 
 
 FILES = Page("files.md")
-_CONSOLE = re.compile(r"(?ms)^```console\n\$ (replaybuf [^\n]*)\n(.*?)^```$")
+_CONSOLE = re.compile(r"^```console\n\$ (replaybuf [^\n]*)\n")
 _BLOCKS = re.compile(r"(?ms)^```python\n(?:(?!```).)*?^```\n\n```\n.*?^```$|^```console\n.*?^```$")
 
 
@@ -144,13 +144,9 @@ def test_the_page_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def _check(block: str) -> None:
-    [(command, output)] = _CONSOLE.findall(block)
+    [command] = _CONSOLE.findall(block)
     printed = CliRunner().invoke(app, shlex.split(command)[1:], prog_name="replaybuf").output
-    if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
-        page = FILES.path.read_text("utf-8")
-        FILES.path.write_text(page.replace(block, f"```console\n$ {command}\n{printed}```"), "utf-8")
-    else:
-        assert printed == output
+    compare(FILES.path, block, f"```console\n$ {command}\n{printed}```")
 
 
 CONFIGURATION = (DOCS / "configuration.md").read_text("utf-8")

@@ -7,14 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import textwrap
-from collections.abc import Iterator
 from decimal import Decimal
-from itertools import groupby
 from numbers import Real
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +21,12 @@ from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.inspection.user_sql import VIEW_COLUMNS
 from replaybuf.storage.sql.schema.views import VIEWS
 from tests.cli.conftest import run as command
-from tests.pages import DOCS
+from tests.pages import compare
 from tests.postgres import new_url
-from tests.sql_example import QUESTIONS, Question, fill
+from tests.sql_example import PAGE, fill, questions
 from tests.storage.test_schema import create, run
 
-PAGE = DOCS / "sql.md"
 TEXT = PAGE.read_text("utf-8")
-UPDATE = bool(os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"))
 
 _TYPES = {
     "BIGINT": "integer",
@@ -86,26 +79,6 @@ def test_all_kinds_of_events_and_waits_are_named() -> None:
     assert re.findall(r"`(\w+)`", meanings["waiters", "kind"]) == ["groups", "room", "trainer"]
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def answers(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[str, dict[str, str]]]:
-    """The database, and what it answers to each query that it can read."""
-    name = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}[request.param]
-    for url in new_url(request.param, request, tmp_path_factory.mktemp("sql")):
-        yield name, asyncio.run(_ask(url, name))
-
-
-async def _ask(url: str, database: str) -> dict[str, str]:
-    await fill(url)
-
-    def ask(connection: Connection) -> dict[str, str]:
-        ours = [question.on(database.lower()) for question in QUESTIONS]
-        return {query: _table(connection.exec_driver_sql(query.replace("%", "%%"))) for query in ours}
-
-    return await run(url, ask)
-
-
 def _table(result: Any) -> str:
     """Return rows as the page has them: in columns, numbers at the right, with three digits at most."""
     rows = [[_shown(value) for value in row] for row in result]
@@ -137,31 +110,26 @@ def _text(value: Any) -> str:
     return json.dumps(value) if isinstance(value, dict | list) else "" if value is None else str(value)
 
 
-def test_the_page_has_the_questions_with_the_answers_of_both_databases(answers: tuple[str, dict[str, str]]) -> None:
-    database, replies = answers
-    text = PAGE.read_text("utf-8") if UPDATE else TEXT
-    start = text.index(f"### {QUESTIONS[0].topic}")
-    asked = "".join(_asked(topic, [*of_topic], replies, database) for topic, of_topic in groupby(QUESTIONS, _TOPIC))
-    if UPDATE:
-        PAGE.write_text(text[:start] + asked, "utf-8")
-    else:
-        assert text[start:] == asked
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_both_databases_answer_the_questions_of_the_page_as_it_says(
+    database: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    asked = questions()
+    statements = {statement for question in asked for statement in (question.sqlite, question.postgresql)}
+    assert len(statements) == TEXT.partition("## Questions")[2].count("```sql") > 5
+    for url in new_url(database, request, tmp_path):
+        asyncio.run(fill(url))
+        for question in asked:
+            answer = asyncio.run(_answer(url, question.on(database)))
+            begin = f"{question.postgresql}```\n\n```\n"
+            compare(PAGE, f"{begin}{question.answer}```", f"{begin}{answer}```")
 
 
-_TOPIC = attrgetter("topic")
+async def _answer(url: str, statement: str) -> str:
+    def ask(connection: Connection) -> str:
+        return _table(connection.exec_driver_sql(statement.replace("%", "%%")))
 
-
-def _asked(topic: str, questions: list[Question], answer_of: dict[str, str], database: str) -> str:
-    """Return a part of the page: questions, statements, and the answers, which are the same on both databases."""
-    parts = [f"### {topic}"]
-    for entry in questions:
-        parts.append("\n".join(textwrap.wrap(entry.text, 120, break_long_words=False)))
-        if entry.sqlite == entry.postgresql:
-            parts.append(f"```sql\n{entry.sqlite}\n```")
-        else:
-            parts.append(f"```sql\n-- SQLite\n{entry.sqlite}\n```\n\n```sql\n-- PostgreSQL\n{entry.postgresql}\n```")
-        parts.append(f"```\n{answer_of[entry.on(database.lower())]}```")
-    return "\n\n".join(parts) + ("\n" if entry is QUESTIONS[-1] else "\n\n")
+    return await run(url, ask)
 
 
 def test_the_command_lists_the_same_columns(tmp_path: Path) -> None:

@@ -161,7 +161,8 @@ def cell(value: Any) -> str:
     if isinstance(value, bytes | bytearray | memoryview):
         return f"<{len(value):,} bytes>"
     if isinstance(value, float | Decimal):
-        return f"{value:.6g}"
+        is_whole = isinstance(value, Decimal) and value == value.to_integral_value()  # PostgreSQL's sums of integers
+        return f"{value:.0f}" if is_whole else f"{value:.6g}"
     if isinstance(value, datetime):
         return iso(value)
     if isinstance(value, dict | list):

@@ -56,9 +56,11 @@ class Column:
 
 def value_of(row: Any, name: str) -> Any:
     """Return a field of a row: of a mapping, or of an object with attributes. `annotations.NAME` may be missing."""
-    if name.startswith(ANNOTATIONS):
+    if not isinstance(row, Mapping):
+        return getattr(row, name)
+    if name.startswith(ANNOTATIONS) and name not in row:
         return row["annotations"].get(name.removeprefix(ANNOTATIONS))
-    return row[name] if isinstance(row, Mapping) else getattr(row, name)
+    return row[name]
 
 
 def _text(value: Any, _: Any) -> str:

@@ -36,8 +36,8 @@ class WorseWorker:
 class ByTask:
     """The mean reward of each worker in each task, less that of the other workers there.
 
-    A row has the worker's `name`, for each task that difference (None: no other worker made groups of it), and for
-    `TASK is worse` whether it stands out.
+    A row has the worker's `name`, for each `task TASK` that difference (None: no other worker made groups of it), and
+    for `worse TASK` whether it stands out.
     """
 
     tasks: list[str]
@@ -46,7 +46,7 @@ class ByTask:
     @property
     def says_more(self) -> bool:
         """Return whether there are several tasks, and other workers to compare with."""
-        return len(self.tasks) > 1 and any(row[task] is not None for row in self.rows for task in self.tasks)
+        return len(self.tasks) > 1 and any(row[f"task {task}"] is not None for row in self.rows for task in self.tasks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,18 +118,19 @@ def _by_task(results: Mapping[str | None, Sequence[Part]], worse: Sequence[Worse
         parts = {part.name: part for part in results[task]}
         for name, row in rows.items():
             part = parts.get(name)
-            row[task] = None if part is None or part.below is None else -part.below
-            row[f"{task} is worse"] = bool({(name, task), (name, None)} & marked)
+            row[f"task {task}"] = None if part is None or part.below is None else -part.below
+            row[f"worse {task}"] = bool({(name, task), (name, None)} & marked)
 
     def lowest(row: dict[str, Any]) -> tuple[float, str]:
-        return min((row[task] for task in tasks if row[task] is not None), default=0.0), row["name"] or ""
+        leads = [lead for task in tasks if (lead := row[f"task {task}"]) is not None]
+        return min(leads, default=0.0), row["name"] or ""
 
     return ByTask(tasks, sorted(rows.values(), key=lowest))
 
 
 def by_task_columns(table: ByTask) -> list[Column]:
     """Return the columns of `ByTask.rows`."""
-    tasks = (Column(task, task, "change", bad=f"{task} is worse") for task in table.tasks)
+    tasks = (Column(f"task {task}", task, "change", bad=f"worse {task}") for task in table.tasks)
     return [Column("name", "worker", "name"), *tasks]
 
 

@@ -37,7 +37,7 @@ from replaybuf.web.run_pages import (
     show_steps,
     show_workers,
 )
-from replaybuf.web.server import READ_SECONDS, Guard, Readings, check_prefix, health_of, path_of
+from replaybuf.web.server import READ_SECONDS, READY_SECONDS, Guard, Readings, check_prefix, health_of
 
 _FOLDER = Path(__file__).parent
 _STATIC = ("page.css", "page.js", "plots.js", "icon.svg")
@@ -86,7 +86,7 @@ def create_app(
     readings = Readings(reader, seconds=seconds)
     site = _Site(readings, buffer, prefix)
     pages = Starlette(
-        routes=[*site.routes(), *health_of(readings)],
+        routes=[*site.routes(), *health_of(Readings(reader, seconds=READY_SECONDS))],
         exception_handlers={HTTPException: site.http_error, ReplayBufError: site.error, Exception: site.defect},
     )
     return Guard(pages, token, site.refusal, prefix)
@@ -181,7 +181,6 @@ class _Site:
             title=title,
             reason=reason,
             status=status,
-            path=path_of(request),
         )
         return HTMLResponse(text, status)
 

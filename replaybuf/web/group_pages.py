@@ -82,6 +82,8 @@ def show_group(tx: Transaction, ask: Ask) -> dict[str, Any]:
     life = life_of(tx, uid)
     if life is None:
         raise NotThereError(f"there is no group {uid}: {why_unknown(tx, uid)}")
+    if (buffer := ask.text("buffer")) not in (None, life.origin.buffer):
+        raise NotThereError(f"there is no group {uid} in the buffer {buffer!r:.100}")
     everything = ask.text("all") is not None
     group, rows, decoded, problem = _read(tx, uid, everything=everything)
     rollouts = _rollouts(rows, decoded, arrays, by, sort, everything=everything)
@@ -90,7 +92,9 @@ def show_group(tx: Transaction, ask: Ask) -> dict[str, Any]:
     facts = {} if group is None else facts_of(group, now, units.moment)
 
     def step_of_draw(row: Any) -> str | None:
-        return ask.link(f"/steps/{row['step']}") if row["batch"] is not None and row["step"] is not None else None
+        if row["batch"] is None or row["step"] is None:
+            return None
+        return ask.link(f"/steps/{row['step']}", buffer=life.origin.buffer)
 
     return {
         "uid": uid,

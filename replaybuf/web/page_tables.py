@@ -170,7 +170,7 @@ def table_of(
     Rows without a value come last. Raises InputError.
     """
     used_columns = used(columns, rows)
-    names = [column.name for column in used_columns]
+    names = [column.name for column in columns]
     by = ask.text(order) if sorts else None
     first = (ask.number(after, 0) or 0) if sorts is True else 0
     if by is not None and sorts is True:

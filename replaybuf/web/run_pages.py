@@ -120,7 +120,7 @@ _MOST_ROWS = 10_000
 def show_checkpoints(tx: Transaction, ask: Ask) -> dict[str, Any]:
     """Return the table of the checkpoints, newest first."""
     rows = newest(tx, "checkpoints", ask.text("buffer"), _MOST_ROWS)
-    links = {"step": lambda row: ask.link("/steps", before=row["step"] + 1)}
+    links = {"step": lambda row: ask.link("/steps", before=row["step"] + 1, buffer=row["buffer"])}
     return {"table": table_of("Checkpoints", rows, CHECKPOINTS, ask, tx.now(), usual="-created_at", links=links)}
 
 
@@ -199,7 +199,7 @@ def _by_task(workers: Workers, ask: Ask, buffer: str, now: datetime) -> Table | 
 
     if not (by_task := workers.by_task).says_more:
         return None
-    links = {task: steps_of(task) for task in by_task.tasks}
+    links = {f"task {task}": steps_of(task) for task in by_task.tasks}
     return table_of("By task", by_task.rows, by_task_columns(by_task), ask, now, sorts=False, links=links)
 
 

@@ -128,14 +128,17 @@ READY_SECONDS = 3.0
 
 
 def health_of(readings: Readings) -> Sequence[Route]:
-    """Return `/healthz` (the server runs) and `/readyz` (the database can be read within `READY_SECONDS`)."""
+    """Return `/healthz` (the server runs) and `/readyz` (the database can be read within the time of `readings`).
+
+    The readings are those of health checks alone: pages that take long don't keep them waiting.
+    """
 
     async def live(request: Request) -> Response:
         return PlainTextResponse("ok\n")
 
     async def ready(request: Request) -> Response:
         try:
-            await readings.run(lambda reader, _: reader.read(lambda tx: tx.value("SELECT 1"), timeout=READY_SECONDS))
+            await readings.run(lambda reader, seconds: reader.read(lambda tx: tx.value("SELECT 1"), timeout=seconds))
         except ReplayBufError:
             return PlainTextResponse("the database can't be read\n", 503)
         return PlainTextResponse("ok\n")

@@ -9,7 +9,6 @@ import re
 import socket
 import subprocess
 import tempfile
-import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from replaybuf.common.redact import redact
 from replaybuf.errors import MissingDriverError, UnreachableError
 from tests.bad_input.conftest import refused_put
 from tests.cli.conftest import run
+from tests.demo.running import Demo
 from tests.faults.test_postgres_connections import END_ALL
 from tests.postgres import execute
 from tests.stores import TASK, build, fill, group
@@ -296,7 +296,6 @@ def test_a_password_in_a_config_that_is_refused_is_not_shown(tmp_path: Path) -> 
 
 SECRET = "t0ken-geheim"
 NAMED = f"{__name__}:token"
-_ROOT = Path(__file__).parents[2]
 
 
 def token() -> str:
@@ -350,43 +349,21 @@ async def _all_is_slow() -> None:
     asyncio.get_running_loop().slow_callback_duration = 0
 
 
-@contextmanager
-def arguments_of_children() -> Iterator[list[str]]:
-    """The arguments of all processes that are started below this one, seen from outside as `ps` does."""
-    all_arguments: set[str] = set()
-    over = threading.Event()
-
-    def look() -> None:
-        while not over.wait(0.01):
-            for child in psutil.Process().children(recursive=True):
-                try:
-                    all_arguments.update(child.cmdline())
-                except psutil.Error:  # it has ended
-                    continue
-
-    watching = threading.Thread(target=look)
-    watching.start()
-    arguments: list[str] = []
-    try:
-        yield arguments
-    finally:
-        over.set()
-        watching.join()
-        arguments += sorted(all_arguments)
-
-
 def with_password(url: str) -> str:
     return make_url(url).set(password=SECRET).render_as_string(hide_password=False)
 
 
 @pytest.mark.long
 def test_the_workers_of_the_demo_run_without_the_url_among_their_arguments(
-    postgres_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    postgres_database: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(_ROOT))
-    monkeypatch.chdir(tmp_path)
-    with arguments_of_children() as arguments:
-        result = run("demo", "--url", with_password(postgres_database), "--steps", 3, "--workers", 2)
+    """As `ps` shows them."""
+    with Demo(tmp_path, with_password(postgres_database), "--steps", "3", "--workers", "2") as demo:
+        assert len(demo.worker_pids()) == 2
+        children = psutil.Process(demo.process.pid).children(recursive=True)
+        arguments = [argument for child in children for argument in child.cmdline()]
+        output, code = demo.end()
+    assert code == 0
     assert any("multiprocessing" in argument for argument in arguments)
-    assert [text for text in [*arguments, result.stdout, result.stderr] if SECRET in text] == []
+    assert [text for text in [*arguments, output] if SECRET in text] == []
     assert not any(SECRET.encode() in data for data in files_below(tmp_path))

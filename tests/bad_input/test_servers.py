@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-import tempfile
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -81,14 +79,6 @@ async def test_what_a_server_says_before_it_resets_a_connection_is_said() -> Non
         port = server.sockets[0].getsockname()[1]
         error = str(await refused_put(f"postgresql://trainer@127.0.0.1:{port}/rl?sslmode=disable", UnreachableError))
     assert "query_wait_timeout; PgBouncer says this" in error
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder that users without any rights can reach, unlike those of pytest."""
-    with tempfile.TemporaryDirectory(prefix="rb-open-") as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder)
 
 
 @pytest.mark.parametrize("what", ["file", "folder"])

@@ -135,6 +135,25 @@ async def test_race__a_chunk_that_is_stored_as_its_session_ends_is_never_drawn(
     assert await stored(chunks) == []
 
 
+async def test_race__a_fragment_that_another_has_put_meanwhile_is_a_duplicate(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it completes a chunk or not: who comes second is told, and nothing of its own is stored."""
+    first, second = stores.open(3), stores.open(3)
+    move = first._move
+    for index in range(3):
+
+        async def late(*arguments: Any, index: int = index) -> bool:
+            monkeypatch.undo()
+            await send(second, [index])
+            return await move(*arguments)
+
+        monkeypatch.setattr(first, "_move", late)
+        error = await problem(first.put({"n": -1}, worker=W, index=index, session=1, version=0))
+        assert (error.reason, error.expected) == ("duplicate", index + 1)
+    assert [numbers(chunk) for chunk in await stored(first)] == [[0, 1, 2]]
+
+
 async def test_race__a_new_session_against_the_old_one(stores: Stores) -> None:
     async def old(chunks: ChunkBuffer) -> None:
         with suppress(FragmentError):

@@ -74,9 +74,9 @@ def file(filled_file: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(filled_file, tmp_path))
 
 
-def run(*args: object, code: int | None = 0, env: dict[str, str] | None = None) -> Any:
+def run(*args: object, code: int | None = 0, env: dict[str, str] | None = None, answer: str = "") -> Any:
     """Run the command in this process; the result has `stdout` and `stderr`. (No code: it may end as it likes.)"""
-    result = CliRunner().invoke(app, [str(arg) for arg in args], env=env)
+    result = CliRunner().invoke(app, [str(arg) for arg in args], env=env, input=answer)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert code is None or result.exit_code == code, result.output

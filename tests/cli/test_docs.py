@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import shlex
 import time
@@ -20,7 +19,7 @@ from replaybuf import ReplayBufferConfig
 from replaybuf.cli.commands import app
 from tests.cli.example import LAST, fill, train
 from tests.cli.test_help import COMMANDS, LIVE
-from tests.pages import DOCS
+from tests.pages import DOCS, compare
 from tests.postgres import execute
 
 #: Its output is measured: tests/bench/test_bench.py.
@@ -100,15 +99,10 @@ def test_outputs_are_those_of_the_commands(
     monkeypatch.chdir(tmp_path)
     run(tmp_path / "run.db")
     for page in pages:
-        text = page.read_text("utf-8")
-        blocks = [block for block in BLOCK.finditer(text) if block[1].startswith(begins)]
+        blocks = [block for block in BLOCK.finditer(page.read_text("utf-8")) if block[1].startswith(begins)]
         assert len(blocks) >= least
         for block in blocks:
-            output = output_of(block[1])
-            if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
-                page.write_text(text := text.replace(block[0], f"```console\n$ {block[1]}\n{output}```"), "utf-8")
-            else:
-                assert same(block[2]) == same(output), block[1]
+            compare(page, block[0], f"```console\n$ {block[1]}\n{output_of(block[1])}```", same)
 
 
 @pytest.mark.parametrize("path", [path for path, _ in COMMANDS if path not in LIVE + MEASURING])

@@ -13,9 +13,12 @@ import pytest
 from sqlalchemy import make_url
 
 from replaybuf import ReplayBufferConfig
-from replaybuf.cli.doctor import check_payloads
+from replaybuf.cli.doctor import Examination, check_payloads
 from replaybuf.cli.doctor.check_groups import LOST
+from replaybuf.cli.doctor.examine import examine as find
+from replaybuf.cli.doctor.examine import repair
 from replaybuf.storage.sql import schema
+from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.cli.conftest import run
 from tests.cli.doctored import (
     CHECKPOINTS,
@@ -206,6 +209,17 @@ def test_a_damaged_group_is_set_aside_with_the_reason(url: str) -> None:
     rows = json.loads(run("ls", url, "--status", "failed", "--format=json").stdout)
     assert ["payload is damaged" in row["error"] for row in rows] == [True]
     assert wrong(examine(url)) == {"payloads": "warning"}
+
+
+def test_a_group_that_is_sound_again_is_not_set_aside(url: str) -> None:
+    execute(url, f"CREATE TABLE kept AS SELECT uid, data FROM rb_payload WHERE uid = {ONE}")
+    break_it(url, DAMAGE["a payload is damaged"][1])
+    reader = open_reader(url)
+    findings = list(find(Examination(reader)))
+    execute(url, "UPDATE rb_payload SET data = kept.data FROM kept WHERE rb_payload.uid = kept.uid")
+    before = everything(url)
+    assert repair(reader, findings) == []
+    assert everything(url) == before
 
 
 def test_a_payload_that_is_another_groups_is_found_by_its_size(url: str) -> None:

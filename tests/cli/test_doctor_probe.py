@@ -7,15 +7,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
+import asyncpg
 import pytest
 from sqlalchemy import make_url
 
 from replaybuf.cli.doctor.probe import CALLS, probe
+from replaybuf.errors import LockedError
+from replaybuf.storage.sql.inspection import reader
 from replaybuf.storage.sql.inspection.reader import open_reader
+from replaybuf.storage.sql.inspection.writer import Writer
 from tests.cli.conftest import run, run_json
 from tests.cli.doctored import examine
+from tests.cli.example import fill_busy
 from tests.faults.proxy import proxied
-from tests.postgres import execute, new_database
+from tests.postgres import execute, new_database, set_default
 from tests.stores import opened
 
 #: What the relay changes; the call that fails then, or None; and what is said.
@@ -52,6 +57,16 @@ async def test_the_first_call_that_fails_is_named(with_tables: str, lacking: str
     assert {str(finding.level) for finding in failures} == {"warning" if call is None else "problem"}
     assert any(finding.text.startswith(f"{call} failed: ") for finding in failures) or not call
     assert text in " ".join(finding.text for finding in failures)
+
+
+def test_an_error_of_the_locks_is_a_finding_and_nothing_is_left(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(writer: object) -> bool:
+        raise LockedError("waited in vain")
+
+    monkeypatch.setattr(Writer, "excludes_others", refuse)
+    [row] = examine(url, "--probe", code=1)["probe"]
+    assert row["text"] == "locks failed: waited in vain"
+    assert run_json("stats", url)["buffers"] == {}
 
 
 def test_all_calls_are_made_and_nothing_is_left(shared_url: str) -> None:
@@ -102,6 +117,24 @@ def test_an_index_that_was_not_finished_is_made_anew(url: str) -> None:
     assert (level, text) == ("problem", "missing, or not finished: rb_group_by_step")
     assert "rb_group_by_step" in run("doctor", url, "--repair").stderr
     assert found(url, "indexes")[0][0] == "ok"
+
+
+@pytest.mark.parametrize(("lock_timeout", "statement_timeout"), [(0.2, "0"), (60.0, "1s")])
+async def test_groups_that_nobody_can_read_for_a_while_are_not_damaged(
+    url: str, monkeypatch: pytest.MonkeyPatch, lock_timeout: float, statement_timeout: str
+) -> None:
+    """Because of a lock, or of statements that are stopped."""
+    await fill_busy(url)
+    set_default(url, statement_timeout=statement_timeout)
+    monkeypatch.setattr(reader, "LOCK_TIMEOUT", lock_timeout)
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute("BEGIN; LOCK TABLE rb_payload IN ACCESS EXCLUSIVE MODE")
+        [(level, text)] = await asyncio.to_thread(found, url, "payloads")
+    finally:
+        await connection.close()
+    assert level == "problem"
+    assert text.startswith("can't be checked")
 
 
 def test_a_server_that_is_not_there_is_a_problem(url: str) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,8 @@ from replaybuf.storage.sql import schema
 from replaybuf.storage.sql.inspection.writer import saved_buffer
 from replaybuf.storage.sql.schema import HEAD
 from replaybuf.view.columns import Column
-from tests.cli.conftest import Screen, run, run_json
+from tests.cli.conftest import Screen, run, run_json, run_on_screen
 from tests.postgres import execute
-from tests.scripts import Program
 
 
 def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -218,38 +216,22 @@ def test_no_command_prints_an_unsafe_character(hostile: str, command: tuple[str,
     assert "not markup" in stdout
 
 
-def on_a_terminal(*args: str, columns: int = 80) -> str:
-    """What the program prints on a terminal."""
-    terminal, child_end = pty.openpty()
-    with open(os.ttyname(child_end), "wb") as output:
-        env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns)}
-        program = Program("-m", "replaybuf", *args, cwd=Path(), env=env, stdout=output)
-    os.close(child_end)
-    screen = b""
-    with suppress(OSError):  # once nobody writes any more
-        while part := os.read(terminal, 65536):
-            screen += part
-    program.wait(60)
-    os.close(terminal)
-    return screen.decode()
-
-
 @pytest.mark.parametrize("hostile", ["sqlite"], indirect=True)
 def test_a_terminal_gets_no_escapes_in_other_formats(hostile: str) -> None:
-    output = on_a_terminal("ls", hostile, "--format=csv")
+    output = run_on_screen(80, "ls", hostile, "--format=csv")
     assert "not markup" in output
-    assert not [character for character in UNSAFE if character in output.replace("\r\n", "\n")]
+    assert not [character for character in UNSAFE if character in output]
 
 
 @pytest.mark.parametrize("filled", ["sqlite"], indirect=True)
 def test_a_terminal_gets_colours(filled: str) -> None:
-    assert "\x1b[32mcompleted" in on_a_terminal("ls", filled)
+    assert "\x1b[32mcompleted" in run_on_screen(80, "ls", filled)
 
 
 @pytest.mark.parametrize("filled", ["sqlite"], indirect=True)
 def test_sentences_are_wrapped_at_words(filled: str) -> None:
     words = run("why", filled, "math", "--size", 64).stdout.splitlines()[0].split()
-    lines = on_a_terminal("why", filled, "math", "--size", "64", columns=40).splitlines()
+    lines = run_on_screen(40, "why", filled, "math", "--size", 64).splitlines()
     text = "\n".join(lines).partition("\n\n")[0]
     assert text.split() == words
     assert max(map(len, text.splitlines())) <= 40

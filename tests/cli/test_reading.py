@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-import tempfile
 import threading
 from pathlib import Path
 
 import pytest
 
 from replaybuf.cli.commands import on_storage
-from replaybuf.errors import StorageError
+from replaybuf.errors import LockedError, StorageError
 from replaybuf.storage.sql.inspection.reader import Transaction, open_reader
 from tests.cli.conftest import run, run_json
 from tests.scripts import Script
@@ -55,6 +54,17 @@ def test_a_path_stands_for_its_url(file: Path, name: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("url", ["memory://", "sqlite://", "sqlite:///:memory:"])
 def test_buffers_in_memory_have_nothing_to_read(url: str) -> None:
     assert "lives in the process that made it" in run("stats", url, code=1).stderr
+
+
+@pytest.mark.parametrize(("statements", "numbers"), [(1, 10**12), (10**2, 10**5)])
+def test_a_read_is_stopped_after_its_timeout_in_whatever_statement_it_is(
+    filled: str, statements: int, numbers: int
+) -> None:
+    counting = (
+        f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {numbers}) SELECT max(i) FROM n"
+    )
+    with pytest.raises(LockedError, match=r"^stopped after 0\.2 s$"):
+        open_reader(filled).read(lambda tx: [tx.value(counting) for _ in range(statements)], timeout=0.2)
 
 
 def test_a_database_of_something_else_is_an_error(empty: str) -> None:
@@ -117,17 +127,6 @@ app(["ls", sys.argv[2], "--format=json"])
 """
 
 
-@pytest.fixture
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that everybody can enter."""
-    path = tmp_path_factory.mktemp("read_only")
-    for parent in (path, *path.parents):
-        if parent == Path(tempfile.gettempdir()):
-            break
-        parent.chmod(0o755)
-    return path
-
-
 def ls_as_nobody(file: Path, path: Path) -> tuple[int, str, str]:
     path.parent.chmod(0o555)
     try:
@@ -136,27 +135,27 @@ def ls_as_nobody(file: Path, path: Path) -> tuple[int, str, str]:
         path.parent.chmod(0o755)
 
 
-def test_a_read_only_folder_is_read(file: Path, folder: Path) -> None:
-    path = Path(shutil.copy(file, folder))
+def test_a_read_only_folder_is_read(file: Path, open_folder: Path) -> None:
+    path = Path(shutil.copy(file, open_folder))
     path.chmod(0o444)
     code, output, problems = ls_as_nobody(file, path)
     assert code == 0, problems
     assert output.splitlines()[-2].startswith(' {"uid": ')
 
 
-def test_a_log_in_a_read_only_folder_is_a_clear_error(file: Path, folder: Path) -> None:
+def test_a_log_in_a_read_only_folder_is_a_clear_error(file: Path, open_folder: Path) -> None:
     writer = sqlite3.connect(file, isolation_level=None)
     writer.execute("UPDATE rb_group SET priority = 2")
-    path = Path(shutil.copy(file, folder))
-    shutil.copy(f"{file}-wal", folder)
+    path = Path(shutil.copy(file, open_folder))
+    shutil.copy(f"{file}-wal", open_folder)
     writer.close()
     code, _, problems = ls_as_nobody(file, path)
     assert (code, len(problems.splitlines())) == (1, 1)
     assert "write-ahead log (run.db-wal)" in problems
 
 
-def test_a_file_without_permission_is_a_clear_error(file: Path, folder: Path) -> None:
-    path = Path(shutil.copy(file, folder))
+def test_a_file_without_permission_is_a_clear_error(file: Path, open_folder: Path) -> None:
+    path = Path(shutil.copy(file, open_folder))
     path.chmod(0)
     code, _, problems = ls_as_nobody(file, path)
     assert code == 1

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from typer.testing import CliRunner
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
-from replaybuf.cli.commands import app
 from tests.cli.conftest import run, run_json
 
 
@@ -58,8 +56,7 @@ def test_what_comes_back_is_drawn_with_its_responses(url: str) -> None:
 
 
 def test_it_asks_after_showing_what(url: str) -> None:
-    result = CliRunner().invoke(app, ["requeue", url, "--status", "failed"], input="n\n")
-    assert result.exit_code == 1
+    result = run("requeue", url, "--status", "failed", answer="n\n", code=1)
     assert "Requeue 2 groups of buffer default in" in result.stderr
     assert "delivered" in result.stdout
     assert statuses(url) == _BEFORE

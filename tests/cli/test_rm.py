@@ -6,10 +6,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from replaybuf import FencedError, ReplayBufferConfig
-from replaybuf.cli.commands import app, on_storage
+from replaybuf.cli.commands import on_storage
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.lifecycle import Store
 from replaybuf.storage.sql.tasks import sweeper
@@ -30,27 +29,21 @@ def uids(url: str) -> list[int]:
     return [row["uid"] for row in run_json("ls", url, "--limit", "all")]
 
 
-def answer(text: str, *args: str) -> tuple[int, str]:
-    """Return the exit code and what was said to somebody who gives this answer."""
-    result = CliRunner().invoke(app, args, input=text)
-    return result.exit_code, result.stderr
-
-
 def test_it_asks_with_the_exact_number(url: str) -> None:
     uids_before = uids(url)
-    code, output = answer("n\n", "rm", url, "--task", "code")
-    assert (code, uids(url)) == (1, uids_before)
+    output = run("rm", url, "--task", "code", answer="n\n", code=1).stderr
+    assert uids(url) == uids_before
     assert "Delete 4 groups of buffer default in" in output
     assert "nothing was done" in output
-    code, output = answer("y\n", "rm", url, "--task", "code")
-    assert (code, len(uids(url))) == (0, len(uids_before) - 4)
+    output = run("rm", url, "--task", "code", answer="y\n").stderr
+    assert len(uids(url)) == len(uids_before) - 4
     assert output.endswith("4 groups deleted\n")
 
 
 def test_who_cannot_answer_has_to_say_yes_before(url: str) -> None:
     uids_before = uids(url)
-    code, output = answer("", "rm", url, "--uid", str(uids_before[0]))
-    assert (code, uids(url)) == (1, uids_before)
+    output = run("rm", url, "--uid", uids_before[0], code=1).stderr
+    assert uids(url) == uids_before
     assert "Delete 1 group of" in output
     assert "nobody answered; give --yes" in output
 
@@ -102,13 +95,12 @@ def test_a_restore_asks_and_says_whom_it_fences_off(url: str) -> None:
         buffer.checkpoint(43)
         buffer.take_batch({"math": 2})
         buffer.delete({"task_name": "code"})
-        code, output = answer("n\n", "checkpoint", "restore", url, "43")
-        assert code == 1
+        output = run("checkpoint", "restore", url, 43, answer="n\n", code=1).stderr
         assert "Restore step 43 of buffer default" in output
         assert "0 groups put since then are deleted, 6 that have left since then are back" in output
-        code, output = answer("y\n", "checkpoint", "restore", url, "43")
-        assert code == 0
-        assert output.endswith("restored; whoever had the buffer open before is fenced off\n")
+        assert run("checkpoint", "restore", url, 43, answer="y\n").stderr.endswith(
+            "restored; whoever had the buffer open before is fenced off\n"
+        )
         with pytest.raises(FencedError):
             buffer.take_batch({"math": 1})
     assert uids(url) == uids_before
@@ -117,8 +109,8 @@ def test_a_restore_asks_and_says_whom_it_fences_off(url: str) -> None:
 def test_checkpoints_are_listed_and_dropped(url: str) -> None:
     make_checkpoints(url, 43, 44)
     assert "Did you mean 'restore'?" in run("checkpoint", "restor", url, 43, code=2).stderr
-    code, output = answer("\n", "checkpoint", "drop", url, "43")
-    assert (code, "Drop the checkpoint of step 43 of buffer default" in output) == (1, True)
+    output = run("checkpoint", "drop", url, 43, answer="\n", code=1).stderr
+    assert "Drop the checkpoint of step 43 of buffer default" in output
     assert run_json("checkpoint", "drop", url, 43, "--yes")[0]["step"] == 43
     assert [row["step"] for row in run_json("checkpoint", "ls", url)] == [44]
 
@@ -137,8 +129,7 @@ def test_keep_new_keeps_what_was_put_since(url: str) -> None:
     run("rm", url, "--task", "code", "--yes")
     asyncio.run(fill(url))
     before = len(uids(url))
-    code, output = answer("y\n", "checkpoint", "restore", url, "43", "--keep-new")
-    assert code == 0
+    output = run("checkpoint", "restore", url, 43, "--keep-new", answer="y\n").stderr
     assert "groups put since then are kept" in output
     assert len(uids(url)) > before
 

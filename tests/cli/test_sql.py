@@ -101,6 +101,15 @@ def test_a_wrong_statement_is_quoted_in_brief(filled: str, statement: str) -> No
     assert len(stderr) < 500
 
 
+def test_sums_of_integers_have_all_their_digits(filled: str) -> None:
+    statement = "SELECT sum(uid * 0 + 1234567890123) / count(*) AS mean FROM groups"
+    assert "1234567890123" in run("sql", filled, statement).stdout
+
+
+def test_a_column_may_have_any_name(filled: str) -> None:
+    assert "17" in run("sql", filled, 'SELECT 17 AS "annotations.x"').stdout
+
+
 def test_columns_of_the_same_name_are_all_there(filled: str) -> None:
     assert run_json("sql", filled, "SELECT 1 AS a, 2 AS a, 3 AS a_2") == [{"a": 1, "a_2": 2, "a_2_2": 3}]
 

@@ -32,6 +32,7 @@ from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.reader import Transaction, open_reader
 from replaybuf.storage.sql.inspection.wait_facts import current_waits, read_circumstances
 from tests.cli.conftest import BACKENDS, run, run_json
+from tests.pages import DOCS, compare
 from tests.postgres import execute, new_database
 from tests.produce.conftest import ScriptedLoop, forever, ledger_of
 from tests.scripts import Script
@@ -227,9 +228,8 @@ def play(role: str, url: str, set_name: str) -> None:
     asyncio.run(_play(role, url, set_name))
 
 
-_ROOT = Path(__file__).parents[2]
-PAGE = _ROOT / "docs" / "looking.md"
-_BLOCK = re.compile(r"(?ms)^(```console\n\$ replaybuf why run.db --buffer (\w+)\n)(.*?)^```$")
+PAGE = DOCS / "looking.md"
+_BLOCK = re.compile(r"(?ms)^(```console\n\$ replaybuf why run.db --buffer (\w+)\n).*?^```$")
 
 
 @contextmanager
@@ -328,12 +328,8 @@ async def refusals(url: str, scenes: Mapping[str, Scene]) -> dict[str, str]:
 
 def check_page(answers: Mapping[Reason, str]) -> None:
     """docs/looking.md shows these answers. `REPLAYBUF_TEST_UPDATE_DOCS=1` writes them anew."""
-    page = PAGE.read_text("utf-8")
-    if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
-        page = _BLOCK.sub(lambda match: f"{match[1]}{answers[Reason(match[2])]}```", page)
-        PAGE.write_text(page, "utf-8")
-    for _, name, block in _BLOCK.findall(page):
-        assert lines_of(block) == lines_of(answers[Reason(name)]), name
+    for block in _BLOCK.finditer(PAGE.read_text("utf-8")):
+        compare(PAGE, block[0], f"{block[1]}{answers[Reason(block[2])]}```", lines_of)
 
 
 def lines_of(answer: str) -> list[str]:
@@ -377,7 +373,7 @@ def test_who_gave_up_comes_first_until_somebody_draws(shared_url: str, monkeypat
         buffer.take_batch({"math": 4}, timeout=0.2)
     first, second, *_ = run("why", shared_url, "--buffer", "later").stdout.splitlines()
     assert second.startswith("If somebody drew now: Nothing is ready for any task")
-    pattern = r"last timeout: trainer-1, \ds ago, after \ds of waiting for groups: Nothing is ready for math .*"
+    pattern = r"last timeout: trainer-1, \d+s ago, after \d+s of waiting for groups: Nothing is ready for math .*"
     assert re.fullmatch(pattern, first), first
     assert "nothing was ever put into this buffer" in first
     assert run("why", shared_url).stdout.count("last timeout: trainer-1") == 1

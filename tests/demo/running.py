@@ -23,16 +23,14 @@ _PATIENCE = 240  # seconds, after which a run that hangs is ended
 
 
 class Demo:
-    """One process of the demo; leaving the block kills it. `dying`: where it kills itself."""
+    """One process of the demo; leaving the block kills it."""
 
-    def __init__(self, folder: Path, url: str, *options: str, dying: str | None = None) -> None:
+    def __init__(self, folder: Path, url: str, *options: str) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("REPLAYBUF_")}
         environment |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-        if dying is not None:
-            environment["DYING"] = dying
-        command = ["replaybuf", "demo"] if dying is None else ["tests.demo.dying"]
+        command = ["-m", "replaybuf", "demo"]
         self.folder = folder
-        self.process = Program("-m", *command, "--url", url, "--run-dir", RUN, *options, cwd=folder, env=environment)
+        self.process = Program(*command, "--url", url, "--run-dir", RUN, *options, cwd=folder, env=environment)
         self.output = self.process.stdout
         self.lines: list[str] = []
         self._limit = threading.Timer(_PATIENCE, self.process.kill)

@@ -15,7 +15,6 @@ from sqlalchemy import make_url
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.cli.demo.worker import BATCH_GROUPS, TASK, buffer_config
-from tests.demo.dying import POINTS
 from tests.demo.running import ROOT, RUN, Demo, assert_trained_once, is_alive, run_demo, saved_step, wait_until
 from tests.postgres import new_url
 from tests.scripts import Program
@@ -103,17 +102,6 @@ def end_of(folder, url, steps):
     output, code = run_demo(folder, url, "--steps", str(steps))
     assert code == 0, output
     return assert_trained_once(folder, steps, output)
-
-
-@on_both("sqlite")
-def test_killed_at_each_point_of_a_step(tmp_path, shared_url):
-    for point in POINTS:
-        with Demo(tmp_path, shared_url, "--steps", "3", dying=point) as demo:
-            output, code = demo.end()
-        assert code == -signal.SIGKILL, f"{point}: {output}"
-        assert "Traceback" not in output
-    assert saved_step(tmp_path) == 1
-    end_of(tmp_path, shared_url, 3)
 
 
 @on_both("postgresql")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from replaybuf import ConfigError, FencedError, ReplayBufError, RolloutState, Status
+from replaybuf import ConfigError, FencedError, ReplayBufError, ReplayBuffer, RolloutState, Status
 from replaybuf.cli.demo import trainer
 from replaybuf.cli.demo.policy import (
     END,
@@ -26,7 +27,7 @@ from replaybuf.cli.demo.policy import (
     verify,
 )
 from replaybuf.cli.demo.trainer import Training, argument_of, begin, default_folder, launch, verdict
-from replaybuf.cli.demo.worker import GROUP_SIZE, TASK, Run, RunFolder, buffer_config, sampler_of, work
+from replaybuf.cli.demo.worker import BATCH_GROUPS, GROUP_SIZE, TASK, Run, RunFolder, buffer_config, sampler_of, work
 from replaybuf.produce import TrainState, publish
 
 
@@ -107,6 +108,57 @@ async def test_weights_without_their_buffer_are_refused(buffer, folder):
         await begin(buffer, folder, 200)
 
 
+class Died(BaseException):
+    """The trainer was killed."""
+
+
+#: Calls of a trainer, of which it makes so many but for the last one: there it dies. In the order of a run.
+DEATHS = [
+    *((ReplayBuffer, "checkpoint", 1), (RunFolder, "save", 1), (Training, "publish", 1)),  # when it begins
+    *((Policy, "train", 1), (ReplayBuffer, "checkpoint", 1), (RunFolder, "save", 2), (Training, "publish", 2)),
+]
+
+
+def dying(call, number):
+    """The call, until it is made for the given time."""
+    numbers = itertools.count(1)
+
+    def dies(*arguments, **options):
+        if next(numbers) == number:
+            raise Died
+        return call(*arguments, **options)
+
+    return dies
+
+
+async def train_to(steps, url, folder):
+    """A life of a trainer, and of its worker."""
+    async with buffer_config(url).build() as buffer:
+        training = Training(folder, buffer, await begin(buffer, folder, steps))
+        await training.publish(finished=False)
+        stop = asyncio.Event()
+        working = asyncio.create_task(work(url, folder, 0, stop))
+        try:
+            while training.run.step < steps:
+                await training.step()
+        finally:
+            stop.set()
+            await working
+    return training.run
+
+
+async def test_a_trainer_that_dies_at_any_point_of_a_step_trains_each_prompt_once(shared_url, folder, monkeypatch):
+    """Processes are killed at random moments: test_demo_run.py."""
+    for owner, name, number in DEATHS:
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, dying(getattr(owner, name), number))
+            with pytest.raises(Died):
+                await train_to(3, shared_url, folder)
+    assert folder.load().step == 1
+    run = await train_to(3, shared_url, folder)
+    assert sorted(run.trained) == list(range(3 * BATCH_GROUPS))
+
+
 @pytest.mark.parametrize(
     ("url", "folder", "argument"),
     [
@@ -157,7 +209,7 @@ def test_a_run_comes_back_as_it_was_saved_and_a_save_that_fails_leaves_the_one_b
     folder.save(run)
     monkeypatch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError("disk full")))
     run.step = 8
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(ReplayBufError, match="disk full"):
         folder.save(run)
     loaded, run.step = folder.load(), 7
     assert np.array_equal(loaded.policy.weights, run.policy.weights)
@@ -166,6 +218,10 @@ def test_a_run_comes_back_as_it_was_saved_and_a_save_that_fails_leaves_the_one_b
 
 
 def test_weights_that_cant_be_read_are_a_clear_error(folder):
+    folder.weights.mkdir()
+    with pytest.raises(ReplayBufError, match=f"can't read {folder.weights}: Is a directory"):
+        folder.load()
+    folder.weights.rmdir()
     folder.save(Run(Policy.create()))
     folder.weights.write_bytes(folder.weights.read_bytes()[:100])
     with pytest.raises(ReplayBufError, match=r"weights\.npz can't be read"):

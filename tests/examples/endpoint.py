@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-import socketserver
-import sys
+import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
 from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 #: How many tokens an answer has.
 LENGTH = 6
@@ -44,15 +49,12 @@ class Endpoint:
     token_ids: bool = True
     requests: list[Body] = field(default_factory=list)
     keys: set[str | None] = field(default_factory=set)
-    lock: threading.Lock = field(default_factory=threading.Lock)
     url: str = ""
 
     def arrived(self, body: Body, key: str | None) -> Script:
-        with self.lock:
-            self.requests.append(body)
-            self.keys.add(key)
-            attempt = sum(request["seed"] == body["seed"] for request in self.requests)
-        return self.script(body, attempt)
+        self.requests.append(body)
+        self.keys.add(key)
+        return self.script(body, sum(request["seed"] == body["seed"] for request in self.requests))
 
     def continued(self) -> list[Body]:
         return [body for body in self.requests if body.get("continue_final_message")]
@@ -76,60 +78,33 @@ def tokens_left(body: Body) -> list[str]:
     return tokens[count:]
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    endpoint: Endpoint
+async def _answer(endpoint: Endpoint, request: Request) -> Response:
+    body = await request.json()
+    script = endpoint.arrived(body, request.headers.get("Authorization"))
+    if script.status != 200:
+        return PlainTextResponse(script.text, script.status)
+    return StreamingResponse(_stream(body, script, endpoint.token_ids), media_type="text/event-stream")
 
-    def do_POST(self) -> None:
-        size = int(self.headers["Content-Length"])
-        content = self.rfile.read(size)
-        if len(content) < size:  # the client was killed
-            self.close_connection = True
-            return
-        body = json.loads(content)
-        assert self.path == "/v1/chat/completions"
-        script = self.endpoint.arrived(body, self.headers["Authorization"])
-        if script.status != 200:
-            self._say(script)
-        else:
-            self._stream(body, script)
 
-    def _say(self, script: Script) -> None:
-        text = script.text.encode()
-        self.send_response(script.status)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
+async def _stream(body: Body, script: Script, token_ids: bool) -> AsyncIterator[str]:
+    remaining = tokens_left(body)
+    first = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
+    ids = {"prompt_token_ids": list(range(1, 1 + len(body["messages"])))} if token_ids else {}
+    yield _line(json.dumps(first | ids))
+    for place, token in enumerate([*remaining, None]):
+        await asyncio.sleep(script.seconds)
+        if place == script.at:
+            if script.drop:
+                raise ConnectionAbortedError  # the server closes the connection
+            yield _line(script.line)
+            break
+        chunk = _chunk(token, LENGTH - len(remaining) + place, token_ids)
+        yield _line(json.dumps(chunk, ensure_ascii=False))
+    yield _line("[DONE]")
 
-    def _stream(self, body: Body, script: Script) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        remaining = tokens_left(body)
-        first = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
-        ids = {"prompt_token_ids": list(range(1, 1 + len(body["messages"])))} if self.endpoint.token_ids else {}
-        self._send(json.dumps(first | ids))
-        for place, token in enumerate([*remaining, None]):
-            time.sleep(script.seconds)
-            if place == script.at:
-                if script.drop:
-                    self.close_connection = True
-                    return
-                self._send(script.line)
-                break
-            number = LENGTH - len(remaining) + place
-            self._send(json.dumps(_chunk(token, number, self.endpoint.token_ids), ensure_ascii=False))
-        self._send("[DONE]")
-        self.wfile.write(b"0\r\n\r\n")
 
-    def _send(self, data: str) -> None:
-        line = f"data: {data}\n\n".encode()
-        self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
-        self.wfile.flush()
-
-    def log_message(self, format: str, *arguments: Any) -> None:
-        pass
+def _line(data: str) -> str:
+    return f"data: {data}\n\n"
 
 
 def _chunk(token: str | None, number: int, token_ids: bool) -> dict[str, Any]:
@@ -140,25 +115,18 @@ def _chunk(token: str | None, number: int, token_ids: bool) -> dict[str, Any]:
     return {"choices": [choice | ({"token_ids": [number]} if token_ids else {})]}
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 256
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), ConnectionError):  # clients that end their streams
-            socketserver.BaseServer.handle_error(self, request, client_address)
-
-
 @contextmanager
-def serving(endpoint: Endpoint, port: int = 0) -> Iterator[Endpoint]:
+def serving(endpoint: Endpoint) -> Iterator[Endpoint]:
     """The endpoint at its `url`, while the block lasts."""
-    handler = type("Handler", (_Handler,), {"endpoint": endpoint})
-    with _Server(("127.0.0.1", port), handler) as server:
-        endpoint.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    route = Route("/v1/chat/completions", partial(_answer, endpoint), methods=["POST"])
+    config = uvicorn.Config(Starlette(routes=[route]), log_config=None, log_level="critical", lifespan="off")
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0), backlog=256) as listening:
+        endpoint.url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+        thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         try:
             yield endpoint
         finally:
-            server.shutdown()
+            server.should_exit = server.force_exit = True
             thread.join()

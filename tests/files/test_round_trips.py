@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from replaybuf import ReplayBufferConfig, Status
+from replaybuf import ReplayBuffer, ReplayBufferConfig, Status
 from replaybuf.cli.commands import app
 from replaybuf.files import exporting
 from replaybuf.files.row_format import PlainValues
@@ -34,6 +34,12 @@ _SIMPLE = (
     | st.lists(st.text(max_size=2), max_size=3)
     | st.lists(st.fixed_dictionaries({"role": st.text(max_size=2), "content": st.text(max_size=2)}), max_size=2)
 )
+
+
+def buffer_of_dicts(url: str = "memory://", **options: Any) -> ReplayBuffer[Any]:
+    return ReplayBufferConfig(url=url, rollout_type=dict, **({"fields": _UNUSED} | options)).build()
+
+
 _NAMES = st.sampled_from(["response_ids", "x", "$x", "group.x", "rollouts", "task_name", "message", "ü"]) | st.text(
     max_size=3
 )
@@ -73,12 +79,10 @@ def _fields(groups: list[tuple[Any, list[Any]]]) -> list[list[dict[str, Any]]]:
 )
 @example([[{"objects": np.array([{"a": "x"}, {"a": "y"}], object)}]], "a.parquet")
 def test_every_value_that_can_be_stored_comes_back(groups: list[list[dict[str, Any]]], name: str) -> None:
-    config: ReplayBufferConfig[Any] = ReplayBufferConfig(
-        url="memory://", rollout_type=dict, types=[Color, Level, Name, Bits], fields=_UNUSED
-    )
+    types = [Color, Level, Name, Bits]
 
     async def go(path: Path) -> None:
-        async with config.build() as buffer, config.build() as other:
+        async with buffer_of_dicts(types=types) as buffer, buffer_of_dicts(types=types) as other:
             for group in groups:
                 await buffer.put(group, "task", status="completed")
             before = [_sorted(item.item) async for item in buffer.find({})]
@@ -113,10 +117,7 @@ PLAIN: dict[str, tuple[Any, Any, Any]] = {
 
 @pytest.mark.fast
 async def test_values_are_plain_and_what_became_text_is_named_once(tmp_path: Path) -> None:
-    config: ReplayBufferConfig[Any] = ReplayBufferConfig(
-        url="memory://", rollout_type=dict, fields=_UNUSED, types=[Judge]
-    )
-    async with config.build() as buffer:
+    async with buffer_of_dicts(types=[Judge]) as buffer:
         for _ in range(2):
             await buffer.put([{name: value for name, (value, _, _) in PLAIN.items()}], "task", status="completed")
         summary = await buffer.export(tmp_path / "a.jsonl")
@@ -145,8 +146,7 @@ async def test_values_that_fit_no_column_are_in_more_and_plain_exports_are_impor
     monkeypatch.setattr(exporting, "_GROUPS_AT_ONCE", 1)
     first = {"x": 1, "y": 0.5, "text": "a", "objects": [{}], "reward": {"score": 1.0}, "rollouts": [], "tags": "b"}
     unfit = {"x": "a", "y": 2**60 + 1, "text": "\ud800", "reward": None, "z": (1,), "group.uid": 5, "rollouts": [2]}
-    config: ReplayBufferConfig[Any] = ReplayBufferConfig(url="memory://", rollout_type=dict, fields=_UNUSED)
-    async with config.build() as buffer, config.build() as other:
+    async with buffer_of_dicts() as buffer, buffer_of_dicts() as other:
         for rollout in (first, unfit):
             await buffer.put([rollout], "task", status="completed")
         await buffer.export(tmp_path / name)
@@ -158,8 +158,7 @@ async def test_values_that_fit_no_column_are_in_more_and_plain_exports_are_impor
 
 async def test_the_command_exports_classes_that_it_does_not_know(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/run.db"
-    config: ReplayBufferConfig[Any] = ReplayBufferConfig(url=url, rollout_type=dict, fields=_UNUSED, types=[Judge])
-    async with config.build() as buffer:
+    async with buffer_of_dicts(url, types=[Judge]) as buffer:
         await buffer.put([{"judge": Judge.RULE}], "task", status="completed")
     command = ["export", url, str(tmp_path / "a.jsonl")]
     assert (await asyncio.to_thread(CliRunner().invoke, app, command)).exit_code == 0
@@ -190,9 +189,8 @@ def test_a_value_whose_text_cannot_be_had_is_its_type() -> None:
 async def test_tensors_survive_an_export(tmp_path: Path) -> None:
     torch: Any = pytest.importorskip("torch")
     rollout = {"logprobs": torch.tensor([0.1, -2]).bfloat16(), "ids": torch.arange(3), "image": torch.rand(2, 3)}
-    config: ReplayBufferConfig[Any] = ReplayBufferConfig(url="memory://", rollout_type=dict)
     for name in ("a.jsonl", "a.parquet"):
-        async with config.build() as buffer, config.build() as other:
+        async with buffer_of_dicts(fields={}) as buffer, buffer_of_dicts(fields={}) as other:
             await buffer.put([dict(rollout)], "math", status="completed")
             await buffer.export(tmp_path / name, exact=True)
             await other.import_from(tmp_path / name)

@@ -30,7 +30,7 @@ from replaybuf.integrations.nemo_rl import TrajectoryBuffer
 from replaybuf.values.codec.payload import Codec
 from tests.frameworks import Sample
 from tests.integrations.scripts import files_of, lines_of, output_of, printed_by
-from tests.pages import DOCS, examples_in
+from tests.pages import DOCS, compare, examples_in
 
 
 class BatchedDataDict(UserDict[str, Any]):
@@ -378,9 +378,5 @@ def test_a_config_is_read_as_the_page_says(tmp_path: Path) -> None:
     page = DOCS / "configuration.md"
     [(code, output)] = examples_in(page.read_text("utf-8"))
     (tmp_path / "example.py").write_text(code, "utf-8")
-    printed = printed_by(["example.py"], tmp_path)
-    if os.environ.get("REPLAYBUF_TEST_UPDATE_DOCS"):
-        text = page.read_text("utf-8")
-        page.write_text(text.replace(f"{code}```\n\n```\n{output}", f"{code}```\n\n```\n{printed}"), "utf-8")
-    else:
-        assert printed == output
+    begin = f"{code}```\n\n```\n"
+    compare(page, f"{begin}{output}```", f"{begin}{printed_by(['example.py'], tmp_path)}```")

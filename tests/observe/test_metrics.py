@@ -8,7 +8,6 @@ import math
 import re
 import time
 from itertools import combinations
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -187,31 +186,8 @@ def test_what_is_not_known_is_left_out() -> None:
     assert prometheus({"tasks": {"math": {"reward": {"mean": None}}}}) == prometheus({"tasks": {}})
 
 
-async def test_metrics_of_an_open_buffer() -> None:
-    async with ReplayBufferConfig(url="memory://", max_times_sampled=2).build() as buffer:
-        for _ in range(3):
-            await buffer.put([RolloutState(message=[], response="x", status=Status.COMPLETED)], "math")
-        for _ in range(2):
-            await buffer.take_batch({"math": 1})
-        text = prometheus(await buffer.metrics(), buffer="train")
-    values = {name: value for (name, pairs), value in numbers(parse(text)).items() if dict(pairs).get("task") == "math"}
-    totals = {
-        name: values[f"replaybuf_groups_{name}_total"] for name in ("put", "sampled_new", "sampled_again", "taken")
-    }
-    assert totals == {"put": 3, "sampled_new": 1, "sampled_again": 1, "taken": 1}
-    assert "per_second" not in text
-
-
 PAGE = Page("metrics.md")
 NAMES_PAGE = (DOCS / "reference.md").read_text("utf-8")
-
-
-def test_the_examples_print_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In their order: they go on with one run."""
-    monkeypatch.chdir(tmp_path)
-    assert len(PAGE.examples) == PAGE.text.count("```python") - 1 == 2
-    for code, output in PAGE.examples:
-        PAGE.check(code, output)
 
 
 def test_the_metrics_without_the_label_of_a_buffer_are_named() -> None:

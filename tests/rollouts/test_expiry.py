@@ -22,15 +22,17 @@ async def put(rollouts: list[RolloutState], step: int | None = 10, **rule: Any) 
     return await normalise(rollouts, CODEC.rollout_type, None, step, ExpiryRule(**rule))
 
 
-async def test_model_steps_of_arrays_are_arrays() -> None:
+async def test_tokens_that_have_a_step_keep_it_and_model_steps_of_arrays_are_arrays() -> None:
     """An array is extended by its own dtype; where response_ids are an array the steps become one."""
     rollouts = [
         rollout(1, response_model_steps=np.array([3], dtype=np.int16)),
         rollout(2, response_ids=np.array([5, 6])),
+        rollout(3, response_model_steps=[3]),
     ]
     await normalise(rollouts, CODEC.rollout_type, 7, None, ExpiryRule())
-    steps = [member.response_model_steps for member in rollouts]
-    assert [(array.dtype, array.tolist()) for array in steps] == [(np.int16, [3, 7, 7]), (np.int32, [7, 7])]
+    *arrays, listed = [member.response_model_steps for member in rollouts]
+    assert [(array.dtype, array.tolist()) for array in arrays] == [(np.int16, [3, 7, 7]), (np.int32, [7, 7])]
+    assert listed == [3, 7, 7]
 
 
 @pytest.mark.parametrize("length", [2, 5000])
@@ -49,9 +51,11 @@ async def test_staleness_is_that_of_the_oldest_token() -> None:
 
 
 async def test_without_a_train_step_their_own_staleness_counts() -> None:
-    rollouts = [rollout(1, seq_staleness=4, response_model_steps=[0]), rollout(2, seq_staleness=1)]
+    rollouts = [rollout(1, seq_staleness=1), rollout(2, seq_staleness=4, response_model_steps=[0])]
+    rollouts.append(rollout(3, seq_staleness=2))
     assert (await put(rollouts, None, **AGE)).staleness == 4
-    assert [(member.status, member.seq_staleness) for member in rollouts] == [("expired", 4), ("completed", 1)]
+    fates = [(member.status, member.seq_staleness) for member in rollouts]
+    assert fates == [("completed", 1), ("expired", 4), ("completed", 2)]
 
 
 #: Fields of a rollout, at train step 10; the rule; and whether it expires.
@@ -144,7 +148,9 @@ async def test_tokens_at_or_over_the_threshold_are_masked(fields: dict[str, Any]
 async def test_a_response_without_steps_has_no_age() -> None:
     """With a token threshold it is refused, with the way out; agentic groups, and masked responses, are exempt."""
     for steps in (None, []):
-        with pytest.raises(RolloutError, match=r"rollouts\[1\].*model_step"):
+        with pytest.raises(
+            RolloutError, match=r"rollouts\[1\] has a response without response_model_steps.*model_step"
+        ):
             await put([rollout(1, response_ids=[]), rollout(2, response_model_steps=steps)], **TOKENS)
     for fields in ({"labels": [1]}, {"response_mask": [0, 0, 0]}, {"response_ids": []}, {"status": Status.FAILED}):
         assert (await put([rollout(1, **fields)], **TOKENS)).status == fields.get("status", Status.COMPLETED)

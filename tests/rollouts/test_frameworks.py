@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
+from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.errors import RolloutError
 from replaybuf.values.rollouts.marks import Marks
 from replaybuf.values.rollouts.rollout_type import RolloutType
+from tests.contract.harness import only
 from tests.frameworks import (
     GenerationResult,
     Sample,
@@ -114,11 +115,6 @@ THRESHOLDS = ({"stale_threshold": 4}, {"token_stale_threshold": 4})
 def rollout(**fields: Any) -> RolloutState:
     values = {"message": [{"role": "user", "content": "?"}], "response": "4", "status": Status.COMPLETED}
     return RolloutState(**(values | fields))
-
-
-async def only(buffer: ReplayBuffer) -> Any:
-    (item,) = [item async for item in buffer.find({})]
-    return item
 
 
 @pytest.mark.parametrize("threshold", THRESHOLDS, ids=str)

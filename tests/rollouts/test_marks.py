@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replaybuf import RolloutState, Status
-from replaybuf.errors import RolloutError
 from replaybuf.values.rollouts.marks import Marks
 from replaybuf.values.rollouts.normalise import normalise
 from replaybuf.values.rollouts.rollout_type import RolloutType
@@ -65,28 +64,6 @@ async def test_the_staleness_of_a_group_that_expires_in_its_put_is_pinned() -> N
     assert (outcome.status, outcome.staleness, outcome.train_step) == (Status.EXPIRED, 5, None)
     fresh = await normalise([rollout(5)], KIND, None, 6, RULE)
     assert (fresh.status, fresh.staleness, fresh.train_step) == (Status.COMPLETED, 0, 6)
-
-
-async def test_without_a_train_step_a_group_is_as_stale_as_its_stalest_rollout_says() -> None:
-    rollouts = [rollout(5).model_copy(update={"seq_staleness": staleness}) for staleness in (1, 3, 2)]
-    assert (await normalise(rollouts, KIND, None, None, RULE)).staleness == 3
-
-
-@pytest.mark.parametrize("make", [list, np.array])
-async def test_tokens_that_have_a_step_keep_it(make: Any) -> None:
-    continued = rollout(5).model_copy(update={"response_ids": make([7, 8, 9]), "response_model_steps": make([5])})
-    await normalise([continued], KIND, 6, None, RULE)
-    assert [*continued.response_model_steps] == [5, 6, 6]
-
-
-async def test_a_put_masks_the_tokens_that_are_too_old() -> None:
-    tokens = ExpiryRule(token_stale_threshold=4)
-    mixed = rollout(0).model_copy(update={"response_ids": [7, 8], "response_model_steps": [0, 7]})
-    outcome = await normalise([mixed], KIND, None, 8, tokens)
-    assert (outcome.status, [*mixed.response_mask]) == (Status.COMPLETED, [0, 1])
-    undated = rollout(5).model_copy(update={"response_model_steps": []})
-    with pytest.raises(RolloutError, match="without response_model_steps"):
-        await normalise([undated], KIND, None, 8, tokens)
 
 
 async def test_a_group_that_was_interrupted_before_its_first_token_needs_no_steps() -> None:

@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from replaybuf import ConfigError, ReplayBuffer, ReplayBufferConfig, RolloutState, Status
+from replaybuf import ConfigError, ReplayBufferConfig, RolloutState, Status
 from replaybuf.common.units import brief
 from replaybuf.errors import InputError, QueryError, RolloutError
 from replaybuf.produce.agent_loop import reward_varies
@@ -21,6 +21,7 @@ from replaybuf.values.rollouts.rewards import reward_value
 from replaybuf.values.rollouts.rollout_type import RolloutType
 from replaybuf.values.rollouts.staleness import reset_response
 from replaybuf.values.rollouts.statuses import Statuses
+from tests.contract.harness import only
 from tests.stores import TASK, build
 
 
@@ -230,11 +231,6 @@ NONE = [None, {"score": None}, "0.5", {"score": 10**400}, np.array([0.5, 1.0]), 
 
 def group(*rewards: Any) -> list[RolloutState]:
     return [RolloutState(message=[], response="4", reward=reward, status=Status.COMPLETED) for reward in rewards]
-
-
-async def only(buffer: ReplayBuffer) -> Any:
-    (item,) = [item async for item in buffer.find({})]
-    return item
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -22,7 +22,7 @@ from replaybuf.storage.sql.tasks import sweeper
 from tests.cancellation.conftest import end_background_work, take
 from tests.contract.harness import group
 from tests.postgres import meanwhile
-from tests.sql_example import QUESTIONS
+from tests.sql_example import questions
 from tests.stores import TASK, build
 
 HOSTILE = "a'; DROP TABLE rb_batch; --$rb$ \\ %s :x \" $$ \u202e€"
@@ -256,7 +256,7 @@ async def test_a_lease_that_lapses_settles_nothing(buffer: ReplayBuffer) -> None
 
 async def trained_twice(buffer: ReplayBuffer) -> list[tuple[int, int]]:
     """What the question answers, of which docs/sql.md has the statement."""
-    [question] = [asked for asked in QUESTIONS if "trained on twice" in asked.text]
+    [question] = [asked for asked in questions() if "trained on twice" in asked.text]
 
     def ask(tx: Transaction) -> list[tuple[int, int]]:
         return [(uid, times) for uid, times in tx.tuples(question.sqlite)]

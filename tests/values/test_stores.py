@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 from replaybuf import ReplayBuffer, ReplayBufferConfig
 from tests.codec.values import Bits, Color, Level, Name, same, values
@@ -83,22 +82,6 @@ async def test_what_is_done_to_drawn_arrays_changes_nothing_in_the_store(url: st
             for array in restored.values():
                 array += 1
             assert same(restored, {name: array + 1 for name, array in arrays.items()})
-
-
-async def test_tensors_and_images_come_back_from_every_store_and_its_snapshots(url: str, tmp_path: Path) -> None:
-    torch: Any = pytest.importorskip("torch")
-    image = Image.linear_gradient("L").convert("RGB")
-    tensor = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
-    async with build(url) as buffer, build("memory://") as other:
-        await buffer.put(group({"tensor": tensor, "image": image}, reward=torch.tensor(0.5)), "math")
-        assert await buffer.count_where({"reward": 0.5}) == 1
-        await buffer.save(tmp_path / "snapshot")
-        await other.resume(tmp_path / "snapshot")
-        for store in (buffer, other):
-            [restored] = values_of(await store.get(1, "math"))
-            assert restored["image"] == image
-            assert torch.equal(restored["tensor"], tensor)
-            assert restored["tensor"].dtype == torch.bfloat16
 
 
 async def test_a_refresh_keeps_tensors_and_what_a_reader_does_not_know(url: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import time
 from collections.abc import Iterator, Mapping
@@ -42,15 +43,9 @@ def reader(filled: str) -> Iterator[str]:
     execute(filled, "DROP OWNED BY viewer; DROP ROLE viewer")
 
 
-@pytest.fixture(scope="session")
-def pages(filled: str) -> Any:
-    """The pages of the example, whose templates are compiled once."""
-    return create_app(open_reader(filled))
-
-
 @pytest.fixture
-def page(pages: Any, filled: str) -> Client:
-    return Client(pages, filled)
+def page(filled: str) -> Client:
+    return client_of(filled)
 
 
 class Client:
@@ -86,7 +81,13 @@ class Client:
 
 def client_of(url: str, host: str = "localhost", **settings: Any) -> Client:
     """Return a client of the pages of a database."""
-    return Client(create_app(open_reader(url), **settings), url, host)
+    return Client(_app_of(url, **settings), url, host)
+
+
+@functools.cache
+def _app_of(url: str, **settings: Any) -> Any:
+    """The pages, whose templates are compiled once."""
+    return create_app(open_reader(url), **settings)
 
 
 GROUPS, FAILED_EVERY = 130, 40

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import html
 import re
 from collections.abc import Awaitable, Callable
@@ -90,6 +89,13 @@ def test_an_unknown_column_is_an_error_that_names_the_columns(order: str) -> Non
         listed(ROWS, Ask({"order": order}), ("name", "value"))
 
 
+def test_rows_may_be_ordered_by_a_column_of_usual_values_only() -> None:
+    """It isn't shown, but was, when its heading was followed."""
+    rows = [{"uid": 1, "leased": 0}, {"uid": 2, "leased": 0}]
+    table = listed(rows, Ask({"order": "-leased"}), ("uid", "leased"))
+    assert ([column.name for column in table.columns], len(table.rows)) == (["uid"], 2)
+
+
 @pytest.mark.parametrize("filled", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("path", ["/", "/steps", "/workers", "/checkpoints", "/steps/413", "/groups"])
 def test_every_heading_that_sorts_does(page: Client, path: str) -> None:
@@ -109,16 +115,6 @@ def test_every_heading_that_sorts_does(page: Client, path: str) -> None:
 TOKEN = "a-token-that-is-long-enough"
 
 
-@functools.cache
-def _app_of(url: str, token: str | None) -> Any:
-    """The pages, whose templates are compiled once."""
-    return create_app(open_reader(url), token=token)
-
-
-def client_at(url: str, host: str = "localhost", token: str | None = None) -> Client:
-    return Client(_app_of(url, token), url, host)
-
-
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> str:
     url = f"sqlite:///{tmp_path_factory.mktemp('security')}/run.db"
@@ -129,7 +125,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("path", ["/", "/nix", "/static/page.js", "/groups/abc"])
 def test_every_answer_forbids_what_the_page_doesnt_need(secured: str, path: str) -> None:
-    for client in (client_at(secured), client_at(secured, token=TOKEN), client_at(secured, host="evil.example")):
+    for client in (client_of(secured), client_of(secured, token=TOKEN), client_of(secured, host="evil.example")):
         headers = client.get(path).headers
         assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
         assert "unsafe" not in headers["content-security-policy"]
@@ -138,7 +134,7 @@ def test_every_answer_forbids_what_the_page_doesnt_need(secured: str, path: str)
 
 
 def test_only_reading_is_answered(secured: str) -> None:
-    client = client_at(secured)
+    client = client_of(secured)
     for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
         assert [client.request(method, path).status_code for path in ("/", "/nix")] == [405, 405]
     assert client.request("HEAD", "/").status_code == 200
@@ -146,20 +142,20 @@ def test_only_reading_is_answered(secured: str) -> None:
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.0.1", "[::1]", "run.localhost"])
 def test_names_of_this_machine_are_answered(secured: str, host: str) -> None:
-    assert client_at(secured, host=host).get("/").status_code == 200
+    assert client_of(secured, host=host).get("/").status_code == 200
 
 
 @pytest.mark.parametrize(
     "host", ["evil.example", "evillocalhost", "10.0.0.7", "localhost.evil.example", "127.0.0.1.nip.io", "[::2]"]
 )
 def test_other_names_are_refused_without_a_token(secured: str, host: str) -> None:
-    answer = client_at(secured, host=host).get("/")
+    answer = client_of(secured, host=host).get("/")
     assert answer.status_code == 421
     assert "run.db" not in answer.text.partition("<main")[2]
 
 
 def test_a_token_is_asked_for(secured: str) -> None:
-    client = client_at(secured, host="10.0.0.7", token=TOKEN)
+    client = client_of(secured, host="10.0.0.7", token=TOKEN)
     for path in ("/", "/groups", "/?token=wrong", "/?token="):
         assert client.get(path).status_code == 401
     assert client.get("/", headers={"Authorization": "Bearer wrong"}).status_code == 401
@@ -169,13 +165,13 @@ def test_a_token_is_asked_for(secured: str) -> None:
 @pytest.mark.parametrize("host", ["a/static/", "localhost/static/", "a?", "a@b", "a b", "[::1]/static/"])
 @pytest.mark.parametrize("token", [None, TOKEN])
 def test_no_host_header_opens_the_pages(secured: str, host: str, token: str | None) -> None:
-    answer = client_at(secured, token=token).get("/groups", headers={"Host": host})
+    answer = client_of(secured, token=token).get("/groups", headers={"Host": host})
     assert answer.status_code == 400
     assert 'action="/groups"' not in answer.text
 
 
 def test_a_token_is_kept_in_a_cookie_and_leaves_the_address(secured: str) -> None:
-    client = client_at(secured, host="10.0.0.7", token=TOKEN)
+    client = client_of(secured, host="10.0.0.7", token=TOKEN)
     answer = client.get(f"/groups?order=uid&token={TOKEN}&size=3")
     assert (answer.status_code, answer.headers["location"]) == (303, "/groups?order=uid&size=3")
     cookie = answer.headers["set-cookie"].lower()
@@ -185,7 +181,7 @@ def test_a_token_is_kept_in_a_cookie_and_leaves_the_address(secured: str) -> Non
 
 
 def test_a_token_never_leads_to_another_host(secured: str) -> None:
-    client = client_at(secured, token=TOKEN)
+    client = client_of(secured, token=TOKEN)
     for path in ("//evil.example/", "/\\evil.example/", "///evil.example"):
         location = client.get(f"http://localhost{path}?token={TOKEN}").headers["location"]
         assert location.startswith("/")
@@ -240,6 +236,14 @@ def test_all_that_a_page_leads_to_is_below_the_prefix_and_there(behind: Client) 
         paths |= {re.sub(r"\d+", "N", link.partition("?")[0]): link for link in linked if link not in paths.values()}
     assert len(paths) > 10
     assert [link for link in paths.values() if behind.get(link).status_code != 200] == []
+
+
+def test_a_token_is_asked_for_below_the_prefix_and_the_database_is_not_named(filled: str) -> None:
+    """The form leads to the address that it is at, and the browser knows more of that than the server."""
+    text = client_of(filled, "rl.example", token=TOKEN, prefix=PREFIX).get(f"{PREFIX}/groups").text
+    assert "<form" in text
+    assert "action=" not in text
+    assert open_reader(filled).where not in text
 
 
 def test_a_token_is_kept_for_the_prefix_only(filled: str) -> None:

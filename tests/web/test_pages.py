@@ -394,6 +394,19 @@ def test_workers_are_side_by_side_the_worst_first_and_lead_to_their_groups(troub
     assert "No such groups" in troubled.get(link).text
 
 
+def test_tasks_of_any_names_are_columns_of_their_own(tmp_path: Path) -> None:
+    url, tasks = f"sqlite:///{tmp_path}/run.db", ("name", "annotations.x", "worse name")
+    with ReplayBufferConfig(url=url).build_sync() as buffer:
+        for number in range(2):
+            with working_as(f"gen-{number}"):
+                for task in tasks:
+                    rollout = RolloutState(message=[], reward=number / 2, status=Status.COMPLETED)
+                    buffer.put_many([[rollout]] * 3, task)
+        buffer.take_batch(dict.fromkeys(tasks, 6), current_train_step=1)
+    text = client_of(url).get("/steps").text.partition("<h2>By task</h2>")[2].partition("</table>")[0]
+    assert re.findall(r"gen-[01]</a>|[+-]0\.500", text) == ["gen-0</a>", *["-0.500"] * 3, "gen-1</a>", *["+0.500"] * 3]
+
+
 def test_an_unknown_step_says_which_there_are(troubled: Client) -> None:
     answer = troubled.get("/steps/99")
     assert answer.status_code == 404
@@ -468,12 +481,26 @@ def test_what_every_run_does_is_no_news_and_events_are_told_in_words(tmp_path: P
     assert "old checkpoint of step 21 pruned" in page.get("/events?kind=checkpoint_dropped").text
 
 
+def test_steps_are_those_of_the_buffer_that_the_row_is_of(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/run.db"
+    for name in ("eval", "train"):
+        with ReplayBufferConfig(url=url, name=name).build_sync() as buffer:
+            uid = buffer.put([RolloutState(message=[], status=Status.COMPLETED)], "math")
+            buffer.checkpoint(21)
+            buffer.take_batch({"math": 1}, current_train_step=22)
+    page = client_of(url)
+    assert 'href="/steps/22?buffer=train"' in page.get(f"/groups/{uid}").text
+    text = page.get("/checkpoints").text
+    assert [f"/steps?before=22&amp;buffer={name}" in text for name in ("eval", "train")] == [True, True]
+
+
 def test_other_buffers_are_left_out_where_one_is_named(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/run.db"
     for name in ("one", "two"):
         with ReplayBufferConfig(url=url, name=name).build_sync() as buffer:
             buffer.put([RolloutState(message=[], status=Status.COMPLETED)], name)
     page = client_of(url, buffer="two")
+    assert [page.get(f"/groups/{uid}").status_code for uid in (1, 2)] == [404, 200]
     for path in ("/?buffer=one", "/groups"):
         main = read(page, path).partition("<main")[2]
         assert re.search(r">\s*two\s*<", main)

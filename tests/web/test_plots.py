@@ -10,18 +10,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
-from replaybuf.errors import ConfigError, LockedError
+from replaybuf.errors import ConfigError, InputError, LockedError
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.web import server
+from replaybuf.web.app import PAGES, create_app
 from replaybuf.web.plots import (
     HEIGHT,
     POINTS,
@@ -35,6 +38,7 @@ from replaybuf.web.plots import (
 )
 from replaybuf.web.server import bind
 from tests.cli.conftest import run
+from tests.stores import until
 from tests.web.conftest import client_of
 from tests.web.test_browser import serving
 
@@ -206,6 +210,32 @@ def test_a_read_whose_turn_doesnt_come_says_so(file: Path, monkeypatch: pytest.M
 
     with pytest.raises(LockedError, match="4 other reads"):
         asyncio.run(many())
+
+
+def test_pages_that_take_long_keep_no_health_check_waiting(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "TURN_SECONDS", 0.05)
+    release, busy_pages = threading.Event(), list[object]()
+
+    def show(tx: object, ask: object) -> dict[str, object]:
+        busy_pages.append(ask)
+        release.wait(60)
+        raise InputError("released")
+
+    monkeypatch.setitem(PAGES, "overview", replace(PAGES["overview"], show=show))
+    app = create_app(open_reader(str(file)))
+
+    async def ask() -> int:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            busy = [asyncio.create_task(client.get("/")) for _ in range(server.AT_ONCE)]
+            try:
+                await until(lambda: len(busy_pages) == server.AT_ONCE)
+                return (await client.get("/readyz")).status_code
+            finally:
+                release.set()
+                await asyncio.gather(*busy)
+
+    assert asyncio.run(ask()) == 200
 
 
 def test_an_empty_database_has_pages(tmp_path: Path) -> None:

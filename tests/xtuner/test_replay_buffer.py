@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,29 +23,6 @@ from tests.stores import because
 from tests.xtuner import stand_in
 
 COMPLETED, EXPIRED = XtunerStatus.COMPLETED, XtunerStatus.EXPIRED
-
-
-@pytest.fixture
-def xtuner() -> Iterator[ModuleType]:
-    """`replaybuf.integrations.xtuner`, beside the stand-in."""
-    with stand_in.installed():
-        import replaybuf.integrations.xtuner
-
-        yield replaybuf.integrations.xtuner
-
-
-@pytest.fixture
-async def build(xtuner: ModuleType) -> AsyncIterator[Callable[..., Any]]:
-    """A function that builds buffers, which are closed after the test."""
-    buffers: list[Any] = []
-
-    def build(url: str, kind: str = "Async", **options: Any) -> Any:
-        buffers.append(getattr(xtuner, f"{kind}ReplayBufferConfig")(url=url, **options).build())
-        return buffers[-1]
-
-    yield build
-    for buffer in buffers:
-        await buffer.close()
 
 
 @pytest.fixture

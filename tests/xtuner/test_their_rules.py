@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from tests.frameworks import XtunerRollout, XtunerStatus
-from tests.xtuner import stand_in
 from tests.xtuner.their_rules import Theirs
 
 A, C, E, F = XtunerStatus.ABORTED, XtunerStatus.COMPLETED, XtunerStatus.EXPIRED, XtunerStatus.FILTERED
 TASK, NEWEST = "math", 6
-
-
-@pytest.fixture
-async def build() -> AsyncIterator[Callable[..., Any]]:
-    with stand_in.installed():
-        from replaybuf.integrations import xtuner
-
-        buffers: list[Any] = []
-
-        def build(kind: str, url: str) -> Any:
-            buffers.append(getattr(xtuner, f"{kind}ReplayBufferConfig")(url=url, name=kind).build())
-            return buffers[-1]
-
-        yield build
-        for buffer in buffers:
-            await buffer.close()
 
 
 class Run:
@@ -122,7 +105,7 @@ def said(group: list[XtunerRollout]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("runs", [20, pytest.param(600, marks=pytest.mark.long)])
 async def test_random_runs_are_the_same_as_xtuners(build: Callable[..., Any], shared_url: str, runs: int) -> None:
-    buffers = {kind: build(kind, shared_url) for kind in ("Async", "Sync")}
+    buffers = {kind: build(shared_url, kind, name=kind) for kind in ("Async", "Sync")}
     differing_seeds: list[int] = []
     for seed in range(runs):
         kind = "Async" if seed % 4 else "Sync"

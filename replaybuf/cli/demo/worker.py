@@ -75,13 +75,16 @@ class RunFolder:
             raise ReplayBufError(f"can't write to the run folder {self.path}: {error.strerror}") from error
 
     def save(self, run: Run) -> None:
-        """Save the run; it is on disk when this returns."""
+        """Save the run; it is on disk when this returns. Raises ReplayBufError."""
         arrays: dict[str, Any] = {**vars(run), **vars(run.policy)}
         del arrays["policy"]
-        with partial_file(str(self.weights)) as partial:
-            with open(partial, "wb") as file:
-                np.savez(file, allow_pickle=False, **arrays)
-            publish(partial, str(self.weights))
+        try:
+            with partial_file(str(self.weights)) as partial:
+                with open(partial, "wb") as file:
+                    np.savez(file, allow_pickle=False, **arrays)
+                publish(partial, str(self.weights))
+        except OSError as error:
+            raise ReplayBufError(f"can't write {self.weights}: {error.strerror or error}") from error
 
     def load(self) -> Run | None:
         """Return the run as last saved; None for a new one. Raises ReplayBufError for a file that can't be read."""
@@ -92,6 +95,8 @@ class RunFolder:
                 return Run(policy, **{name: arrays[name].tolist() for name in names})
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise ReplayBufError(f"can't read {self.weights}: {error.strerror or error}") from error
         except (zipfile.BadZipFile, ValueError, EOFError, KeyError) as error:
             raise ReplayBufError(
                 f"{self.weights} can't be read, or is of another version of the demo: remove the folder and the "

@@ -16,9 +16,10 @@ from pydantic_core import from_json
 from replaybuf.cli.doctor import Examination, Finding, fine, in_one_transaction, problem, verdict, warning
 from replaybuf.common.progress import in_pieces
 from replaybuf.common.units import groups, some
-from replaybuf.errors import DecodeError, PayloadStoreError, StorageError, UnreachableError
+from replaybuf.errors import DecodeError, PayloadStoreError, StorageError
 from replaybuf.storage.decoding import Places, extent_of, read_tails, wait_for
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
+from replaybuf.storage.sql.inspection.reader import driver_error
 from replaybuf.storage.sql.statements.counts import set_aside
 from replaybuf.storage.sql.statements.fence import join
 from replaybuf.storage.sql.statements.files import count_gone
@@ -32,6 +33,8 @@ _PIECE_BYTES = 16 * 1024 * 1024
 _PIECE_GROUPS = 2000
 #: The timeout for reading a piece's payloads from a place, in seconds.
 _PATIENCE = 60.0
+#: Classes of SQLSTATEs that say nothing of a group: resources are short, an operator or a timeout intervened.
+_NO_DAMAGE = ("53", "57")
 #: What to do with groups that were set aside.
 _FORGET = 'buffer.delete({"uid": ...}) when nobody needs to know of them'
 
@@ -104,9 +107,10 @@ class _Pass:
         """Read some groups. What can't be read of a damaged file is found by reading smaller pieces."""
         try:
             stored, places = self._examination.read(lambda tx: (_read(tx, uids), tx.places()))
-        except UnreachableError:
-            raise
         except StorageError as error:
+            state = str(getattr(driver_error(error), "sqlstate", ""))
+            if type(error) is not StorageError or state.startswith(_NO_DAMAGE):
+                raise
             if len(uids) == 1:
                 self.reasons[uids[0]] = f"it can't be read: {error}"
             else:
@@ -205,13 +209,17 @@ WHERE g.uid {in:uids} AND NOT l.leased ORDER BY g.uid"""
 def _set_aside(tx: Transaction, reasons: Mapping[int, str]) -> str:
     """Set damaged groups aside as FAILED, each with its reason as error, without their texts that can't be read.
 
-    Archived groups stay ARCHIVED, and get the reason, too. Leased groups are left to their consumers.
+    Archived groups stay ARCHIVED, and get the reason, too. Leased groups are left to their consumers. Files are not
+    read again.
     """
-    for uid, name in [(item.uid, name) for item in _read(tx, reasons) for name in item.bad_texts]:
+    damaged = [
+        one for one in _read(tx, reasons) if one.bad_texts or _place_of(one.data) is not None or _damage(one, None)
+    ]
+    for uid, name in [(item.uid, name) for item in damaged for name in item.bad_texts]:
         table, _, value = _TEXTS[name]
         tx.change(f"UPDATE {table} SET {name} = :value WHERE uid = :uid", value=value, uid=uid)  # noqa: S608
     homes: dict[tuple[str, str, Status], list[int]] = {}
-    for uid, buffer, task_name, status in tx.tuples(_FREE_GROUPS, uids=list(reasons)):
+    for uid, buffer, task_name, status in tx.tuples(_FREE_GROUPS, uids=[item.uid for item in damaged]):
         homes.setdefault((buffer, task_name, Status(status)), []).append(uid)
     sentences = []
     for (buffer, task_name, status), uids in homes.items():
@@ -225,7 +233,7 @@ def _set_aside(tx: Transaction, reasons: Mapping[int, str]) -> str:
             [home] = need_lanes(scoped, [(task_name, status)]).values()
             set_aside(scoped, home, {uid: reasons[uid] for uid in uids})
             sentences.append(f"set {groups(len(uids))} of the task {task_name} aside as failed: {some(uids)}")
-    return "; ".join(sentences) or "left leased groups to their consumers"
+    return "; ".join(sentences) or ("left leased groups to their consumers" if damaged else "")
 
 
 # Payloads that nothing refers to, and no sweep would delete.

@@ -106,9 +106,12 @@ def probe(reader: Reader) -> Sequence[Finding]:
 
 def _try_locks(reader: Reader) -> str:
     """Return "", or what is wrong with locks: servers are known that accept their functions, and do nothing."""
-    with open_writer(reader) as writer:
-        if writer.excludes_others():
-            return ""
+    try:
+        with open_writer(reader) as writer:
+            if writer.excludes_others():
+                return ""
+    except ReplayBufError as error:
+        return f"locks failed: {error}"
     return "locks failed: an exclusive one is accepted, and excludes nobody: restores would be overtaken by writers"
 
 

@@ -71,6 +71,13 @@ def _sqlite_reader(url: str, database: str, where: str | None = None) -> Reader:
     return SqliteReader(url, where, path.absolute())
 
 
+def driver_error(error: BaseException) -> BaseException:
+    """Return the driver's own exception that an error stands for."""
+    while (cause := error.__cause__) is not None:
+        error = cause
+    return error
+
+
 class Reader(ABC):
     """Runs functions in read transactions of a database.
 
@@ -92,7 +99,7 @@ class Reader(ABC):
         """Run `function(tx)` in a read-only transaction, and roll it back.
 
         Raises StorageError for a database that isn't one of this version of replaybuf, or has values that can't be
-        there, and LockedError after `timeout` seconds.
+        there, and LockedError ("stopped after ...") after `timeout` seconds of statements.
         """
 
         def checked(tx: Transaction) -> T:
@@ -195,7 +202,7 @@ class _Clock:
     def explain(self, error: Exception) -> None:
         """Raise the cause of an interrupted statement: the timeout, or Ctrl-C."""
         if self._is_over:
-            raise LockedError(f"stopped after {self._timeout:g} s; raise --timeout if that is too soon") from error
+            raise LockedError(f"stopped after {self._timeout:g} s") from error
         raise KeyboardInterrupt from error
 
 
@@ -218,17 +225,27 @@ class PostgresReader(Reader):
         return results[0]
 
     async def _read(self, function: Callable[[Transaction], T], timeout: float | None) -> T:
+        import asyncio
+
         from replaybuf.storage.sql.engine import open_database
         from replaybuf.storage.sql.engine.database import Access
 
         def limited(tx: Transaction) -> T:
-            if timeout is not None:
-                milliseconds = str(max(1, round(timeout * 1000)))
+            if timeout is not None and limit.when() is None:  # once connected
+                limit.reschedule(asyncio.get_running_loop().time() + timeout)
+                # If this process is killed, the server stops. After a statement, nothing makes a transaction writable.
+                milliseconds = str(round((timeout + 1) * 1000))
                 tx.tuples("SELECT set_config('statement_timeout', :time, true)", time=milliseconds)
             return function(tx)
 
         engine = open_database(Access(self.url, lock_timeout=LOCK_TIMEOUT, read_only=True))
+        limit = asyncio.timeout(None)
         try:
-            return await engine.read(limited)
+            async with limit:
+                return await engine.read(limited)
+        except TimeoutError as error:
+            if limit.expired():
+                raise LockedError(f"stopped after {timeout:g} s") from error
+            raise
         finally:
             await engine.dispose()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 from replaybuf.common.units import brief
 from replaybuf.errors import AccessError, LockedError, QueryError, StorageError
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.inspection.reader import Reader
+from replaybuf.storage.sql.inspection.reader import Reader, driver_error
 
 _WRITE_STATES = {"25006", "25001", "2D000"}  # read-only transaction, change of the transaction, COMMIT inside of DO
 # PostgreSQL rewrites a view before it checks whether the transaction may write.
@@ -64,7 +64,7 @@ def run_statement(reader: Reader, statement: str, timeout: float) -> tuple[list[
     try:
         return reader.read_any(run, timeout=timeout)
     except StorageError as error:
-        _explain(error, statement, timeout)
+        _explain(error, statement)
     except (sqlite3.Warning, sqlite3.ProgrammingError) as error:  # the latter in 3.11
         raise QueryError(str(error)) from error
 
@@ -79,11 +79,9 @@ def without_markup(text: str) -> str:
     return _MARKUP.sub(lambda match: match[1] or "", text)
 
 
-def _explain(error: StorageError, statement: str, timeout: float) -> NoReturn:
+def _explain(error: StorageError, statement: str) -> NoReturn:
     """Raise the error for a user that a database error of the statement stands for."""
-    cause: BaseException = error
-    while (inner := cause.__cause__) is not None:  # the driver's own exception
-        cause = inner
+    cause = driver_error(error)
     state = getattr(cause, "sqlstate", None)
     message = brief(str(cause), _LONGEST_MESSAGE)
     writes = state in _WRITE_STATES or _WRITES_TO_VIEW.match(message) is not None
@@ -92,8 +90,8 @@ def _explain(error: StorageError, statement: str, timeout: float) -> NoReturn:
         raise AccessError(
             f"statements only read here, and the database refused this one: {message}{instead}"
         ) from error
-    if state == "57014":
-        raise LockedError(f"stopped after {timeout:g} s; raise --timeout if that is too soon") from error
+    if str(error).startswith("stopped after"):
+        raise LockedError(f"{error}; raise --timeout if that is too soon") from error
     if "multiple commands" in message or "one statement at a time" in message:
         raise QueryError("give one statement at a time") from error
     if "server expects" in message or "bindings" in message:
