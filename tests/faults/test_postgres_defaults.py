@@ -19,7 +19,7 @@ from replaybuf.storage.sql.engine.postgres import PostgresDatabase
 from replaybuf.storage.sql.engine.urls import parse_url
 from tests.cancellation.conftest import end_background_work
 from tests.postgres import set_default
-from tests.stores import TASK, build, fill, group, take_all, until
+from tests.stores import TASK, build, fill, group, take_all, until_equal
 
 LEVELS = [pytest.param("repeatable read", marks=pytest.mark.long), "serializable"]
 
@@ -39,10 +39,7 @@ async def writers_kept_out(url: str) -> AsyncIterator[Callable[[int], Any]]:
     database = await connection.fetchval("SELECT oid FROM pg_database WHERE datname = current_database()")
 
     async def wait_for(count: int) -> None:
-        async def count_is_reached() -> bool:
-            return bool(await connection.fetchval(waiting, database) == count)
-
-        await until(count_is_reached)
+        await until_equal(count, lambda: connection.fetchval(waiting, database))
 
     try:
         await connection.execute("BEGIN")
@@ -128,17 +125,6 @@ async def test_levels_are_said_though_settings_are_dropped(lent_database: str, m
             assert await engine.write(level) == "read committed"
     finally:
         await engine.dispose()
-
-
-async def test_a_database_that_only_reads_says_so(lent_database: str) -> None:
-    """Its owner meant it: that default is kept."""
-    async with build(lent_database) as buffer:
-        await fill(buffer, 1)
-    set_default(lent_database, default_transaction_read_only="on")
-    async with build(lent_database) as buffer:
-        with pytest.raises(AccessError, match="default_transaction_read_only"):
-            await buffer.put(group(1), TASK)
-        assert len(buffer) == 1
 
 
 async def test_a_statement_timeout_is_called_one(lent_database: str) -> None:
