@@ -65,7 +65,7 @@ async def test_who_saw_lost_commits_goes_back_to_a_step_and_then_on(asynchronous
             with commits_lost(r"lacks transactions that this process saw committed.*restore"):
                 await call()
         with commits_lost():  # also who waits, and who holds a lease
-            await trainer.take_batch({TASK: 100}, timeout=30)
+            await trainer.wait_ready({TASK: 100}, timeout=5)
         with commits_lost():
             await lease.acknowledge()
         assert [checkpoint.step for checkpoint in await trainer.checkpoints()] == [4]
