@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import shlex
 import shutil
@@ -34,7 +35,7 @@ def main() -> int:
     if problems := [problem for mutant in mutants if (problem := mutant.problem())]:
         print("These don't fit the code any more:", *problems, sep="\n  ", file=sys.stderr)
         return 2
-    results = Counter[str]()
+    verdicts: list[dict[str, str]] = []
     with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
         copy = Path(shutil.copytree(ROOT, Path(folder) / "copy", ignore=_NOT_COPIED))
         for area in {} if options.no_baseline else dict.fromkeys(mutant.area for mutant in mutants):
@@ -44,8 +45,11 @@ def main() -> int:
                 print(f"fails on the unchanged code: pytest {shlex.join(NEAR[area])}: {by}", file=sys.stderr)
                 return 2
         for mutant in mutants:
-            results[_try(copy, mutant, near=options.near)] += 1
+            verdicts.append(_try(copy, mutant, near=options.near))
+    results = Counter(verdict["result"] for verdict in verdicts)
     print(*(f"{result}: {count}" for result, count in results.items()), sep="\n")
+    if options.json:
+        Path(options.json).write_text(json.dumps(verdicts, indent=1))
     return 0 if set(results) <= {"caught", "hung"} else 1
 
 
@@ -55,11 +59,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--area", action="append", choices=list(NEAR), help="mutations of this area")
     parser.add_argument("--near", action="store_true", help="the nearby tests only, not the rest of the default tier")
     parser.add_argument("--no-baseline", action="store_true", help="don't run the nearby tests on the unchanged code")
+    parser.add_argument("--json", metavar="FILE", help="write the verdicts to this file")
     return parser.parse_args()
 
 
-def _try(copy: Path, mutation: Mutation, *, near: bool) -> str:
-    """Print and return the verdict: "caught", "survived", "hung" (caught by the time-out) or "can't tell"."""
+def _try(copy: Path, mutation: Mutation, *, near: bool) -> dict[str, str]:
+    """Print and return the verdict: "caught", "survived", "hung" (caught by the time-out), "can't tell"; and by what."""
     started, result, by = time.monotonic(), "survived", ""
     file = copy / "replaybuf" / mutation.file
     before = file.read_text()
@@ -72,7 +77,7 @@ def _try(copy: Path, mutation: Mutation, *, near: bool) -> str:
     _write(file, before)
     said = f"by {by}" if by else mutation.law
     print(f"{result:10} {time.monotonic() - started:6.1f} s  {mutation.area:8}  {mutation.name}: {said}", flush=True)
-    return result
+    return {"name": mutation.name, "area": mutation.area, "law": mutation.law, "result": result, "by": by}
 
 
 def _write(file: Path, text: str) -> None:
