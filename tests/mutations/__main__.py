@@ -64,7 +64,7 @@ def _options() -> argparse.Namespace:
 
 
 def _try(copy: Path, mutation: Mutation, *, near: bool) -> dict[str, str]:
-    """Print and return the verdict: "caught", "survived", "hung" (caught by the time-out), "can't tell"; and by what."""
+    """Print and return a verdict: "caught", "survived", "hung" (caught by the time-out) or "can't tell"."""
     started, result, by = time.monotonic(), "survived", ""
     file = copy / "replaybuf" / mutation.file
     before = file.read_text()

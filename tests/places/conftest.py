@@ -138,6 +138,11 @@ def on_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
     return kept_at(request.param, request, tmp_path)
 
 
+@pytest.fixture(params=_some("sqlite, folder", of=[place for place in PLACES if "folder" in place]))
+def kept_apart(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
+    return kept_at(request.param, request, tmp_path)
+
+
 @pytest.fixture
 def in_folder(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
     return kept_at("sqlite, folder", request, tmp_path)

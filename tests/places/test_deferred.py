@@ -225,7 +225,7 @@ async def test_only_the_wanted_bytes_are_read_from_the_database(in_file: Kept, m
 # The synchronous face, and cancellation
 
 
-async def test_a_cancelled_lease_gives_its_groups_back(in_folder: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancelled_lease_gives_its_groups_back(kept_apart: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cancelled while the arrays of other fields are being read."""
     started, go_on = threading.Event(), threading.Event()
     original = FolderStore.read
@@ -235,7 +235,7 @@ async def test_a_cancelled_lease_gives_its_groups_back(in_folder: Kept, monkeypa
         go_on.wait(30)
         return original(store, ranges, timeout)
 
-    async with in_folder.opened() as buffer:
+    async with kept_apart.opened() as buffer:
         await buffer.put([rollout(pixels=experts(1))], TASK)
         monkeypatch.setattr(FolderStore, "read", slow)
         leasing = asyncio.ensure_future(lent(buffer, deferred=["extra_fields"]))
