@@ -127,6 +127,17 @@ async def test_levels_are_said_though_settings_are_dropped(lent_database: str, m
         await engine.dispose()
 
 
+async def test_a_database_that_only_reads_says_so(lent_database: str) -> None:
+    """Its owner meant it: that default is kept."""
+    async with build(lent_database) as buffer:
+        await fill(buffer, 1)
+    set_default(lent_database, default_transaction_read_only="on")
+    async with build(lent_database) as buffer:
+        with pytest.raises(AccessError, match="default_transaction_read_only"):
+            await buffer.put(group(1), TASK)
+        assert len(buffer) == 1
+
+
 async def test_a_statement_timeout_is_called_one(lent_database: str) -> None:
     """Also where the statement waits for a lock: `lock_timeout` was not over."""
     async with build(lent_database) as buffer:

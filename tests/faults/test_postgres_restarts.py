@@ -192,6 +192,19 @@ async def test_prompts_that_a_claimer_was_not_told_of_come_back(doubtful: Doubtf
     await other.wait_ready({TASK: 1}, Status.INIT, timeout=20)
 
 
+async def test_closing_brings_back_what_a_taker_was_not_told(url: str) -> None:
+    async with proxied(url) as proxy, build(url) as other:
+        async with build(proxy.url, reconnect_timeout=0.3) as buffer:
+            await fill(buffer, 3)
+            await end_background_work(buffer)
+            await all_told(buffer)
+            proxy.fault = once(proxy.refuse(before_the_answer))
+            with pytest.raises(UnreachableError):
+                await buffer.get(2, TASK)
+            proxy.refusing = False
+        assert await take_all(other) == [0, 1, 2]
+
+
 async def test_a_give_back_whose_answer_is_lost_is_not_done_twice(
     doubtful: Doubtful, monkeypatch: pytest.MonkeyPatch
 ) -> None:
