@@ -71,6 +71,15 @@ async def until(holds: Callable[[], bool | Awaitable[bool]], seconds: float = 10
             await asyncio.sleep(0.01)
 
 
+async def until_equal(expected: object, ask: Callable[[], Awaitable[object]], seconds: float = 10) -> None:
+    """Wait until the answer is what is expected; TimeoutError when it never is."""
+
+    async def is_it() -> bool:
+        return await ask() == expected
+
+    await until(is_it, seconds)
+
+
 async def set_by(event: asyncio.Event | threading.Event, task: asyncio.Future[Any], seconds: float = 60) -> None:
     """Wait until an event is set by a task; raise an AssertionError if that ends first, or TimeoutError."""
     in_loop = isinstance(event, asyncio.Event)
