@@ -23,7 +23,7 @@ import pytest
 from sqlalchemy import make_url
 
 from replaybuf import ReplayBufferConfig
-from tests.stores import until
+from tests.stores import until_equal
 
 
 @contextmanager
@@ -268,7 +268,7 @@ async def meanwhile(url: str, statement: str, *calls: Awaitable[Any]) -> AsyncIt
             return await other.fetchval(_WAITING)
 
         waiting = [asyncio.ensure_future(call) for call in calls]
-        await until(waiting_count, gives=len(calls))
+        await until_equal(len(calls), waiting_count)
     yield waiting
 
 

@@ -15,7 +15,6 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.past import sweep
 
 TASK = "math"
-_TRUE: Any = object()
 
 
 def group(number: int, size: int = 1, *, status: Status = Status.COMPLETED, text: str = "4") -> list[RolloutState]:
@@ -65,14 +64,20 @@ def sweep_now(tx: Transaction, before: float = 1e12, limit: int = 1000) -> int:
     return sweep(tx, before, limit)
 
 
-async def until(read: Callable[[], Any], seconds: float = 10, *, gives: Any = _TRUE) -> None:
-    """Wait until a function gives this, or else anything true; TimeoutError when it doesn't come to pass."""
+async def until(holds: Callable[[], Any], seconds: float = 10) -> None:
+    """Wait until something holds; TimeoutError when it doesn't come to pass."""
     async with asyncio.timeout(seconds):
-        while True:
-            outcome = await value if isinstance(value := read(), Awaitable) else value
-            if outcome if gives is _TRUE else outcome == gives:
-                return
+        while not (await outcome if isinstance(outcome := holds(), Awaitable) else outcome):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+async def until_equal(expected: object, ask: Callable[[], Awaitable[object]], seconds: float = 10) -> None:
+    """Wait until the answer is what is expected; TimeoutError when it never is."""
+
+    async def is_it() -> bool:
+        return await ask() == expected
+
+    await until(is_it, seconds)
 
 
 async def rows(buffer: ReplayBuffer, statement: str, **values: Any) -> list[tuple[Any, ...]]:

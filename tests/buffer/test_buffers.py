@@ -156,7 +156,6 @@ async def test_the_end_of_a_lease_is_noticed_by_its_own_buffer(buffers: Buffers)
     ours, theirs = await buffers.open(), await buffers.open("eval")
     await fill(theirs, 1)
     lease = await theirs.lease_batch({TASK: 1}, seconds=0.2, heartbeat=False)
-
     await until(lambda: len(theirs) == 1)
     with pytest.raises(LeaseLostError):
         await lease.acknowledge()

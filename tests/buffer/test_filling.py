@@ -23,13 +23,19 @@ from replaybuf.storage.sql.tasks import filling
 from replaybuf.storage.sql.tasks.transactions import Encoding
 from tests.cancellation.conftest import end_background_work
 from tests.postgres import execute
-from tests.stores import TASK, build, group, until
+from tests.stores import TASK, build, group, until, until_equal
 
 OPTIONS: dict[str, Any] = {"group": "p1", "size": 3}
 
 
 def one(number: int, status: Status = Status.COMPLETED) -> list[RolloutState]:
     return group(number, status=status)
+
+
+async def put(buffer: ReplayBuffer, *numbers: int, **options: Any) -> None:
+    """Put rollouts one by one, of one group of three."""
+    for number in numbers:
+        await buffer.put(one(number), TASK, **OPTIONS, **options)
 
 
 @pytest.fixture
@@ -149,11 +155,10 @@ async def test_only_finished_rollouts_come_and_one_at_a_time(buffer: ReplayBuffe
 
 
 async def test_a_group_takes_no_rollout_once_it_is_whole_or_has_left(buffer: ReplayBuffer) -> None:
-    for index in range(3):
-        await buffer.put(one(index), TASK, **OPTIONS)
+    await put(buffer, 0, 1, 2)
     for _ in range(2):
         with pytest.raises(ConflictError, match="has all its rollouts already"):
-            await buffer.put(one(9), TASK, **OPTIONS)
+            await put(buffer, 9)
         await buffer.get(1, TASK)
     assert await contents(buffer) == {}
 
@@ -195,13 +200,8 @@ async def test_a_group_whose_time_is_over_goes_without_the_missing_rollouts(
     shared_url: str, least: int, status: str
 ) -> None:
     async with build(shared_url, fill_seconds=0.2) as buffer:
-        for number in (0, 1):
-            await buffer.put(one(number), TASK, min_size=least, **OPTIONS)
-
-        async def is_over() -> bool:
-            return await buffer.filling(TASK) == {}
-
-        await until(is_over, 60)
+        await put(buffer, 0, 1, min_size=least)
+        await until_equal({}, lambda: buffer.filling(TASK), 60)
         assert await contents(buffer) == {status: [[0, 1]]}
         if status == "failed":
             [item] = [item async for item in buffer.find({})]
@@ -226,7 +226,7 @@ async def test_a_rollout_that_is_deleted_meanwhile_is_missing(
     buffer: ReplayBuffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = await buffer.put(one(0), TASK, **OPTIONS)
-    await buffer.put(one(1), TASK, **OPTIONS)
+    await put(buffer, 1)
     read = Encoding.read
 
     async def deleting(self: Encoding, *arguments: Any) -> Any:
@@ -236,9 +236,9 @@ async def test_a_rollout_that_is_deleted_meanwhile_is_missing(
         return payloads
 
     monkeypatch.setattr(Encoding, "read", deleting)
-    await buffer.put(one(2), TASK, **OPTIONS)
+    await put(buffer, 2)
     assert await contents(buffer) == {"filling": [[1], [2]]}
-    await buffer.put(one(3), TASK, **OPTIONS)
+    await put(buffer, 3)
     assert await contents(buffer) == {"completed": [[2, 1, 3]]}
 
 
@@ -257,22 +257,20 @@ async def test_the_staleness_rule_of_the_last_put_is_that_of_the_group(buffer: R
 async def test_the_group_needs_room_and_its_rollouts_dont(shared_url: str) -> None:
     async with build(shared_url, capacity=1, on_full="reject") as buffer:
         await buffer.put(one(9), TASK)
-        for number in (0, 1):
-            await buffer.put(one(number), TASK, **OPTIONS)
+        await put(buffer, 0, 1)
         with pytest.raises(FullError):
-            await buffer.put(one(2), TASK, **OPTIONS)
+            await put(buffer, 2)
         assert await contents(buffer) == {"completed": [[9]], "filling": [[0], [1]]}
         await buffer.get(1, TASK)
-        await buffer.put(one(2), TASK, **OPTIONS)
+        await put(buffer, 2)
         assert await contents(buffer) == {"completed": [[0, 1, 2]]}
 
 
 async def test_a_restore_takes_a_group_back_to_the_rollouts_that_it_had(buffer: ReplayBuffer) -> None:
-    await buffer.put(one(0), TASK, **OPTIONS)
+    await put(buffer, 0)
     await buffer.checkpoint(1)
     for _ in range(2):
-        for number in (1, 2):
-            await buffer.put(one(number), TASK, **OPTIONS)
+        await put(buffer, 1, 2)
         assert await contents(buffer) == {"completed": [[0, 1, 2]]}
         assert len(await buffer.get(1, TASK)) == 1
         await buffer.put(one(3), TASK, group="later", size=1)
@@ -293,8 +291,7 @@ async def test_a_snapshot_has_groups_that_fill(buffer: ReplayBuffer, shared_url:
     await buffer.save(tmp_path / "snapshot")
     async with build(shared_url, name="other") as other:
         await other.resume(tmp_path / "snapshot")
-        for number in (1, 2):
-            await other.put(one(number), TASK, **OPTIONS)
+        await put(other, 1, 2)
         assert await contents(other) == {"completed": [[1, 0, 2]]}
 
 
@@ -308,16 +305,15 @@ async def test_an_export_and_its_import_have_groups_that_fill(
     async with build(shared_url, name="other") as other:
         await other.import_from(tmp_path / "x.jsonl")
         assert (await other.filling(TASK))["p1"].missing == [0]
-        await other.put(one(0), TASK, **OPTIONS)
+        await put(other, 0)
         assert sorted((await contents(other))["completed"]) == [[0, 1, 2], [8]]
 
 
 async def test_a_restore_that_keeps_new_groups_leaves_a_name_one_meaning(buffer: ReplayBuffer) -> None:
     """Either a whole group, or rollouts of one size."""
-    await buffer.put(one(0), TASK, **OPTIONS)
+    await put(buffer, 0)
     await buffer.checkpoint(1)
-    for number in (1, 2):
-        await buffer.put(one(number), TASK, **OPTIONS)
+    await put(buffer, 1, 2)
     await buffer.checkpoint(2)
     await buffer.restore(1)
     await buffer.restore(2, keep_new=True)
@@ -428,8 +424,7 @@ async def test_a_group_that_another_process_completes_is_no_warning(
 async def test_rollouts_dont_wait_behind_a_group_that_has_no_room(shared_url: str) -> None:
     async with build(shared_url, capacity=1, on_full="block", put_timeout=30) as buffer:
         await buffer.put(one(9), TASK)
-        for number in (0, 1):
-            await buffer.put(one(number), TASK, **OPTIONS)
+        await put(buffer, 0, 1)
         last = asyncio.create_task(buffer.put(one(2), TASK, **OPTIONS))
         await until(lambda: _has_timed(buffer))
         await buffer.put(one(5), TASK, group="p2", size=2, timeout=0)
@@ -451,8 +446,7 @@ async def test_a_damaged_rollout_is_set_aside_and_another_takes_its_place(buffer
 
     await buffer.storage._write(damage)
     assert await buffer.filling(TASK) == {}
-    for number in range(3):
-        await buffer.put(one(number), TASK, **OPTIONS)
+    await put(buffer, 0, 1, 2)
     assert await contents(buffer) == {"completed": [[0, 1, 2]], "failed": [[0]]}
     assert (await buffer.metrics(distributions=False))["tasks"][TASK]["put"] == 2
 

@@ -26,6 +26,8 @@ from tests.scripts import run
 from tests.stores import TASK, build, fill, group, number_of, opened, take_all, until
 
 IN_MEMORY = """
+    import pytest
+
     async def refused():
         for call in (
             lambda: buffer.put(group(1), TASK),
@@ -38,18 +40,11 @@ IN_MEMORY = """
             lambda: buffer.lease_batch({TASK: 1}, timeout=5),
             buffer.__aenter__,
         ):
-            try:
+            with pytest.raises(StorageError, match="memory of the process that was forked"):
                 await call()
-            except StorageError as error:
-                assert "memory of the process that was forked" in str(error), error
-            else:
-                raise AssertionError(call)
-        try:
+        with pytest.raises(StorageError):
             len(buffer)
-        except StorageError:
-            await buffer.close()
-            return
-        raise AssertionError
+        await buffer.close()
 
     buffer = build(url)
     asyncio.run(fill(buffer, 5))

@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -97,37 +98,6 @@ async def _put_until(buffer: ReplayBuffer, tasks: list[asyncio.Task[Any]]) -> No
             await buffer.put(group(9), "code")
 
 
-async def test_a_put_of_a_finished_group_that_is_init_warns_once(
-    caplog: pytest.LogCaptureFixture, shared_url: str
-) -> None:
-    """Not one of a prompt, nor where its put says that it is INIT, nor of a ledger that keeps what is unfinished."""
-    async with build(shared_url) as buffer:
-        prompt = group(1, status=Status.INIT)
-        prompt[0].reward = None
-        await buffer.put(prompt, TASK)
-        await buffer.put(group(2), TASK, status=Status.INIT)
-        [generated, *_] = await ledger_of(buffer, [group(3)], TASK).draw(2)
-        await generated.save(group(1, status=Status.INIT))
-        assert told(caplog, "replaybuf.puts") == []
-        for number in range(2):
-            await buffer.put(group(number, status=Status.INIT), TASK)
-        [line] = told(caplog, "replaybuf.puts")
-    assert line.startswith(f"a group of task {TASK} has responses and rewards, but its status is init: draws take")
-
-
-async def test_a_put_of_responses_without_rewards_or_a_status_warns_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Not of prompts, nor where somebody has set the status."""
-    async with build("memory://") as buffer:
-        await buffer.put([RolloutState(message=[])], TASK)
-        await buffer.put([RolloutState(message=[], response="4", status=Status.INIT)], TASK)
-        await buffer.put([RolloutState(message=[], response="4")], TASK, status=Status.INIT)
-        assert told(caplog, "replaybuf.puts") == []
-        for _ in range(2):
-            await buffer.put([RolloutState(message=[], response="4")], TASK)
-        [line] = told(caplog, "replaybuf.puts")
-    assert line.startswith(f"a group of task {TASK} has responses without rewards, and its status was never set")
-
-
 async def test_finished_rollouts_whose_status_was_never_set_are_completed(shared_url: str) -> None:
     """Not those that lack a response or a reward."""
     async with build(shared_url) as buffer:
@@ -142,30 +112,51 @@ def completed(**fields: Any) -> RolloutState:
     return RolloutState(message=[], response="4", status=Status.COMPLETED, **fields)
 
 
+def generated(**fields: Any) -> RolloutState:
+    return RolloutState(message=[], response="4", **fields)
+
+
 @pytest.mark.parametrize(
-    ("fields", "options", "said"),
+    ("rollout", "options", "said"),
     [
-        ({"response_ids": [1, 2, 3], "logprobs": [-0.5]}, {}, "has 3 response_ids, 1 logprobs in rollouts[0]"),
-        ({"response_ids": [1, 2], "response_mask": [1] * 4}, {}, "has 2 response_ids, 4 response_mask in"),
-        ({"response_ids": [1], "response_model_steps": [2, 3]}, {}, "1 response_ids, 2 response_model_steps"),
-        ({}, {"current_train_step": 9, "stale_threshold": 4}, "has no response_model_steps, so its staleness is"),
+        (completed(response_ids=[1, 2, 3], logprobs=[-0.5]), {}, "3 response_ids, 1 logprobs in rollouts[0]"),
+        (completed(response_ids=[1, 2], response_mask=[1] * 4), {}, "2 response_ids, 4 response_mask in"),
+        (completed(response_ids=[1], response_model_steps=[2, 3]), {}, "1 response_ids, 2 response_model_steps"),
         (
-            {"response_ids": [1]},
+            completed(),
+            {"current_train_step": 9, "stale_threshold": 4},
+            "no response_model_steps, so its staleness is",
+        ),
+        (
+            completed(response_ids=[1]),
             {"current_train_step": 3, "model_step": 9},
             "newer than its train step by 6: are model_step and current_train_step exchanged?",
         ),
+        (
+            generated(reward=1.0, status=Status.INIT),
+            {},
+            "has responses and rewards, but its status is init: draws take",
+        ),
+        (generated(), {}, "has responses without rewards, and its status was never set"),
     ],
 )
 async def test_a_put_that_is_probably_a_mistake_warns_once(
-    caplog: pytest.LogCaptureFixture, fields: dict[str, Any], options: dict[str, Any], said: str
+    caplog: pytest.LogCaptureFixture, rollout: RolloutState, options: dict[str, Any], said: str
 ) -> None:
+    """Not of prompts, nor where somebody has said the status, nor of a ledger that keeps what is unfinished."""
     async with build("memory://") as buffer:
         whole = {"response_ids": [1], "logprobs": [-0.5], "response_mask": [1], "response_model_steps": [5]}
         await buffer.put([completed(**whole)], TASK, current_train_step=9, stale_threshold=4)
         await buffer.put([completed(response_ids=[1])], TASK, current_train_step=9, model_step=9)
+        for unfinished in (RolloutState(message=[]), generated(status=Status.INIT)):
+            await buffer.put([unfinished], TASK)
+        for given in (generated(), generated(reward=1.0)):
+            await buffer.put([given], TASK, status=Status.INIT)
+        [prompt, *_] = await ledger_of(buffer, [group(3)], TASK).draw(2)
+        await prompt.save(group(1, status=Status.INIT))
         assert told(caplog, "replaybuf.puts") == []
         for _ in range(2):
-            await buffer.put([completed(**fields)], TASK, **options)
+            await buffer.put([rollout.model_copy()], TASK, **options)
         [line] = told(caplog, "replaybuf.puts")
     assert line.startswith(f"a group of task {TASK} has ")
     assert said in line
@@ -275,20 +266,6 @@ async def test_the_timeout_of_a_put_includes_its_first_attempt(monkeypatch: pyte
                 await buffer.put(group(1), TASK, timeout=99)
 
 
-class Writes:
-    """Counts the write transactions of a buffer."""
-
-    def __init__(self, buffer: ReplayBuffer, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count = 0
-        original_write = buffer.storage.engine.write
-
-        def write(*args: Any, **options: Any) -> Awaitable[Any]:
-            self.count += 1
-            return original_write(*args, **options)
-
-        monkeypatch.setattr(buffer.storage.engine, "write", write)
-
-
 async def test_a_put_without_room_tries_again_only_after_a_change(
     shared_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,10 +273,11 @@ async def test_a_put_without_room_tries_again_only_after_a_change(
     async with build(shared_url, capacity=1, on_full="block") as buffer:
         [prompt] = await ledger_of(buffer, [group(1)], TASK).draw()
         await buffer.put(group(2), TASK)
-        writes = Writes(buffer, monkeypatch)
+        write = Mock(wraps=buffer.storage.engine.write)
+        monkeypatch.setattr(buffer.storage.engine, "write", write)
         finishing = asyncio.create_task(prompt.finish(group(3)))
         await asyncio.sleep(0.5)
-        assert writes.count <= 5
+        assert write.call_count <= 5
         assert len(await buffer.get(1, TASK)) == 1
         await asyncio.wait_for(finishing, 60)
 

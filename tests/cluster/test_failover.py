@@ -14,13 +14,14 @@ from sqlalchemy import make_url
 
 from replaybuf import ReplayBuffer, Status
 from tests.cluster.conftest import Cluster
+from tests.faults.calling import calling, goes_on
 from tests.faults.conftest import Figures
 from tests.faults.processes import Ledger
 from tests.faults.proxy import Link, Proxy, is_commit, once, proxied
 from tests.faults.test_postgres_connections import all_told, end_background_work
 from tests.faults.test_storm import Storm, judge_prompts
 from tests.histories.history import Recorder, calls_in, numbers_of_calls
-from tests.histories.workers import Worker, take_all_left
+from tests.histories.workers import take_all_left
 from tests.produce.conftest import ledger_of
 from tests.stores import TASK, build, fill, group, number_of, numbers_of, take_all, until
 
@@ -35,15 +36,10 @@ async def test_what_is_put_leased_taken_and_generated_meanwhile_is_there_once(
     synchronous: Cluster, figures: Figures, tmp_path: Path
 ) -> None:
     """All at once, in three buffers."""
-    recorder, over = Recorder(Ledger(tmp_path / "calls")), asyncio.Event()
-    url, kinds = synchronous.new_database(), ("put", "take", "acknowledge", "finish", "step")
+    recorder, url = Recorder(Ledger(tmp_path / "calls")), synchronous.new_database()
+    kinds = ("put", "take", "acknowledge", "finish", "step")
 
-    async def work(buffer: ReplayBuffer, number: int) -> None:
-        worker = Worker(buffer, recorder, 1_000_000 * number, number, seconds=2)
-        while not over.is_set():
-            await worker.call()
-
-    async def generator(buffer: ReplayBuffer) -> None:
+    async def generator(buffer: ReplayBuffer, over: asyncio.Event) -> None:
         source = ledger_of(
             buffer, range(100_000), "prompts", make_group=lambda item, _: group(item, status=Status.INIT)
         )
@@ -53,7 +49,7 @@ async def test_what_is_put_leased_taken_and_generated_meanwhile_is_there_once(
                     rollout.status = Status.COMPLETED
                 await recorder.call("finish", prompt.finish(), groups=[number_of(prompt.group)])
 
-    async def checkpointer(buffer: ReplayBuffer) -> None:
+    async def checkpointer(buffer: ReplayBuffer, over: asyncio.Event) -> None:
         while not over.is_set():
             step = recorder.done["step"] + 1
             await recorder.call("step", buffer.checkpoint(step), groups=[step])
@@ -65,19 +61,13 @@ async def test_what_is_put_leased_taken_and_generated_meanwhile_is_there_once(
         build(url, max_deliveries=0) as third,
     ):
         waiting = asyncio.create_task(third.take_batch({"another": 1}, timeout=60))
-        working = [asyncio.create_task(work(buffer, n)) for n, buffer in enumerate((first, first, other, other, third))]
-        working += [asyncio.create_task(generator(other)), asyncio.create_task(checkpointer(first))]
-
-        async def more_than(before: list[int]) -> bool:
-            return all(recorder.done[kind] > count + 5 for kind, count in zip(kinds, before, strict=True))
-
-        await until(lambda: more_than([0] * len(kinds)), 30)
-        promoted = await fail_over(synchronous)
-        counts = [recorder.done[kind] for kind in kinds]
-        await until(lambda: more_than(counts), 30)
-        seconds_away = time.monotonic() - promoted
-        over.set()
-        await asyncio.gather(*working)
+        async with calling(recorder, (first, first, other, other, third)) as over:
+            others = asyncio.gather(generator(other, over), checkpointer(first, over))
+            await goes_on(recorder, *kinds)
+            promoted = await fail_over(synchronous)
+            await goes_on(recorder, *kinds)
+            seconds_away = time.monotonic() - promoted
+        await others
         await first.put(group(7), "another")
         batch, _ = await waiting
         assert numbers_of(batch["another"]) == [7]
@@ -115,11 +105,7 @@ async def test_a_commit_whose_answer_dies_with_the_primary_is_made_once(synchron
             mark = "SELECT coalesce(max(number), 0) FROM rb_info WHERE name LIKE 'connection%'"
             [before] = synchronous.standby.ask_in(url, mark)
             link._writers[1].write(commit.pop())
-
-            async def is_there() -> bool:
-                return synchronous.standby.ask_in(url, mark) != [before]
-
-            await until(is_there)
+            await until(lambda: synchronous.standby.ask_in(url, mark) != [before])
         await fail_over(synchronous)
         link.cut()
         return False
@@ -182,8 +168,7 @@ async def test_a_commit_that_was_interrupted_while_it_waited_for_the_standby_is_
 def test_failovers_under_load_lose_and_double_nothing(synchronous: Cluster, tmp_path: Path, figures: Figures) -> None:
     """Of processes in roles: everything that was put is acknowledged or taken once, by the ledgers of all."""
     storm = Storm(tmp_path, synchronous.new_database(), 1)
-    for role in ("caller-1", "caller-2", "caller-3", "refresher"):
-        storm.start(role)
+    storm.start("caller-1", "caller-2", "caller-3", "refresher")
     seconds = fail_over_again_and_again(synchronous, storm)
     figures.judge(FAILOVERS, storm.finish())
     print_recovery(seconds)
@@ -194,8 +179,7 @@ def test_failovers_skip_and_double_no_prompt(synchronous: Cluster, tmp_path: Pat
     """Each prompt of the dataset is trained as often as asked."""
     storm = Storm(tmp_path, synchronous.new_database(), 1)
     storm.prompts = (FAILOVERS * 150, 2)
-    for role in ("worker-1", "worker-2", "trainer-1", "worker-3"):
-        storm.start(role)
+    storm.start("worker-1", "worker-2", "trainer-1", "worker-3")
     seconds = fail_over_again_and_again(synchronous, storm)
     judge_prompts(figures, FAILOVERS, storm.finish(), *storm.prompts)
     print_recovery(seconds)

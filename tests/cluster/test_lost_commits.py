@@ -9,11 +9,12 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from replaybuf import FencedError, ReplayBuffer, RolloutState, Sampler
+from replaybuf import FencedError, ReplayBuffer, RolloutState
 from replaybuf.errors import AccessError, UnreachableError
 from replaybuf.storage.sql.schema import HEAD
 from tests.cli.conftest import run
@@ -21,10 +22,14 @@ from tests.cluster.conftest import Cluster, Node
 from tests.cluster.test_failover import FAILOVERS, fail_over
 from tests.faults.conftest import Figures
 from tests.faults.processes import Ledger, entries
-from tests.faults.runs import POLICIES, STEPS, _prompt, _step
+from tests.faults.runs import POLICIES, STEPS, Run
 from tests.faults.test_storm import batches
-from tests.produce.conftest import ledger_of
 from tests.stores import TASK, because, build, fill, group, numbers_of, take_all, until
+
+
+def commits_lost(words: str | None = None) -> Any:
+    """The error of who has seen commits that the server lacks."""
+    return pytest.raises(FencedError, match=words, check=because("commits lost"))
 
 
 async def replicated(cluster: Cluster) -> None:
@@ -57,15 +62,11 @@ async def test_who_saw_lost_commits_goes_back_to_a_step_and_then_on(asynchronous
         await fail_over(asynchronous)
 
         for call in (lambda: trainer.get(1, TASK), lambda: trainer.put(group(8), TASK), lambda: trainer.checkpoint(5)):
-            with pytest.raises(
-                FencedError,
-                match=r"lacks transactions that this process saw committed.*restore",
-                check=because("commits lost"),
-            ):
+            with commits_lost(r"lacks transactions that this process saw committed.*restore"):
                 await call()
-        with pytest.raises(FencedError, check=because("commits lost")):  # also who waits, and who holds a lease
-            await trainer.take_batch({TASK: 100}, timeout=30)
-        with pytest.raises(FencedError, check=because("commits lost")):
+        with commits_lost():  # also who waits, and who holds a lease
+            await trainer.wait_ready({TASK: 100}, timeout=5)
+        with commits_lost():
             await lease.acknowledge()
         assert [checkpoint.step for checkpoint in await trainer.checkpoints()] == [4]
 
@@ -95,7 +96,7 @@ async def test_a_put_that_was_under_way_is_not_made_on_a_server_that_lacks_the_o
         putting = asyncio.create_task(buffer.put(group(2), TASK))
         await asyncio.sleep(0.2)
         await asyncio.to_thread(asynchronous.promote)
-        with pytest.raises(FencedError, check=because("commits lost")):
+        with commits_lost():
             await putting
         async with build(url) as other:
             assert await take_all(other) == [0]
@@ -119,7 +120,7 @@ async def test_payloads_kept_apart_go_on_after_a_restore(asynchronous: Cluster, 
         for number in range(1, 40):
             await buffer.put(large(number), TASK)
         await fail_over(asynchronous)
-        with pytest.raises(FencedError, check=because("commits lost")):
+        with commits_lost():
             await buffer.put(large(40), TASK)
         await buffer.restore(1)
         for number in range(1, 40):
@@ -135,12 +136,12 @@ async def test_a_run_that_lost_commits_and_was_restored_is_the_run_that_lost_non
 ) -> None:
     """Batch by batch, whatever it was in the middle of: puts, leases, checkpoints, or another restore."""
     whole_ledger, chance = tmp_path / "whole", random.Random(policy)
-    await Run(f"sqlite:///{tmp_path}/whole.db", policy, whole_ledger).to_the_end()
+    await Run(Ledger(whole_ledger), f"sqlite:///{tmp_path}/whole.db", policy).to_the_end()
     expected = batches(whole_ledger)
     failovers = max(1, FAILOVERS // len(POLICIES))
     for number in range(failovers):
         ledger = tmp_path / f"{number}"
-        run = Run(asynchronous.new_database(), policy, ledger)
+        run = Run(Ledger(ledger), asynchronous.new_database(), policy)
         losing = asyncio.create_task(_lose(asynchronous, run, chance))
         await run.to_the_end()
         await losing
@@ -158,56 +159,10 @@ def _first_of(undone: Counter[int], step: int) -> bool:
     return undone[step] >= 0
 
 
-class Run:
-    """A run of `tests.faults.runs` that goes back to its last checkpoint whenever another server has taken over.
-
-    Steps that end in the meantime may have drawn otherwise: numbers aren't given twice, so that there is a gap.
-    """
-
-    def __init__(self, url: str, policy: str, ledger: Path) -> None:
-        self._url, self._policy, self._ledger = url, policy, Ledger(ledger)
-        self.step = 0
-        self.failing = self.failed_over = False
-
-    async def to_the_end(self) -> None:
-        async with build(self._url, **POLICIES[self._policy]) as buffer:
-            await buffer.checkpoint(0)
-            prompts, self.step = self._prompts(buffer), 1
-            while self.step <= STEPS or self.failing:
-                try:
-                    if self.failed_over:
-                        raise FencedError(reason="commits lost")
-                    if self.step > STEPS:
-                        await asyncio.sleep(0.01)
-                        continue
-                    await _step(self._ledger, buffer, self.step, prompts if self._policy == "prompts" else None)
-                    if self.failing:
-                        self._ledger.write("undone", self.step)
-                    elif self.step % 2 == 0:
-                        await buffer.checkpoint(self.step)
-                    self.step += 1
-                except FencedError as error:
-                    if error.reason != "commits lost":
-                        raise
-                    self.failing = self.failed_over = False
-                    last = (await buffer.checkpoints())[-1].step
-                    await buffer.restore(last)
-                    prompts, self.step = self._prompts(buffer), last + 1
-            remaining = [item.item async for item in buffer.find({"status": "completed"})]
-            self._ledger.write("left", *numbers_of(remaining))
-
-    def _prompts(self, buffer: ReplayBuffer) -> Sampler:
-        return ledger_of(buffer, range(15), TASK, epochs=2, make_group=_prompt)
-
-
 async def _lose(cluster: Cluster, run: Run, chance: random.Random) -> None:
     """Fail over in the middle of the run, without what was committed in a last moment."""
     at = chance.randrange(2, STEPS - 3)
-
-    async def is_there() -> bool:
-        return run.step >= at
-
-    await until(is_there, 120)
+    await until(lambda: run.step >= at, 120)
     await asyncio.sleep(0.05 * chance.random())
     await asyncio.to_thread(cluster.hold_back)
     await asyncio.sleep(0.2 * chance.random())

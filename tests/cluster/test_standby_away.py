@@ -8,6 +8,7 @@ import os
 import random
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,11 @@ SAID = r"a commit had no answer for \d+ s: see that the standbys of synchronous_
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commits are given up sooner than in earnest."""
     monkeypatch.setattr(postgres, "COMMIT_SECONDS", 0.6)
+
+
+def given_up(words: str | None = None) -> Any:
+    """The error of a commit that was given up."""
+    return pytest.raises(UnreachableError, match=words, check=because("commit unanswered"))
 
 
 @contextlib.asynccontextmanager
@@ -52,11 +58,7 @@ async def test_a_put_that_was_given_up_is_in_doubt_and_is_found_by_its_mark(sync
         await fill(buffer, 2)
         async with away(synchronous):
             start = time.monotonic()
-            with pytest.raises(
-                UnreachableError,
-                match=SAID + ".* The primary may have it: .*key= can be repeated",
-                check=because("commit unanswered"),
-            ) as caught:
+            with given_up(SAID + ".* The primary may have it: .*key= can be repeated") as caught:
                 await asyncio.wait_for(buffer.put(group(2), TASK), 20)
             assert time.monotonic() - start < 10
             assert caught.value.in_doubt
@@ -82,13 +84,9 @@ async def test_a_take_that_was_given_up_comes_back(synchronous: Cluster) -> None
     async with build(url, reconnect_timeout=1) as buffer:
         await fill(buffer, 3)
         async with away(synchronous):
-            with pytest.raises(UnreachableError, check=because("commit unanswered")):
+            with given_up():
                 await buffer.get(2, TASK)
-
-        async def are_back() -> bool:
-            return len(buffer) == 3
-
-        await until(are_back, 30)
+        await until(lambda: len(buffer) == 3, 30)
         assert await take_all(buffer) == [0, 1, 2]
 
 
@@ -100,12 +98,12 @@ async def test_a_buffer_is_not_opened_without_the_standby(synchronous: Cluster) 
         await fill(buffer, 1)
     async with away(synchronous):
         start = time.monotonic()
-        with pytest.raises(UnreachableError, match=SAID, check=because("commit unanswered")):
+        with given_up(SAID):
             async with build(url, reconnect_timeout=1) as buffer:
                 await buffer.put(group(1), TASK)
         async with build(opened_url, reconnect_timeout=1) as buffer:
             assert await buffer.count(TASK, "completed") == 1
-            with pytest.raises(UnreachableError, check=because("commit unanswered")):
+            with given_up():
                 await buffer.put(group(2), TASK)
         assert time.monotonic() - start < 40
 
@@ -117,11 +115,7 @@ async def test_what_was_given_up_is_gone_with_the_primary_and_nobody_was_told_of
     async with build(url, reconnect_timeout=1) as buffer:
         await fill(buffer, 2)
         synchronous.hold_back()
-        with pytest.raises(
-            UnreachableError,
-            match=SAID,
-            check=because("commit unanswered"),
-        ) as caught:
+        with given_up(SAID) as caught:
             await buffer.put(group(2), TASK)
         await asyncio.to_thread(synchronous.fail_over)
 
@@ -200,11 +194,7 @@ async def test_standbys_that_come_and_go_lose_and_double_nothing(synchronous: Cl
 
     async def goes_on() -> None:
         before = len(put_numbers)
-
-        async def has_gone_on() -> bool:
-            return len(put_numbers) > before + 10
-
-        await until(has_gone_on, 60)
+        await until(lambda: len(put_numbers) > before + 10, 60)
 
     async with build(url, reconnect_timeout=3) as first, build(url, reconnect_timeout=3) as second:
         await fill(first, 1)

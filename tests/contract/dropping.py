@@ -26,7 +26,7 @@ from tests.contract.harness import (
 )
 from tests.contract.leasing import prompts_leased
 from tests.contract.waiting import waiting
-from tests.stores import until
+from tests.stores import until, until_equal
 
 #: Options that drop `stale()`.
 DROPPING: dict[str, Any] = {"stale_threshold": 4, "expired_groups_retryable": False}
@@ -164,7 +164,7 @@ class ArchiveLaws(Harness):
         await drawn(buffer, 1, "code")
         for _ in range(6):
             await drawn(buffer)
-        await until(lambda: buffer.count("math", "archived"), SOON, gives=3)
+        await until_equal(3, lambda: buffer.count("math", "archived"), SOON)
         assert [item.uid for item in await found(buffer, {"task_name": "math"})] == uids[:3]
         assert await buffer.count("code", "archived") == 1
         assert await total(buffer, "pruned") == 3
@@ -212,7 +212,7 @@ class ArchiveLaws(Harness):
         await buffer.put(group(9, status=status), "code")
         await fill(buffer, 3)
         await drawn(buffer, 3)
-        await until(lambda: buffer.count("math", status), SOON, gives=2)
+        await until_equal(2, lambda: buffer.count("math", status), SOON)
         assert {item.uid for item in await found(buffer, {"task_name": "math", "status": status})} == {uids[-1], first}
         assert (await buffer.count("code", status), await buffer.count("math", "archived")) == (1, 3)
         assert await total(buffer, "pruned") == 5

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
 
 import pytest
 
@@ -59,40 +57,24 @@ class Figures:
         return ", ".join(f"{name.replace('_', ' ')} {getattr(self, name):,}" for name in names)
 
 
-def total(all_of_them: list[Figures]) -> Figures:
-    """The sum of several tests' counts."""
-    sum_of_all = Figures()
-    for summand in all_of_them:
-        sum_of_all.add(**asdict(summand))
-    return sum_of_all
-
-
 _NAME = "figures"
 
 
 class Summary:
-    """Gathers what tests report of themselves (as `user_properties`, which come with the reports of all workers)."""
+    """Sums up what tests report of themselves (as `user_properties`, which come with the reports of all workers)."""
 
     def __init__(self) -> None:
-        self._gathered: list[tuple[str, dict[str, int]]] = []
+        self._total = Figures()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "teardown":
-            self._gathered += [(report.nodeid, value) for name, value in report.user_properties if name == _NAME]  # type: ignore[misc]
+        for name, counts in report.user_properties if report.when == "teardown" else ():
+            if name == _NAME:
+                self._total.add(**counts)  # type: ignore[arg-type]
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-        if not self._gathered:
-            return
-        terminalreporter.section("faults")
-        if config.get_verbosity() > 0:
-            for name, counts in self._gathered:
-                terminalreporter.line(json.dumps({"test": name, **counts}))
-        terminalreporter.line(str(total([Figures(**counts) for _, counts in self._gathered])))
-
-
-def report(node: pytest.Item, counts: dict[str, Any]) -> None:
-    """Have the counts of a test printed."""
-    node.user_properties.append((_NAME, counts))
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._total:
+            terminalreporter.section("faults")
+            terminalreporter.line(str(self._total))
 
 
 @pytest.fixture
@@ -101,7 +83,7 @@ def figures(request: pytest.FixtureRequest) -> Iterator[Figures]:
     counts = Figures()
     yield counts
     if counts:
-        report(request.node, asdict(counts))
+        request.node.user_properties.append((_NAME, asdict(counts)))
 
 
 @pytest.fixture(autouse=True)

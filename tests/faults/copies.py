@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from sqlalchemy import Connection, inspect, make_url, text
 from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection.writer import over_sqlalchemy
-from tests.postgres import execute, new_database
+from tests.postgres import new_database
 
 # What differs from one run of the same operation to the next; shards are summed up.
 _OF_THE_MOMENT = {"created_at", "archived_at", "leased_until", "removed_at", "restored_at", "shard", "amount"}
@@ -27,58 +27,34 @@ _BEATS = {"rb_worker", "rb_history"}
 _EVENTS_OF_BEATS = {"gave_up", "dataset_ended"}
 
 
-class Copies(ABC):
-    """A database to prepare, and copies of it."""
+@dataclass(frozen=True)
+class Copies:
+    """A database to prepare, and what makes a copy of it, of which it yields the URL. The original has to be closed."""
 
     url: str
-
-    @abstractmethod
-    def copy(self) -> Any:
-        """A context manager: the URL of a new copy. The original has to be closed."""
-
-
-class SqliteCopies(Copies):
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "original.db"
-        self._numbers = itertools.count(1)
-        self.url = f"sqlite:///{self._path}"
-
-    @contextmanager
-    def copy(self) -> Iterator[str]:
-        path = self._path.with_name(f"copy{next(self._numbers)}.db")
-        if self._path.exists():
-            shutil.copy(self._path, path)
-        yield f"sqlite:///{path}"
-        for suffix in ("", "-wal", "-shm"):
-            Path(f"{path}{suffix}").unlink(missing_ok=True)
-
-
-class PostgresCopies(Copies):
-    def __init__(self, server: str, url: str) -> None:
-        self._server = server
-        self._numbers = itertools.count(1)
-        self.url = url
-
-    @contextmanager
-    def copy(self) -> Iterator[str]:
-        original = make_url(self.url).database
-        name = f"{original}_{next(self._numbers)}"
-        execute(self._server, f"CREATE DATABASE {name} TEMPLATE {original}")
-        try:
-            yield make_url(self.url).set(database=name).render_as_string(hide_password=False)
-        finally:
-            execute(self._server, f"DROP DATABASE {name} WITH (FORCE)")
+    copy: Callable[[], AbstractContextManager[str]]
 
 
 @contextmanager
 def copies(kind: str, folder: Path, server: str | None) -> Iterator[Copies]:
     """Copies of a new, empty database of a kind."""
     if kind == "sqlite":
-        yield SqliteCopies(folder)
-    else:
-        assert server is not None
-        with new_database(server) as url:
-            yield PostgresCopies(server, url)
+        numbers = itertools.count(1)
+        original = folder / "original.db"
+        yield Copies(f"sqlite:///{original}", lambda: _file_like(original, folder / f"copy{next(numbers)}.db"))
+        return
+    assert server is not None
+    with new_database(server) as url:
+        yield Copies(url, lambda: new_database(server, str(make_url(url).database)))
+
+
+@contextmanager
+def _file_like(original: Path, copy: Path) -> Iterator[str]:
+    if original.exists():
+        shutil.copy(original, copy)
+    yield f"sqlite:///{copy}"
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{copy}{suffix}").unlink(missing_ok=True)
 
 
 async def transact(url: str, function: Any) -> Any:

@@ -28,11 +28,14 @@ COUNT = 10
 STEP = 9
 
 
+Run = Callable[[ReplayBuffer, Any], Awaitable[object]]
+
+
 @dataclass(frozen=True)
 class Operation:
     """What is done while armed, in a buffer with these options; `ready` comes before that, in the same process."""
 
-    run: Callable[[ReplayBuffer, Any], Awaitable[object]]
+    run: Run
     ready: Callable[[ReplayBuffer], Awaitable[Any]] | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -100,18 +103,15 @@ def victim(ledger: Ledger, url: str, name: str, folder: Path, kill_at: int | Non
 # Operations of a buffer
 
 
-async def put(buffer: ReplayBuffer, _: Any) -> None:
-    await buffer.put(group(100, 3), TASK, model_step=7, current_train_step=STEP, tags={"b": 2})
+def put_part(buffer: ReplayBuffer, index: int) -> Awaitable[Any]:
+    """Put a rollout of a group of two."""
+    return buffer.put(group(100 + index), TASK, group="filling", size=2, index=index)
 
 
 async def put_several(buffer: ReplayBuffer, _: Any) -> None:
     """In one transaction: they wait together while the database's thread is busy."""
     buffer.storage.thread.post(time.sleep, 0.1)
     await asyncio.gather(*(buffer.put(group(number), TASK) for number in range(100, 104)))
-
-
-async def put_replacing(buffer: ReplayBuffer, _: Any) -> None:
-    await buffer.put(group(100), TASK, key="3", replaces=[5, 6])
 
 
 async def take(buffer: ReplayBuffer, _: Any) -> None:
@@ -131,22 +131,6 @@ async def leased_for_a_moment(buffer: ReplayBuffer) -> None:
     open_lease = await buffer.lease_batch({TASK: 4}, heartbeat=False, seconds=0.01)
     await asyncio.sleep(0.05)
     assert open_lease.open
-
-
-async def taken(buffer: ReplayBuffer) -> None:
-    await buffer.get(4, TASK)
-
-
-async def acknowledge(_: ReplayBuffer, open_lease: Lease) -> None:
-    await open_lease.acknowledge()
-
-
-async def give_back(_: ReplayBuffer, open_lease: Lease) -> None:
-    await open_lease.give_back(failed="the consumer fails")
-
-
-async def extend(_: ReplayBuffer, open_lease: Lease) -> None:
-    await open_lease.extend(100)
 
 
 async def refresh(buffer: ReplayBuffer, _: Any) -> None:
@@ -189,33 +173,9 @@ async def in_thread(buffer: ReplayBuffer, function: Callable[[Transaction], Any]
     return await state.thread.run(lambda: state.transactions.write(function))
 
 
-async def save(buffer: ReplayBuffer, _: Any) -> None:
-    await buffer.save(SNAPSHOT)
-
-
 async def save_and_delete(buffer: ReplayBuffer) -> None:
     await buffer.save(SNAPSHOT)
     await buffer.delete({})
-
-
-async def resume(buffer: ReplayBuffer, _: Any) -> None:
-    await buffer.resume(SNAPSHOT)
-
-
-async def checkpoint(buffer: ReplayBuffer, _: Any) -> None:
-    await buffer.checkpoint(2)
-
-
-async def drop_checkpoint(buffer: ReplayBuffer, _: Any) -> None:
-    await buffer.drop_checkpoint(1)
-
-
-async def restore(buffer: ReplayBuffer, _: Any) -> None:
-    await buffer.restore(1)
-
-
-async def restore_keeping_new(buffer: ReplayBuffer, _: Any) -> None:
-    await buffer.restore(1, keep_new=True)
 
 
 async def kept_and_changed(buffer: ReplayBuffer) -> None:
@@ -255,14 +215,6 @@ async def a_prompt(buffer: ReplayBuffer) -> Prompt:
     return prompt
 
 
-async def finish_a_prompt(_: ReplayBuffer, prompt: Prompt) -> None:
-    await prompt.finish([*group(prompt.group[0].rollout_id)])
-
-
-async def save_a_prompt(_: ReplayBuffer, prompt: Prompt) -> None:
-    await prompt.save()
-
-
 # What a draw comes to that is cancelled after its commit: others may have missed the groups for a moment.
 
 
@@ -283,40 +235,45 @@ async def put_in_pieces(buffer: ReplayBuffer, _: Any) -> None:
 
 
 SNAPSHOT = "snapshot"
+CHECKPOINT: Run = lambda buffer, _: buffer.checkpoint(2)  # noqa: E731
 
 OPERATIONS = {
-    "put": Operation(put),
+    "put": Operation(
+        lambda buffer, _: buffer.put(group(100, 3), TASK, model_step=7, current_train_step=STEP, tags={"b": 2})
+    ),
     "put several": Operation(put_several),
-    "put replacing": Operation(put_replacing),
+    "put replacing": Operation(lambda buffer, _: buffer.put(group(100), TASK, key="3", replaces=[5, 6])),
     "put evicting": Operation(put_several, options={"capacity": COUNT + 3}),
+    "fill a group": Operation(lambda buffer, _: put_part(buffer, 1), lambda buffer: put_part(buffer, 0)),
     "take": Operation(take),
     "take at random": Operation(take, options={"policy": "prioritized", "seed": 1}),
     "take again": Operation(take, options={"policy": "uniform", "seed": 1, "max_times_sampled": 2, "archive": 100}),
     "lease": Operation(lease),
-    "acknowledge": Operation(acknowledge, leased),
-    "give back": Operation(give_back, leased),
-    "extend": Operation(extend, leased),
+    "acknowledge": Operation(lambda _, lease: lease.acknowledge(), leased),
+    "give back": Operation(lambda _, lease: lease.give_back(failed="the consumer fails"), leased),
+    "extend": Operation(lambda _, lease: lease.extend(100), leased),
     "leases end": Operation(end_all_leases, leased_for_a_moment),
     "refresh": Operation(refresh),
     "refresh dropping": Operation(refresh_dropping),
     "update": Operation(update),
     "update priorities": Operation(update_priorities),
     "delete": Operation(delete),
-    "sweep": Operation(sweep_all, taken),
-    "save": Operation(save),
-    "resume": Operation(resume, save_and_delete),
-    "checkpoint": Operation(checkpoint, kept_and_changed),
-    "checkpoint over another": Operation(checkpoint, kept_and_changed, options={"keep_checkpoints": 1}),
-    "drop a checkpoint": Operation(drop_checkpoint, kept_and_changed),
-    "restore": Operation(restore, kept_and_changed),
-    "restore keeping new": Operation(restore_keeping_new, kept_and_changed),
+    "sweep": Operation(sweep_all, lambda buffer: buffer.get(4, TASK)),
+    "save": Operation(lambda buffer, _: buffer.save(SNAPSHOT)),
+    "resume": Operation(lambda buffer, _: buffer.resume(SNAPSHOT), save_and_delete),
+    "checkpoint": Operation(CHECKPOINT, kept_and_changed),
+    "checkpoint over another": Operation(CHECKPOINT, kept_and_changed, options={"keep_checkpoints": 1}),
+    "drop a checkpoint": Operation(lambda buffer, _: buffer.drop_checkpoint(1), kept_and_changed),
+    "restore": Operation(lambda buffer, _: buffer.restore(1), kept_and_changed),
+    "restore keeping new": Operation(lambda buffer, _: buffer.restore(1, keep_new=True), kept_and_changed),
     "finish": Operation(finish, leased),
     "draw prompts": Operation(draw_prompts, given_up),
-    "finish a prompt": Operation(finish_a_prompt, a_prompt),
-    "save a prompt": Operation(save_a_prompt, a_prompt),
+    "finish a prompt": Operation(lambda _, prompt: prompt.finish([*group(prompt.group[0].rollout_id)]), a_prompt),
+    "save a prompt": Operation(lambda _, prompt: prompt.save(), a_prompt),
 }
 #: One of each kind, which are tested by default: the others are in one transaction as one of these.
-OFTEN = {"put evicting", "take", "acknowledge", "refresh", "save", "checkpoint", "restore", "finish a prompt", "sweep"}
+OFTEN = {"put evicting", "fill a group", "take", "acknowledge", "refresh", "save", "checkpoint", "restore"}
+OFTEN |= {"finish a prompt", "sweep"}
 #: A fault that is planted, for tests of the tests.
 PLANTED = {"put in pieces": Operation(put_in_pieces)}
 #: Of draws, by their names in OPERATIONS.

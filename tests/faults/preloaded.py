@@ -3,5 +3,4 @@
 import tests.faults.operations
 import tests.faults.roles
 import tests.faults.runs
-import tests.faults.steady
 import tests.histories.workers  # noqa: F401

@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import multiprocessing
 import os
+import random
 import signal
 import time
 import traceback
@@ -20,6 +21,8 @@ from typing import Any
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.faults.preloaded"])
 _started: list[BaseProcess] = []
+#: Enough for what is left at the end, in seconds.
+_PATIENCE = 600
 
 
 def barrier(count: int) -> Barrier:
@@ -108,6 +111,51 @@ def numbers(path: Path, kind: str) -> list[int]:
 def wait_for_lines(path: Path, count: int) -> None:
     """Wait until so many lines were written, of any kind."""
     deadline = time.monotonic() + 120
-    while (line_count := path.read_text().count("\n") if path.exists() else 0) < count:
+    while (line_count := _lines(path)) < count:
         assert time.monotonic() < deadline, f"{path.name} has {line_count} lines of {count}"
         time.sleep(0.005)
+
+
+def _lines(path: Path) -> int:
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+class Crowd:
+    """Processes in roles, each with a ledger of its own; whoever is killed is started again, with a new ledger.
+
+    `call(role, number)` gives the function of the process of a number, as for `start`, and its arguments.
+    """
+
+    def __init__(self, folder: Path, seed: int, call: Callable[[str, int], tuple[Any, ...]]) -> None:
+        self.folder, self.chance, self._call = folder, random.Random(seed), call
+        self.running: dict[str, tuple[BaseProcess, Path]] = {}
+        self.ledgers: list[Path] = []
+        self.killed = 0
+
+    def start(self, *roles: str) -> None:
+        for role in roles:
+            number = len(self.ledgers) + 1
+            self.ledgers.append(ledger := self.folder / f"{role}-{number}.ledger")
+            function, *arguments = self._call(role, number)
+            self.running[role] = start(function, ledger, *arguments), ledger
+
+    def wait_for_lines(self, role: str, count: int, seconds: float = 0.0) -> bool:
+        """Wait until it has written so many lines, and for a part of some seconds; return False if it has ended."""
+        process, ledger = self.running[role]
+        while process.is_alive() and _lines(ledger) < count:
+            time.sleep(0.005)
+        time.sleep(self.chance.random() * seconds)
+        assert entries(ledger, "problem") == [], entries(ledger, "problem")[0].replace("\\n", "\n")
+        return process.is_alive()
+
+    def shoot(self, role: str, lines: int = 1, seconds: float = 0.2) -> None:
+        """Kill one after so many lines, at whatever it is doing, and start it again; not one that has ended."""
+        if self.wait_for_lines(role, lines, seconds):
+            kill(self.running[role][0])
+            self.killed += 1
+            self.start(role)
+
+    def end(self, prefix: str = "") -> None:
+        """Wait for all that have not ended, or those of a kind of role; they have to end well."""
+        for role in [role for role in self.running if role.startswith(prefix)]:
+            assert end(*self.running.pop(role), _PATIENCE) == 0

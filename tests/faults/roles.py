@@ -1,4 +1,4 @@
-"""The processes of a run that is shot at: a trainer that leases, workers that generate, others that refresh and save.
+"""The processes of a run that is shot at: a trainer that leases, workers that generate, one that refreshes.
 
 `done` is a file that says when to end.
 """
@@ -75,12 +75,3 @@ async def refresh(ledger: Ledger, url: str, stop: str) -> None:
             await buffer.update({"task_name": LEASED, "staleness": {"$gt": 60}}, priority=2.0, tags={"old": True})
             ledger.write("step", step)
             await asyncio.sleep(0.02)
-
-
-async def save(ledger: Ledger, url: str, stop: str, folder: str) -> None:
-    """Save a snapshot again and again, until FILE exists."""
-    async with opened(url) as buffer:
-        while not os.path.exists(stop):  # noqa: ASYNC240
-            await buffer.save(folder)
-            ledger.write("saved")
-            await asyncio.sleep(0.05)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from replaybuf import ReplayBuffer, RolloutState, Sampler, Status
+from replaybuf import FencedError, ReplayBuffer, RolloutState, Sampler, Status
 from tests.faults.failpoints import FailPoints
 from tests.faults.processes import Ledger
 from tests.produce.conftest import ledger_of
@@ -24,51 +24,81 @@ POLICIES: dict[str, dict[str, object]] = {
 
 
 def train(ledger: Ledger, url: str, policy: str, kill_at: int | None) -> None:
-    """From the last checkpoint to the last step; `batch STEP N N N` for each, and `left N ...` at the end."""
+    """A run that may be killed at a point."""
     points = FailPoints(ledger, kill_at)
     with points.armed():
-        asyncio.run(_train(ledger, url, policy))
-
-
-async def _train(ledger: Ledger, url: str, policy: str) -> None:
-    async with build(url, **POLICIES[policy]) as buffer:
-        prompts = ledger_of(buffer, range(15), TASK, epochs=2, make_group=_prompt)
-        checkpoints = await buffer.checkpoints()
-        if checkpoints:
-            await buffer.restore(checkpoints[-1].step)
-        else:
-            await buffer.checkpoint(0)  # so that whoever dies in the first steps leaves something to go back to
-        for step in range(checkpoints[-1].step + 1 if checkpoints else 1, STEPS + 1):
-            await _step(ledger, buffer, step, prompts if policy == "prompts" else None)
-            if step % 2 == 0:
-                await buffer.checkpoint(step)
-                ledger.write("checkpoint", step)
-        remaining = [item.item async for item in buffer.find({"status": "completed"})]
-        ledger.write("left", *numbers_of(remaining))
+        asyncio.run(Run(ledger, url, policy).to_the_end())
 
 
 def _prompt(item: int, number: int) -> list[RolloutState]:
     return group(item, status=Status.INIT)
 
 
-async def _step(ledger: Ledger, buffer: ReplayBuffer, step: int, prompts: Sampler | None) -> None:
-    if prompts is not None:
-        for prompt in await prompts.draw(4):
-            for rollout in prompt.group:
-                rollout.status = Status.COMPLETED
-            await prompt.finish(model_step=step - 1, current_train_step=step)
-    for number in range(10 * step, 10 * step + 5) if prompts is None else ():
-        await buffer.put(
-            group(number),
-            TASK,
-            model_step=max(0, step - number % 4),
-            current_train_step=step,
-            priority=0.5 + number % 7,
-            key=str(number),
-        )
-    await buffer.refresh_staleness(task_stale_thresholds={TASK: 6}, current_train_step=step)
-    async with buffer.lease_batch({TASK: BATCH}, heartbeat=False) as lease:
-        numbers = numbers_of(lease.batch[TASK])
-    items = [item async for item in buffer.find({"status": "completed"}, order_by="timestamp_id")]
-    await buffer.update_priorities({item.uid: 1.0 + (step * place) % 5 for place, item in enumerate(items)})
-    ledger.write("batch", step, *numbers)
+class Run:
+    """From the last checkpoint to the last step; `batch STEP N N N` for each, and `left N ...` at the end.
+
+    While another server takes over it is `failing`, and goes back to its last checkpoint when that has `failed_over`.
+    Steps that end in the meantime may have drawn otherwise: numbers aren't given twice, so that there is a gap. They
+    are said to be `undone`.
+    """
+
+    def __init__(self, ledger: Ledger, url: str, policy: str) -> None:
+        self._ledger, self._url, self._policy = ledger, url, policy
+        self._prompts: Sampler | None = None
+        self.step = 0
+        self.failing = self.failed_over = False
+
+    async def to_the_end(self) -> None:
+        async with build(self._url, **POLICIES[self._policy]) as buffer:
+            await self._begin(buffer)
+            while self.step <= STEPS or self.failing:
+                try:
+                    if self.failed_over:
+                        raise FencedError(reason="commits lost")
+                    if self.step > STEPS:
+                        await asyncio.sleep(0.01)
+                        continue
+                    await self._do_step(buffer, self.step)
+                    if self.failing:
+                        self._ledger.write("undone", self.step)
+                    elif self.step % 2 == 0:
+                        await buffer.checkpoint(self.step)
+                    self.step += 1
+                except FencedError as error:
+                    if error.reason != "commits lost":
+                        raise
+                    self.failing = self.failed_over = False
+                    await self._begin(buffer)
+            remaining = [item.item async for item in buffer.find({"status": "completed"})]
+            self._ledger.write("left", *numbers_of(remaining))
+
+    async def _begin(self, buffer: ReplayBuffer) -> None:
+        """Go to the last checkpoint, or make one that whoever dies in the first steps leaves to go back to."""
+        checkpoints = await buffer.checkpoints()
+        last = checkpoints[-1].step if checkpoints else 0
+        await (buffer.restore(last) if checkpoints else buffer.checkpoint(0))
+        self.step = last + 1
+        if self._policy == "prompts":
+            self._prompts = ledger_of(buffer, range(15), TASK, epochs=2, make_group=_prompt)
+
+    async def _do_step(self, buffer: ReplayBuffer, step: int) -> None:
+        if self._prompts is not None:
+            for prompt in await self._prompts.draw(4):
+                for rollout in prompt.group:
+                    rollout.status = Status.COMPLETED
+                await prompt.finish(model_step=step - 1, current_train_step=step)
+        for number in range(10 * step, 10 * step + 5) if self._prompts is None else ():
+            await buffer.put(
+                group(number),
+                TASK,
+                model_step=max(0, step - number % 4),
+                current_train_step=step,
+                priority=0.5 + number % 7,
+                key=str(number),
+            )
+        await buffer.refresh_staleness(task_stale_thresholds={TASK: 6}, current_train_step=step)
+        async with buffer.lease_batch({TASK: BATCH}, heartbeat=False) as lease:
+            numbers = numbers_of(lease.batch[TASK])
+        items = [item async for item in buffer.find({"status": "completed"}, order_by="timestamp_id")]
+        await buffer.update_priorities({item.uid: 1.0 + (step * place) % 5 for place, item in enumerate(items)})
+        self._ledger.write("batch", step, *numbers)

@@ -8,7 +8,7 @@ import gc
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,20 +74,34 @@ async def ended(call: Awaitable[Any], number: int, moment: str) -> tuple[bool, i
     return False, cancelled.waits, result
 
 
-async def left_alone(_: ReplayBuffer, __: Any) -> None:
-    """Nothing is done."""
+#: How a call ends: given the call, whether it was cancelled, and how often it waited.
+End = Callable[[Coroutine[Any, Any, Any]], Awaitable[tuple[bool, int]]]
 
 
-async def after(url: str, operation: Operation, number: int = 0, moment: str = "") -> tuple[Any, bool, int]:
-    """What is in a new database after an operation that is cancelled at its n-th wait."""
+def cancelled_at(number: int, moment: str = "") -> End:
+    """It is cancelled at its n-th wait; at the 0th: never."""
+
+    async def end(call: Coroutine[Any, Any, Any]) -> tuple[bool, int]:
+        was_cancelled, waits, _ = await ended(call, number, moment)
+        return was_cancelled, waits
+
+    return end
+
+
+async def not_begun(call: Coroutine[Any, Any, Any]) -> tuple[bool, int]:
+    call.close()
+    return True, 0
+
+
+async def after(url: str, operation: Operation, end: End) -> tuple[Any, bool, int]:
+    """What is in a new database after an operation that ends so; whether it was cancelled; and how often it waited."""
     await operations.fill(url)
     async with build(url, **operation.options) as buffer:
         ready = await operation.ready(buffer) if operation.ready else None
-        cancelled, waits, _ = await ended(operation.run(buffer, ready), number, moment)
+        cancelled, waits = await end(operation.run(buffer, ready))  # type: ignore[arg-type]
         await buffer.count_where({})  # it goes on, and what was cancelled is settled
-        if cancelled and operation in DRAWING:
-            return await seen(buffer), cancelled, waits
-    return swept(await look(url)), cancelled, waits
+        state = await seen(buffer)
+    return state if operation in DRAWING else swept(await look(url)), cancelled, waits
 
 
 async def seen(buffer: ReplayBuffer) -> Any:
@@ -112,16 +126,12 @@ async def test_what_is_cancelled_is_done_or_undone(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     operation = OPERATIONS[name]
-    before, _, _ = await after(new_url(), replace(operation, run=left_alone))
-    if operation in DRAWING:
-        await operations.fill(url := new_url())
-        async with build(url) as buffer:
-            before = await seen(buffer)
-    done_state, _, waits = await after(new_url(), operation)
+    before, _, _ = await after(new_url(), operation, not_begun)
+    done_state, _, waits = await after(new_url(), operation, cancelled_at(0))
     assert waits > 0
     for number in range(1, waits + 1):
         for moment in [MOMENTS[number % 2], MOMENTS[number % 2 - 1]][:ways]:
-            state, cancelled, _ = await after(new_url(), operation, number, moment)
+            state, cancelled, _ = await after(new_url(), operation, cancelled_at(number, moment))
             figures.add(faults=1)
             allowed = [done_state] if not cancelled else [before] if operation in DRAWING else [before, done_state]
             assert state in allowed, (number, moment)
@@ -210,20 +220,26 @@ OTHERS = ["put several", "put evicting", "sweep", "leases end", "draw prompts", 
 OF_LOOPS = rarely((name for name in OPERATIONS if name not in OTHERS), {"put", "take", "acknowledge"})
 
 
-def leave(buffer: ReplayBuffer, operation: Operation, ready: Any, pause: float) -> bool:
-    """Begin an operation in a loop that is closed as soon as it waits; whether it was done before.
+def left_in(pause: float) -> End:
+    """Its loop is closed as soon as it waits. The tasks that its task has begun have begun by then, too."""
 
-    The tasks that its task has begun have begun by then, too.
-    """
-    loop = asyncio.new_event_loop()
-    task: asyncio.Task[Any] = loop.create_task(operation.run(buffer, ready))  # type: ignore[arg-type]
-    _stop_after(loop, rounds=3)
-    loop.run_forever()
-    time.sleep(pause)
-    loop.close()
-    if not task.done():
+    def leave(call: Coroutine[Any, Any, Any]) -> None:
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(call)
+        _stop_after(loop, rounds=3)
+        loop.run_forever()
+        time.sleep(pause)
+        loop.close()
         task._log_destroy_pending = False  # type: ignore[attr-defined]  # closing it like this is bad style
-    return task.done()
+
+    async def end(call: Coroutine[Any, Any, Any]) -> tuple[bool, int]:
+        await asyncio.to_thread(leave, call)
+        del call
+        await asyncio.sleep(0.05)  # until the thread has let go of it, too
+        gc.collect()  # that is what tells of a call that nobody can go on with
+        return True, 0
+
+    return end
 
 
 def _stop_after(loop: asyncio.AbstractEventLoop, rounds: int) -> None:
@@ -231,39 +247,6 @@ def _stop_after(loop: asyncio.AbstractEventLoop, rounds: int) -> None:
         loop.call_soon(_stop_after, loop, rounds - 1)
     else:
         loop.stop()
-
-
-def state_after_closing(url: str, operation: Operation, pause: float) -> Any:
-    """What is in a new database after an operation whose loop was closed, and in the buffer when it has settled."""
-    asyncio.run(operations.fill(url))
-    buffer = build(url, **operation.options)
-    runner = asyncio.Runner()  # the loop in which the buffer is used before and after
-    try:
-        ready = runner.run(operation.ready(buffer)) if operation.ready else None  # type: ignore[arg-type]
-        leave(buffer, operation, ready, pause)
-        gc.collect()  # that is what tells of a call that nobody can go on with
-
-        async def settled() -> Any:
-            await asyncio.sleep(0.05)
-            await buffer.count_where({})
-            return await seen(buffer)
-
-        state = runner.run(settled())
-        runner.run(buffer.close())
-    finally:
-        runner.close()
-    return state if operation in DRAWING else swept(asyncio.run(look(url)))
-
-
-async def whole(url: str, operation: Operation, *, done: bool) -> Any:
-    """What is in a new database after the whole operation, or before it."""
-    await operations.fill(url)
-    async with build(url, **operation.options) as buffer:
-        ready = await operation.ready(buffer) if operation.ready else None
-        if done:
-            await operation.run(buffer, ready)
-        state = await seen(buffer)
-    return state if operation in DRAWING else swept(await look(url))
 
 
 def swept(state: dict[str, Any]) -> dict[str, Any]:
@@ -278,13 +261,13 @@ def swept(state: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", OF_LOOPS)
-def test_what_its_loop_has_left_is_done_or_undone(
-    new_url: Callable[[], str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch, name: str, figures: Figures
+async def test_what_its_loop_has_left_is_done_or_undone(
+    new_url: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, figures: Figures
 ) -> None:
     monkeypatch.chdir(tmp_path)
     operation = OPERATIONS[name]
-    before, done_state = (asyncio.run(whole(new_url(), operation, done=done_state)) for done_state in (False, True))
+    states = [(await after(new_url(), operation, end))[0] for end in (not_begun, cancelled_at(0))]
     for pause in PAUSES:
-        state = state_after_closing(new_url(), operation, pause)
+        state, _, _ = await after(new_url(), operation, left_in(pause))
         figures.add(faults=1)
-        assert state in ([before] if operation in DRAWING else [before, done_state])
+        assert state in (states[:1] if operation in DRAWING else states)

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import asyncpg
 import pytest
 from sqlalchemy import make_url
 
-from replaybuf import ConfigError, ReplayBuffer, ReplayBufferConfig
+from replaybuf import ConfigError, ReplayBufferConfig
 from replaybuf.common.passwords import ask
 from replaybuf.errors import AccessError, UnreachableError
 from replaybuf.integrations.chunks import ChunkBufferConfig
@@ -24,15 +23,16 @@ from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.storage.sql.inspection.writer import over_sqlalchemy
 from tests.bad_input.conftest import refused, refused_put
 from tests.bad_input.test_secrets import all_logs, leaks, shown
+from tests.faults.calling import calling, goes_on
 from tests.faults.conftest import Figures
+from tests.faults.processes import Ledger
+from tests.histories.history import Recorder, calls_in
+from tests.histories.workers import take_all_left
 from tests.postgres import Databases, execute, own_server
-from tests.stores import TASK, build, group, numbers_of, until
+from tests.postgres import ask as asked
+from tests.stores import TASK, build, group, numbers_of
 
 _ROLE = "rotated"
-
-
-def _want_password(hba: Path) -> None:
-    hba.write_text(f"local all {_ROLE} scram-sha-256\n" + hba.read_text())
 
 
 @pytest.fixture(scope="module")
@@ -40,17 +40,11 @@ def guarded_server() -> Iterator[str]:
     """A server that wants a password from the role."""
     with own_server() as server:
         server.cut_retries()
-
-        async def guard() -> None:
-            connection = await asyncpg.connect(server.url)
-            await asyncio.to_thread(_want_password, Path(await connection.fetchval("SHOW hba_file")))
-            # Passwords that are hashed as often as they should be cost time with each connection.
-            await connection.execute("ALTER SYSTEM SET scram_iterations = 16")
-            await connection.execute("SELECT pg_reload_conf()")
-            await connection.execute(f"CREATE ROLE {_ROLE} LOGIN SUPERUSER PASSWORD 'first-geheim'")
-            await connection.close()
-
-        asyncio.run(guard())
+        [hba] = map(Path, asyncio.run(asked(server.url, "SHOW hba_file")))
+        hba.write_text(f"local all {_ROLE} scram-sha-256\n" + hba.read_text())
+        # Passwords that are hashed as often as they should be cost time with each connection.
+        execute(server.url, "ALTER SYSTEM SET scram_iterations = 16", "SELECT pg_reload_conf()")
+        execute(server.url, f"CREATE ROLE {_ROLE} LOGIN SUPERUSER PASSWORD 'first-geheim'")
         yield server.url
 
 
@@ -61,15 +55,10 @@ class Rotated:
         self._owner = url
         self.url = make_url(url).set(username=_ROLE).render_as_string(hide_password=False)
 
-    async def change(self, password: str, *, end: bool = True) -> None:
+    async def change(self, password: str) -> None:
         """Set the password, and end all connections that were made with the one before."""
-        await asyncio.to_thread(execute, self._owner, f"ALTER ROLE {_ROLE} PASSWORD '{password}'")
-        if end:
-            await asyncio.to_thread(
-                execute,
-                self._owner,
-                f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = '{_ROLE}'",
-            )
+        end_all = f"SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = '{_ROLE}'"
+        await asyncio.to_thread(execute, self._owner, f"ALTER ROLE {_ROLE} PASSWORD '{password}'", end_all)
 
 
 @pytest.fixture(scope="module")
@@ -105,35 +94,6 @@ async def test_a_wrong_password_in_a_url_is_refused_and_not_shown(rotated: Rotat
     assert leaks("fal/sch@", [*shown(error), *lines]) == []
 
 
-class Run:
-    """Puts and takes until it is over."""
-
-    def __init__(self, buffer: ReplayBuffer) -> None:
-        self._buffer, self.over = buffer, False
-        self.put, self.taken = 0, list[int]()
-
-    async def go(self) -> None:
-        while not self.over:
-            await self._buffer.put(group(self.put), TASK)
-            self.put += 1
-            if self.put % 3 == 0:
-                self.taken += numbers_of(await self._buffer.get(2, TASK))
-
-    async def goes_on(self) -> None:
-        """Wait until ten more groups were put."""
-        before = self.put
-
-        async def went_on() -> bool:
-            return self.put >= before + 10
-
-        await until(went_on, 30)
-
-    async def end(self) -> None:
-        """Take what is left."""
-        while groups := await self._buffer.get(100, TASK):
-            self.taken += numbers_of(groups)
-
-
 class InAFunction:
     """What is asked for a password: a function, or a coroutine function."""
 
@@ -150,38 +110,36 @@ class InAFunction:
         return self.answer()
 
 
-async def rotates(rotated: Rotated, buffer: ReplayBuffer, renew: Callable[[str], None], figures: Figures) -> None:
-    """Change the password twice; the second time the buffer hears of it only later, and waits."""
-    async with buffer:
-        run = Run(buffer)
-        running = asyncio.create_task(run.go())
-        await run.goes_on()
-        renew("second-geheim")
-        await rotated.change("second-geheim")
-        await run.goes_on()
-        await rotated.change("third-geheim")
-        await asyncio.sleep(0.4)
-        put_before = run.put
-        await asyncio.sleep(0.1)
-        assert (run.put, running.done()) == (put_before, False)
-        renew("third-geheim")
-        await run.goes_on()
-        run.over = True
-        await asyncio.wait_for(running, 20)
-        await run.end()
-    figures.compare(2, [*range(run.put)], run.taken)
-    assert sorted(run.taken) == list(range(run.put))
+async def rotates(
+    rotated: Rotated, renew: Callable[[str], None], folder: Path, figures: Figures, url: str = "", **options: Any
+) -> None:
+    """Change the password twice; the second time there is none for a while, and the buffer waits."""
+    recorder = Recorder(Ledger(folder / "calls"))
+    async with build(url or rotated.url, max_deliveries=0, **options) as buffer:
+        async with calling(recorder, [buffer]):
+            await goes_on(recorder, "put")
+            renew("second-geheim")
+            await rotated.change("second-geheim")
+            await goes_on(recorder, "put")
+            renew("")
+            await rotated.change("third-geheim")
+            await asyncio.sleep(0.4)
+            done = recorder.done.copy()
+            await asyncio.sleep(0.1)
+            assert recorder.done == done
+            renew("third-geheim")
+            await goes_on(recorder, "put")
+        await take_all_left(buffer, recorder)
+    figures.judge(2, calls_in([folder / "calls"]))
 
 
 @pytest.mark.parametrize("waits", [False, pytest.param(True, marks=pytest.mark.long)])
-async def test_a_run_goes_on_with_what_a_function_answers(rotated: Rotated, waits: bool, figures: Figures) -> None:
+async def test_a_run_goes_on_with_what_a_function_answers(
+    rotated: Rotated, waits: bool, tmp_path: Path, figures: Figures
+) -> None:
     source = InAFunction(waits=waits)
-    await rotates(
-        rotated,
-        build(rotated.url, password=source.function),
-        lambda password: setattr(source, "password", password),
-        figures,
-    )
+    renew = lambda password: setattr(source, "password", password)  # noqa: E731
+    await rotates(rotated, renew, tmp_path, figures, password=source.function)
     assert source.calls > 2
 
 
@@ -194,7 +152,7 @@ async def test_a_run_goes_on_with_what_a_password_file_has(rotated: Rotated, tmp
         (tmp_path / "new").rename(file)
 
     renew("first-geheim")
-    await rotates(rotated, build(f"{rotated.url}&passfile={file}"), renew, figures)
+    await rotates(rotated, renew, tmp_path, figures, f"{rotated.url}&passfile={file}")
 
 
 async def test_an_old_password_in_the_url_ends_in_a_sentence_that_says_what_to_do(rotated: Rotated) -> None:
@@ -267,20 +225,6 @@ async def test_a_function_that_fails_is_named_with_the_reason(
         error = await refused_put(f"{rotated.url}&connect_timeout=0.3", UnreachableError, password=function)
     assert f"the password function {__name__}:{message}" in str(error)
     assert "geheim" not in str(error)
-
-
-async def test_a_function_that_fails_for_a_while_holds_a_run_up_and_loses_nothing(rotated: Rotated) -> None:
-    source = InAFunction(waits=False)
-    async with build(rotated.url, password=source.function) as buffer:
-        await buffer.put(group(0), TASK)
-        source.password = ""
-        await rotated.change("second-geheim")
-        putting = asyncio.create_task(buffer.put(group(1), TASK))
-        await asyncio.wait([putting], timeout=0.3)
-        assert not putting.done()
-        source.password = "second-geheim"
-        await asyncio.wait_for(putting, 20)
-        assert numbers_of(await buffer.get(9, TASK)) == [0, 1]
 
 
 async def test_a_call_that_is_cancelled_while_its_function_sleeps_ends_at_once() -> None:

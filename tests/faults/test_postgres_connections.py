@@ -12,11 +12,10 @@ from itertools import count
 from typing import Any
 
 import asyncpg
-import numpy as np
 import pytest
 
-from replaybuf import Lease, ReplayBuffer, ReplayBufferConfig, Status
-from replaybuf.errors import FencedError, ReplayBufError, UnreachableError
+from replaybuf import Lease, ReplayBuffer, Status
+from replaybuf.errors import ReplayBufError, UnreachableError
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine import outage, postgres
 from replaybuf.storage.sql.engine.locks import Stamp, next_stamp
@@ -24,6 +23,7 @@ from replaybuf.storage.sql.engine.transaction import Hook, installed
 from tests.cancellation.conftest import end_background_work, no_connection_out
 from tests.faults.conftest import Figures
 from tests.faults.proxy import Link, Proxy, is_commit, once, proxied
+from tests.faults.test_storm import totals_of
 from tests.postgres import ask, execute
 from tests.stores import TASK, because, build, fill, group, number_of, numbers_of, take_all, until
 
@@ -49,11 +49,7 @@ async def buffer(proxy: Proxy) -> AsyncIterator[ReplayBuffer]:
 
 async def all_told(buffer: ReplayBuffer) -> None:
     """Wait until nothing is announced any more, so that the next COMMIT is that of the next call."""
-
-    async def quiet() -> bool:
-        return buffer.storage.watch._announce_task is None
-
-    await until(quiet)
+    await until(lambda: buffer.storage.watch._announce_task is None)
 
 
 # Ways to lose a connection, at the moment when the client sends something
@@ -69,15 +65,16 @@ async def before_the_answer(link: Link) -> bool:
     return True
 
 
-def ended_by(proxy: Proxy) -> Callable[[Link], Awaitable[bool]]:
-    async def ended_by_the_server(link: Link) -> bool:
-        await proxy.end_process(link)
-        return True
-
-    return ended_by_the_server
+async def ended_by_the_server(proxy: Proxy, link: Link) -> bool:
+    await proxy.end_process(link)
+    return True
 
 
-WAYS = ["before it arrives", "before the answer", "ended by the server"]
+WAYS: dict[str, Callable[[Proxy, Link], Awaitable[bool]]] = {
+    "before it arrives": lambda _, link: before_it_arrives(link),
+    "before the answer": lambda _, link: before_the_answer(link),
+    "ended by the server": ended_by_the_server,
+}
 
 
 def ways(*quick: str) -> list[Any]:
@@ -85,40 +82,22 @@ def ways(*quick: str) -> list[Any]:
     return [way if way in quick else pytest.param(way, marks=pytest.mark.long) for way in WAYS]
 
 
-def way_of(name: str, proxy: Proxy) -> Callable[[Link], Awaitable[bool]]:
-    return dict(zip(WAYS, (before_it_arrives, before_the_answer, ended_by(proxy)), strict=True))[name]
-
-
 async def at_every_message(proxy: Proxy, way: str, operation: Callable[[int], Awaitable[None]]) -> int:
     """Run an operation again and again, and lose the connection at its first message, its second, ...; how many."""
+    place = passed = 0
+
+    async def lose(link: Link, _data: bytes) -> bool:
+        nonlocal passed
+        passed += 1
+        return passed != place + 1 or await WAYS[way](proxy, link)
+
     for place in range(100):
-        remaining = place
-
-        def arrived(_link: Link, _data: bytes) -> bool:
-            nonlocal remaining
-            remaining -= 1
-            return remaining < 0
-
-        is_lost = False
-
-        async def lose(link: Link) -> bool:
-            nonlocal is_lost
-            is_lost = True
-            return await way_of(way, proxy)(link)
-
-        proxy.fault = once(lose, at=arrived)
+        passed, proxy.fault = 0, lose
         await operation(place)
         proxy.fault = None
-        if not is_lost:
+        if passed <= place:
             return place
     raise AssertionError("an operation of 100 messages?")
-
-
-async def tallies(buffer: ReplayBuffer) -> dict[Tally, int]:
-    totals: dict[Tally, int] = {}
-    for (_, _, name), amount in (await buffer.storage.tallies()).items():
-        totals[name] = totals.get(name, 0) + amount
-    return totals
 
 
 @pytest.mark.parametrize("way", ways("before the answer", "ended by the server"))
@@ -132,7 +111,7 @@ async def test_a_put_is_stored_once_wherever_its_connection_is_lost(
 
     places = await at_every_message(proxy, way, put)
     assert {number_of(item.item): item.uid async for item in buffer.find({})} == uids
-    assert (await tallies(buffer))[Tally.PUT] == len(uids) == places + 1
+    assert (await totals_of(proxy.server_url))[TASK, Tally.PUT] == len(uids) == places + 1
     delivered = await take_all(buffer)
     figures.compare(places, sorted(uids), delivered)
     assert sorted(delivered) == sorted(uids)
@@ -154,7 +133,7 @@ async def test_a_take_hands_out_once_wherever_its_connection_is_lost(
     figures.compare(places, range(GROUPS), numbers + remaining)
     assert numbers == list(range(places + 1))
     assert remaining == list(range(places + 1, GROUPS))
-    assert (await tallies(buffer))[Tally.TAKEN] == GROUPS
+    assert (await totals_of(proxy.server_url))[TASK, Tally.TAKEN] == GROUPS
 
 
 @pytest.mark.parametrize("way", ways("before the answer"))
@@ -172,9 +151,9 @@ async def test_a_lease_ends_once_wherever_its_connection_is_lost(
 
     places = await at_every_message(proxy, way, settle)
     assert places > 4
-    counts = await tallies(buffer)
+    totals = await totals_of(proxy.server_url)
     name = Tally.TAKEN if end == "acknowledge" else Tally.RETURNED
-    assert (counts[name], counts[Tally.LEASED]) == (places + 1, GROUPS - places - 1)
+    assert (totals[TASK, name], totals[TASK, Tally.LEASED]) == (places + 1, GROUPS - places - 1)
 
 
 async def test_what_was_committed_is_not_done_again(buffer: ReplayBuffer, proxy: Proxy, caplog: Any) -> None:
@@ -388,17 +367,6 @@ async def test_a_commit_on_a_server_that_was_left_meanwhile_is_made_again(
         assert [item.uid async for item in buffer.find({})][1:] == [uid]
 
 
-async def test_who_has_seen_lost_commits_is_told_when_it_waits(
-    lent_database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As when it writes, though a wait only reads."""
-    async with build(lent_database) as buffer:
-        await fill(buffer, 1)
-        monkeypatch.setattr(type(buffer.storage.engine), "missing_commits", "the server lacks commits")
-        with pytest.raises(FencedError, check=because("commits lost")):
-            await buffer.wait_ready({TASK: 2}, timeout=30)
-
-
 class Sent(Hook):
     """How many statements with a text were sent."""
 
@@ -505,39 +473,23 @@ async def test_puts_of_large_groups_end_when_backends_are_ended(
     lent_database: str, seconds: int, figures: Figures
 ) -> None:
     """A statement that waits until it may send more has to hear that its connection is gone."""
-    config = ReplayBufferConfig(url=lent_database, policy="fifo", rollout_type=dict)
-    numbers, put_numbers, over = count(), list[int](), asyncio.Event()
+    numbers, put_numbers, over, ended = count(), list[int](), asyncio.Event(), 0
 
     async def producer() -> None:
         while not over.is_set():
             number = next(numbers)
-            size = 50_000 if number % 5 == 0 else 30
-            await buffer.put([{"number": number, "values": np.zeros(size)}], TASK)
+            await buffer.put(group(number, text="x" * (400_000 if number % 5 == 0 else 240)), TASK)
             put_numbers.append(number)
 
-    async with config.build() as buffer, asyncio.timeout(seconds + PATIENCE):
+    async with build(lent_database) as buffer, asyncio.timeout(seconds + PATIENCE):
         assert await buffer.count_where({}) == 0
         async with asyncio.TaskGroup() as tasks:
             for _ in range(48):
                 tasks.create_task(producer())
-            ended = await end_backends(lent_database, seconds)
+            for _ in range(seconds * 4):
+                await asyncio.sleep(0.25)
+                ended += len(await ask(lent_database, END_TWO))
             over.set()
-        left_groups = [group[0]["number"] for group in await everything(buffer)]
-    figures.compare(ended, put_numbers, left_groups)
-    assert sorted(left_groups) == sorted(put_numbers)
-
-
-async def everything(buffer: ReplayBuffer[Any]) -> list[list[Any]]:
-    left_groups: list[list[Any]] = []
-    while groups := await buffer.get(100, TASK):
-        left_groups += groups
-    return left_groups
-
-
-async def end_backends(url: str, seconds: int) -> int:
-    """End two backends every quarter of a second, for some seconds. Return the number ended."""
-    ended_count = 0
-    for _ in range(seconds * 4):
-        await asyncio.sleep(0.25)
-        ended_count += len(await ask(url, END_TWO))
-    return ended_count
+        remaining = await take_all(buffer)
+    figures.compare(ended, put_numbers, remaining)
+    assert sorted(remaining) == sorted(put_numbers)

@@ -19,7 +19,7 @@ from replaybuf.storage.sql.engine.postgres import PostgresDatabase
 from replaybuf.storage.sql.engine.urls import parse_url
 from tests.cancellation.conftest import end_background_work
 from tests.postgres import set_default
-from tests.stores import TASK, build, fill, group, take_all, until
+from tests.stores import TASK, build, fill, group, take_all, until_equal
 
 LEVELS = [pytest.param("repeatable read", marks=pytest.mark.long), "serializable"]
 
@@ -39,10 +39,7 @@ async def writers_kept_out(url: str) -> AsyncIterator[Callable[[int], Any]]:
     database = await connection.fetchval("SELECT oid FROM pg_database WHERE datname = current_database()")
 
     async def wait_for(count: int) -> None:
-        async def count_is_reached() -> bool:
-            return bool(await connection.fetchval(waiting, database) == count)
-
-        await until(count_is_reached)
+        await until_equal(count, lambda: connection.fetchval(waiting, database))
 
     try:
         await connection.execute("BEGIN")

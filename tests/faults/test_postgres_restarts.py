@@ -19,9 +19,10 @@ from replaybuf.errors import ClosedError, UnreachableError
 from replaybuf.storage.sql.tasks import delivery as drawing
 from replaybuf.storage.values import Cursor, NewGroup
 from tests.cancellation.conftest import no_connection_out
+from tests.faults.calling import calling, goes_on
 from tests.faults.conftest import Figures
 from tests.faults.processes import Ledger
-from tests.faults.proxy import once, proxied
+from tests.faults.proxy import Proxy, once, proxied
 from tests.faults.test_postgres_connections import (
     all_told,
     before_it_arrives,
@@ -29,9 +30,9 @@ from tests.faults.test_postgres_connections import (
     end_background_work,
 )
 from tests.histories.history import Recorder, calls_in
-from tests.histories.workers import Worker, take_all_left
+from tests.histories.workers import take_all_left
 from tests.postgres import Databases, Server, ask, execute, own_server
-from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
+from tests.stores import TASK, build, fill, group, numbers_of, take_all, until, until_equal
 
 
 @pytest.fixture(scope="module")
@@ -80,25 +81,13 @@ async def test_no_crash_of_the_server_loses_or_doubles_a_group(
     server: Server, url: str, crashes: int, figures: Figures, tmp_path: Path
 ) -> None:
     """Tasks of two buffers call all the while, and record it."""
-    recorder, over, moments = Recorder(Ledger(tmp_path / "calls")), asyncio.Event(), list[int]()
-
-    async def work(buffer: ReplayBuffer, number: int) -> None:
-        worker = Worker(buffer, recorder, 1_000_000 * number, number, seconds=2)
-        while not over.is_set():
-            await worker.call()
-
+    recorder, moments = Recorder(Ledger(tmp_path / "calls")), list[int]()
     async with build(url, max_deliveries=0) as first, build(url, max_deliveries=0) as second:
-        working = [asyncio.create_task(work((first, second)[number % 2], number)) for number in range(6)]
         waiting = asyncio.create_task(second.take_batch({"another": 1}, timeout=600))
-        for count in range(crashes):
-
-            async def go_on(before: int = recorder.done["put"]) -> bool:
-                return recorder.done["put"] > before + 50
-
-            await until(go_on, 30)
-            moments.append(await crash(server, 0.3 * (count % 2)))
-        over.set()
-        await asyncio.gather(*working)
+        async with calling(recorder, [first, second] * 3):
+            for count in range(crashes):
+                await goes_on(recorder, "put", more=50)
+                moments.append(await crash(server, 0.3 * (count % 2)))
         await first.put(group(7), "another")
         batch, _ = await waiting
         assert numbers_of(batch["another"]) == [7]
@@ -118,27 +107,6 @@ async def connections_used_up(url: str) -> AsyncIterator[None]:
     finally:
         for connection in connections:
             await connection.close()
-
-
-END_ALL = (
-    "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
-    "WHERE pid <> pg_backend_pid() AND application_name = 'replaybuf'"
-)
-
-
-async def test_operations_wait_for_a_connection_when_the_server_has_none_left(url: str) -> None:
-    async with build(url) as buffer:
-        await fill(buffer, 3)
-        await end_background_work(buffer)
-        await all_told(buffer)
-        execute(url, END_ALL)
-        async with connections_used_up(url):
-            calls = [asyncio.create_task(buffer.get(1, TASK)) for _ in range(3)]
-            _, waiting = await asyncio.wait(calls, timeout=1)
-            assert len(waiting) == 3
-        numbers = [number for groups in await asyncio.gather(*calls) for number in numbers_of(groups)]
-        assert sorted(numbers) == [0, 1, 2]
-        await no_connection_out(buffer)
 
 
 async def test_a_server_without_connections_is_spoken_of(url: str, caplog: Any) -> None:
@@ -182,43 +150,46 @@ async def test_after_the_bound_the_error_says_how_long_it_was_tried_and_what_is_
         await no_connection_out(buffer)
 
 
-@pytest.mark.parametrize("committed", [True, False])
-@pytest.mark.parametrize("operation", ["get", "lease_batch"])
-async def test_what_a_taker_was_not_told_comes_back(url: str, operation: str, committed: bool, caplog: Any) -> None:
-    """The answer to its COMMIT is lost, and the server can't be asked before the bound."""
+Doubtful = tuple[Proxy, ReplayBuffer, ReplayBuffer]
+
+
+@pytest.fixture
+async def doubtful(url: str) -> AsyncIterator[Doubtful]:
+    """A proxy, a buffer behind it, with three groups and without background work, and one that isn't behind it."""
     async with proxied(url) as proxy, build(proxy.url, reconnect_timeout=0.3) as buffer, build(url) as other:
         await fill(buffer, 3)
         await end_background_work(buffer)
         await all_told(buffer)
-        proxy.fault = once(proxy.refuse(before_the_answer if committed else before_it_arrives))
-        with pytest.raises(UnreachableError, match="it isn't known whether it succeeded") as caught:
-            await (buffer.get(2, TASK) if operation == "get" else buffer.lease_batch({TASK: 2}))
-        assert caught.value.in_doubt
-        assert await other.count(TASK, Status.COMPLETED) == (1 if committed else 3)
-        proxy.refusing = False
-
-        async def all_are_back() -> bool:
-            return await other.count(TASK, Status.COMPLETED) == 3
-
-        await until(all_are_back, 20)
-        assert [item.times_sampled async for item in other.find({})] == [0, 0, 0]
-        assert await take_all(buffer) == [0, 1, 2]
-        assert buffer.storage.presence.of(worker_name(None)).taken == 3
+        yield proxy, buffer, other
         await no_connection_out(buffer)
 
 
-async def test_prompts_that_a_claimer_was_not_told_of_come_back(url: str) -> None:
-    async with proxied(url) as proxy, build(proxy.url, reconnect_timeout=0.3) as buffer, build(url) as other:
-        await fill(buffer, 1)
-        await end_background_work(buffer)
-        await all_told(buffer)
-        proxy.fault = once(proxy.refuse(before_the_answer))
-        prompt = NewGroup(TASK, Status.INIT, 0, group(1, status=Status.INIT), 1.0)
-        with pytest.raises(UnreachableError, match="it isn't known whether it succeeded"):
-            await buffer.storage.claim([prompt], Cursor("data", 0, 1, b"x"), 1000.0)
-        assert await other.count(TASK, Status.INIT) == 0
-        proxy.refusing = False
-        await other.wait_ready({TASK: 1}, Status.INIT, timeout=20)
+@pytest.mark.parametrize("committed", [True, False])
+@pytest.mark.parametrize("operation", ["get", "lease_batch"])
+async def test_what_a_taker_was_not_told_comes_back(doubtful: Doubtful, operation: str, committed: bool) -> None:
+    """The answer to its COMMIT is lost, and the server can't be asked before the bound."""
+    proxy, buffer, other = doubtful
+    proxy.fault = once(proxy.refuse(before_the_answer if committed else before_it_arrives))
+    with pytest.raises(UnreachableError, match="it isn't known whether it succeeded") as caught:
+        await (buffer.get(2, TASK) if operation == "get" else buffer.lease_batch({TASK: 2}))
+    assert caught.value.in_doubt
+    assert await other.count(TASK, Status.COMPLETED) == (1 if committed else 3)
+    proxy.refusing = False
+    await until_equal(3, lambda: other.count(TASK, Status.COMPLETED), 20)
+    assert [item.times_sampled async for item in other.find({})] == [0, 0, 0]
+    assert await take_all(buffer) == [0, 1, 2]
+    assert buffer.storage.presence.of(worker_name(None)).taken == 3
+
+
+async def test_prompts_that_a_claimer_was_not_told_of_come_back(doubtful: Doubtful) -> None:
+    proxy, buffer, other = doubtful
+    proxy.fault = once(proxy.refuse(before_the_answer))
+    prompt = NewGroup(TASK, Status.INIT, 0, group(1, status=Status.INIT), 1.0)
+    with pytest.raises(UnreachableError, match="it isn't known whether it succeeded"):
+        await buffer.storage.claim([prompt], Cursor("data", 0, 1, b"x"), 1000.0)
+    assert await other.count(TASK, Status.INIT) == 0
+    proxy.refusing = False
+    await other.wait_ready({TASK: 1}, Status.INIT, timeout=20)
 
 
 async def test_closing_brings_back_what_a_taker_was_not_told(url: str) -> None:
@@ -234,27 +205,26 @@ async def test_closing_brings_back_what_a_taker_was_not_told(url: str) -> None:
         assert await take_all(other) == [0, 1, 2]
 
 
-async def test_a_give_back_whose_answer_is_lost_is_not_done_twice(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with proxied(url) as proxy, build(proxy.url, reconnect_timeout=0.3) as buffer, build(url) as other:
-        await fill(buffer, 3)
-        await end_background_work(buffer)
-        await all_told(buffer)
-        unconsume = drawing.unconsume
+async def test_a_give_back_whose_answer_is_lost_is_not_done_twice(
+    doubtful: Doubtful, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy, buffer, other = doubtful
+    unconsume = drawing.unconsume
 
-        def back_and_lost(*arguments: Any) -> Any:
-            proxy.fault = once(proxy.refuse(before_the_answer))
-            return unconsume(*arguments)
+    def back_and_lost(*arguments: Any) -> Any:
+        proxy.fault = once(proxy.refuse(before_the_answer))
+        return unconsume(*arguments)
 
-        monkeypatch.setattr(drawing, "unconsume", back_and_lost)
-        monkeypatch.setattr(drawing.Drawing, "_decode", lambda *_: 1 / 0)  # whatever it is: they go back
-        with pytest.raises(ZeroDivisionError):
-            await buffer.get(2, TASK)
-        monkeypatch.undo()
-        proxy.refusing = False
-        assert (await other.metrics())["tasks"][TASK]["taken"] == 0
-        assert await take_all(other) == [0, 1, 2]
-        await asyncio.sleep(1.5)  # longer than until the next attempt
-        assert (await other.metrics())["tasks"][TASK]["taken"] == 3
+    monkeypatch.setattr(drawing, "unconsume", back_and_lost)
+    monkeypatch.setattr(drawing.Drawing, "_decode", lambda *_: 1 / 0)  # whatever it is: they go back
+    with pytest.raises(ZeroDivisionError):
+        await buffer.get(2, TASK)
+    monkeypatch.undo()
+    proxy.refusing = False
+    assert (await other.metrics())["tasks"][TASK]["taken"] == 0
+    assert await take_all(other) == [0, 1, 2]
+    await asyncio.sleep(1.5)  # longer than until the next attempt
+    assert (await other.metrics())["tasks"][TASK]["taken"] == 3
 
 
 async def test_closing_ends_all_calls_that_wait_for_the_server(server: Server, url: str) -> None:

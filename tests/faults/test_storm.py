@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections import Counter
-from collections.abc import Callable
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -16,87 +13,54 @@ import pytest
 from replaybuf.rules.transitions import Tally
 from tests.faults import roles
 from tests.faults.conftest import Figures
-from tests.faults.processes import end, entries, kill, numbers, start, wait_for_lines
+from tests.faults.processes import Crowd, end, entries, numbers, start
 from tests.faults.runs import POLICIES, STEPS, train
 from tests.histories import workers
 from tests.histories.history import Call, amiss, calls_in, numbers_of_calls
 from tests.histories.workers import LEASED, TAKEN
-from tests.stores import build, take_all
+from tests.stores import build
 
-#: Enough for what is left at the end, in seconds.
-_PATIENCE = 600
 #: Seconds in which a process that calls cancels some of its takes.
 _CANCELLING = 0.5
 
 
-class Storm:
-    """Processes in roles; whoever is killed is started again, with a new ledger."""
+class Storm(Crowd):
+    """The processes of a run: callers, or workers and trainers; and a refresher, a drainer."""
 
     def __init__(self, folder: Path, url: str, seed: int) -> None:
-        self._folder, self._url = folder, url
-        self._numbers = iter(range(1, 100_000))
-        self._started: dict[str, tuple[BaseProcess, Path]] = {}
+        super().__init__(folder, seed, self._call_of)
+        self._url = url
         self.stop, self.done = folder / "stop", folder / "done"
-        self.snapshot = folder / "snapshot"
         self.prompts = (0, 0)  # how many, and in how many epochs
-        self.chance = random.Random(seed)
-        self.ledgers: dict[str, list[Path]] = {}
-        self.killed: Counter[str] = Counter()
 
-    def start(self, role: str) -> None:
-        function, arguments = self._call(role)
-        ledger = self._folder / f"{role}-{next(self._numbers)}.ledger"
-        self.ledgers.setdefault(role, []).append(ledger)
-        self._started[role] = start(function, ledger, self._url, *map(_plain, arguments)), ledger
-
-    def _call(self, role: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        number = next(self._numbers)
+    def _call_of(self, role: str, number: int) -> tuple[Any, ...]:
+        url, stop, done = self._url, str(self.stop), str(self.done)
         match role.partition("-")[0]:
             case "caller":
-                return workers.work, (self.stop, number * 100_000, number, _CANCELLING)
+                return workers.work, url, stop, number * 100_000, number, _CANCELLING
             case "trainer":
-                return roles.train, (self.done, number)
+                return roles.train, url, done, number
             case "worker":
-                return roles.generate, (*self.prompts, number)
+                return roles.generate, url, *self.prompts, number
             case "refresher":
-                return roles.refresh, (self.done,)
-            case "drainer":
-                return workers.drain, ()
+                return roles.refresh, url, done
             case _:
-                return roles.save, (self.done, self.snapshot)
-
-    def shoot(self, role: str) -> None:
-        """Kill one, at whatever it is doing, and start it again; not one that has finished its work."""
-        process, ledger = self._started[role]
-        wait_for_lines(ledger, 1)
-        time.sleep(self.chance.random() * 0.2)
-        assert entries(ledger, "problem") == [], entries(ledger, "problem")[0].replace("\\n", "\n")
-        if not process.is_alive():
-            return
-        kill(process)
-        self.killed[role] += 1
-        self.start(role)
+                return workers.drain, url
 
     def finish(self) -> list[Call]:
         """The callers and workers end, then the others; what is left is taken. Return what all have called."""
         self.stop.touch()
-        for role in [role for role in self._started if role.startswith(("caller", "worker"))]:
-            end(*self._started.pop(role), _PATIENCE)
+        self.end("caller")
+        self.end("worker")
         self.done.touch()
-        for role in list(self._started):
-            end(*self._started.pop(role), _PATIENCE)
+        self.end()
         self.start("drainer")
-        end(*self._started.pop("drainer"), _PATIENCE)
-        return calls_in(ledger for ledgers in self.ledgers.values() for ledger in ledgers)
+        self.end()
+        return calls_in(self.ledgers)
 
     def returned(self) -> int:
         """Return how many calls have returned so far."""
-        ledgers = [ledger for ledgers in self.ledgers.values() for ledger in ledgers]
-        return sum(ledger.read_text().count('"known"') for ledger in ledgers if ledger.exists())
-
-
-def _plain(argument: Any) -> Any:
-    return str(argument) if isinstance(argument, Path) else argument
+        return sum(ledger.read_text().count('"known"') for ledger in self.ledgers if ledger.exists())
 
 
 @pytest.fixture(params=[pytest.param((1, 5), id="short"), pytest.param((2, 200), id="long", marks=pytest.mark.long)])
@@ -110,21 +74,19 @@ def storm(tmp_path: Path, shared_url: str, shots: tuple[int, int]) -> Storm:
     return Storm(tmp_path, shared_url, shots[0])
 
 
-ROLES = ["caller-1", "refresher", "caller-2", "saver", "caller-3"]
+ROLES = ["caller-1", "refresher", "caller-2", "caller-3"]
 
 
 def test_every_group_is_accounted_for(storm: Storm, shared_url: str, shots: tuple[int, int], figures: Figures) -> None:
     """Leased ones are acknowledged once, taken ones delivered once, but for what a taker held when it was killed."""
-    for role in ROLES:
-        storm.start(role)
+    storm.start(*ROLES)
     for shot in range(shots[1]):
         storm.shoot(ROLES[shot % len(ROLES)])
     calls = storm.finish()
-    figures.judge(sum(storm.killed.values()), calls)
+    figures.judge(storm.killed, calls)
     assert len(numbers_of_calls(calls, "put")) > shots[1]
-    assert numbers(storm.ledgers["refresher"][-1], "step")
+    assert numbers([ledger for ledger in storm.ledgers if "refresher" in ledger.name][-1], "step")
     asyncio.run(check_totals(shared_url, calls))
-    asyncio.run(check_snapshot(storm.snapshot, set(numbers_of_calls(calls, "put", known=False))))
 
 
 def test_every_prompt_is_trained_as_often_as_asked(
@@ -133,13 +95,12 @@ def test_every_prompt_is_trained_as_often_as_asked(
     """Workers and trainers are killed at random: no prompt of the dataset is skipped, none is trained once more."""
     count, epochs = storm.prompts = (10 + 3 * shots[1], 2)
     roles = ["worker-1", "worker-2", "trainer-1", "worker-3"]
-    for role in roles:
-        storm.start(role)
+    storm.start(*roles)
     for shot in range(shots[1]):
         storm.shoot(roles[shot % len(roles)])
     calls = storm.finish()
-    judge_prompts(figures, sum(storm.killed.values()), calls, count, epochs)
-    assert sum(storm.killed.values()) > shots[1] // 2
+    judge_prompts(figures, storm.killed, calls, count, epochs)
+    assert storm.killed > shots[1] // 2
     totals = asyncio.run(totals_of(shared_url))
     assert totals[LEASED, Tally.TAKEN] == count * epochs
     assert totals[LEASED, Tally.SIZE] == totals[LEASED, Tally.LEASED] == 0
@@ -171,15 +132,6 @@ async def check_totals(url: str, calls: list[Call]) -> None:
     for task, kind in ((TAKEN, "take"), (LEASED, "acknowledge")):
         assert totals[task, Tally.SIZE] == totals[task, Tally.LEASED] == 0
         assert totals[task, Tally.TAKEN] == totals[task, Tally.PUT] >= len(numbers_of_calls(calls, kind))
-
-
-async def check_snapshot(folder: Path, attempted: set[int]) -> None:
-    """The last one is whole, whoever was killed in saving it."""
-    async with build("sqlite:///:memory:") as copy:
-        await copy.resume(folder)
-        restored = [n for task in (TAKEN, LEASED) for n in await take_all(copy, task)]
-    assert len(set(restored)) == len(restored)
-    assert set(restored) <= attempted
 
 
 def batches(ledger: Path) -> dict[int, str]:

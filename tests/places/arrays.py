@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from replaybuf import ReplayBuffer, ReplayBufferConfig, RolloutState, Status
 from replaybuf.storage.places.owners import open_place
 from replaybuf.storage.places.store import FILES, file_name
 from tests.faults.copies import transact
-from tests.stores import TASK, build, group, until
+from tests.stores import TASK, build, group, until_equal
 
 NBYTES = 100_000
 #: What a buffer is built with so that groups with an array of NBYTES are kept apart, and of little patience.
@@ -54,10 +53,9 @@ def apart(url: str, place: str | Path, **options: Any) -> ReplayBuffer:
     return build(url, **(OPTIONS | {"payloads": str(place)} | options))
 
 
-async def put(buffer: ReplayBuffer, *numbers: int, **options: Any) -> list[int]:
-    """Put groups together; return their uids."""
-    uids = await asyncio.gather(*(buffer.put(heavy(number), TASK, **options) for number in numbers))
-    return [uid for uid in uids if uid is not None]
+async def put(buffer: ReplayBuffer, *numbers: int, **options: Any) -> None:
+    """Put groups together."""
+    await asyncio.gather(*(buffer.put(heavy(number), TASK, **options) for number in numbers))
 
 
 async def take_all(buffer: ReplayBuffer, task_name: str = TASK) -> list[int]:
@@ -93,7 +91,7 @@ def files(place: Path) -> dict[str, int]:
     """The files in a folder, and their sizes."""
     sizes: dict[str, int] = {}
     for file in (place / FILES).iterdir() if place.exists() else ():
-        with contextlib.suppress(FileNotFoundError):  # a store has deleted it meanwhile
+        with suppress(FileNotFoundError):  # a store has deleted it meanwhile
             sizes[file.name] = file.stat().st_size
     return sizes
 
@@ -104,35 +102,23 @@ def rename(old: Path, new: Path) -> None:
 
 
 async def listed(place: str) -> list[str]:
-    """The files that are in a place."""
-    store = open_place(place, 30.0)
-    try:
-        return [file.name for file in await asyncio.to_thread(lambda: list(store.files()))]
-    finally:
-        store.close()
+    """The files that are in a place, in order."""
+    return await asyncio.to_thread(_listed, place)
 
 
-async def in_its_thread(buffer: ReplayBuffer, work: Callable[[], Any]) -> Any:
-    """Run something in the thread of a buffer's storage."""
-    return await buffer.storage.thread.run(work)
+def _listed(place: str) -> list[str]:
+    with closing(open_place(place, 30.0)) as store:
+        return sorted(file.name for file in store.files()) if store.read_marker() is not None else []
 
 
 async def until_rows(url: str, count: int) -> None:
     """Wait until so many payloads are kept apart."""
-
-    async def are_there() -> bool:
-        return await payload_rows(url) == count
-
-    await until(are_there)
+    await until_equal(count, lambda: payload_rows(url))
 
 
 async def until_no_files(url: str) -> None:
     """Wait until the database names no files any more."""
-
-    async def are_gone() -> bool:
-        return await named(url) == {}
-
-    await until(are_gone)
+    await until_equal({}, lambda: named(url))
 
 
 #: The settings by which payloads are kept somewhere.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from replaybuf.storage.sql.tasks import payload_files as tasks
 from replaybuf.storage.sql.tasks import sweeper
 from tests.faults.conftest import _no_process_is_left, figures
 from tests.places.arrays import PLACES, Kept, kept_at
-from tests.places.relay import Relay, relayed
+from tests.places.relay import Relay
 
 __all__ = ["_no_process_is_left", "figures"]
 
@@ -28,25 +29,29 @@ HOME = {"host": "node-1", "path": "/runs/run.db", "inode": "7", "name": "/runs/r
 
 
 @pytest.fixture(scope="session")
-def moto_port() -> Iterator[int]:
-    """The port of a server with S3's interface."""
-    server = pytest.importorskip("moto.server")
+def object_store() -> Iterator[Relay]:
+    """A server with S3's interface."""
+    moto = pytest.importorskip("moto.moto_server.werkzeug_app")
+    from werkzeug.serving import make_server
+
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    yield running.get_host_and_port()[1]
-    running.stop()
+    relay = Relay(moto.DomainDispatcherApplication(moto.create_backend_app))
+    server = make_server("127.0.0.1", 0, relay, threaded=True, request_handler=moto.MotoRequestHandler)
+    relay.url = f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield relay
+    server.shutdown()
 
 
 @pytest.fixture
-def relay(moto_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Relay]:
-    """A relay before the object store, which the environment names as the endpoint, with credentials."""
-    with relayed(moto_port) as relay:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", relay.url)
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIASECRET")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
-        monkeypatch.setenv("AWS_REGION", "us-east-1")
-        yield relay
+def relay(object_store: Relay, monkeypatch: pytest.MonkeyPatch) -> Iterator[Relay]:
+    """The object store, which the environment names as the endpoint, with credentials."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", object_store.url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIASECRET")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    yield object_store
+    object_store.well()
 
 
 @pytest.fixture

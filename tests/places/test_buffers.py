@@ -96,7 +96,7 @@ async def test_puts_that_the_database_refuses_are_tried_one_by_one(
 
 
 async def _only_named_files(url: str, place: str) -> bool:
-    return sorted(await listed(place)) == sorted(await named(url))
+    return await listed(place) == sorted(await named(url))
 
 
 # The order of bytes and commits

@@ -118,7 +118,7 @@ async def test_files_stay_while_they_are_copied(
         saving = asyncio.create_task(buffer.save(tmp_path / "snapshot"))
         await set_by(reading, saving)
         assert len(await buffer.get(COUNT, TASK)) == COUNT
-        await empty_garbage(buffer)
+        await buffer.storage._write(sweep_now)
         for number in range(COUNT):
             await buffer.put(heavy(number + 1), TASK)
             await buffer.storage.thread.run(lambda: buffer.storage.files.maintain(True))
@@ -155,8 +155,3 @@ async def test_who_only_reads_a_database_copies_what_is_kept_apart(shared_url: s
     async with build(f"sqlite:///{tmp_path}/other.db") as other:
         await other.resume(tmp_path / "snapshot")
         assert await everything(other) == before
-
-
-async def empty_garbage(buffer: ReplayBuffer) -> None:
-    """Delete the payloads of groups that have left, as a sweep does in time."""
-    await buffer.storage._write(sweep_now)

@@ -15,11 +15,15 @@ from typing import Any
 import pytest
 
 from replaybuf import FullError, ReplayBuffer, Status
+from replaybuf.errors import PayloadStoreError
 from replaybuf.storage.places import store as place_store
 from replaybuf.storage.places.store import FILES, file_name
 from replaybuf.storage.sql.statements import files as statements
+from replaybuf.storage.sql.tasks import delivery
 from replaybuf.storage.sql.tasks import payload_files as tasks
+from replaybuf.storage.sql.tasks.delivery import Drawing
 from replaybuf.storage.values import Cursor, NewGroup
+from tests.cli.doctored import examine, wrong
 from tests.faults.processes import end, numbers, start, wait_for_lines
 from tests.places import roles
 from tests.places.arrays import (
@@ -28,16 +32,17 @@ from tests.places.arrays import (
     ask,
     files,
     heavy,
-    in_its_thread,
     listed,
     named,
     numbers_in,
+    payload_rows,
     put,
+    rename,
     take_all,
     until_no_files,
     until_rows,
 )
-from tests.stores import TASK, set_by, until
+from tests.stores import TASK, build, set_by, until, until_equal
 
 pytestmark = pytest.mark.usefixtures("soon_swept")
 
@@ -46,7 +51,7 @@ DAYS = 2 * 86_400
 
 async def list_place(buffer: ReplayBuffer) -> None:
     """Do what is done once an hour."""
-    await in_its_thread(buffer, buffer.storage.files._delete_orphans)
+    await buffer.storage.thread.run(buffer.storage.files._delete_orphans)
 
 
 def made_old(folder: Path) -> None:
@@ -55,10 +60,7 @@ def made_old(folder: Path) -> None:
 
 
 async def until_listed(place: str, names: list[str]) -> None:
-    async def are_there() -> bool:
-        return sorted(await listed(place)) == sorted(names)
-
-    await until(are_there)
+    await until_equal(sorted(names), lambda: listed(place))
 
 
 async def test_space_comes_back(where: tuple[str, str]) -> None:
@@ -219,24 +221,22 @@ async def test_files_that_no_commit_named_are_deleted_a_day_later(
         store = buffer.storage.files._stores[next(iter(buffer.storage.files._stores))]
         await asyncio.to_thread(store.write, [(name, [b"left"]) for name in (file_name(7), "notes.txt")], sync=False)
         await list_place(buffer)
-        assert sorted(await listed(place)) == sorted([*own_files, file_name(7), "notes.txt"])
+        assert await listed(place) == sorted([*own_files, file_name(7), "notes.txt"])
         monkeypatch.setattr(tasks, "YOUNG_SECONDS", -DAYS)
         await list_place(other)  # it was listed a moment ago
         assert file_name(7) in await listed(place)
         await ask(url, "UPDATE rb_place SET listed_at = 0")
         await list_place(other)
-        assert sorted(await listed(place)) == sorted([*own_files, "notes.txt"])
+        assert await listed(place) == sorted([*own_files, "notes.txt"])
         assert await ask(url, "SELECT groups FROM rb_file WHERE id = 7") == [(-1,)]
         assert await take_all(other) == [1]
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql", "objects"])
 async def test_a_writer_that_was_stopped_and_wakes_after_its_file_was_deleted_is_refused(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    where: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the write of the file and its commit."""
-    url = request.getfixturevalue("lent_database") if kind == "postgresql" else f"sqlite:///{tmp_path}/b.db"
-    place = str(request.getfixturevalue("bucket" if kind == "objects" else "folder"))
+    url, place = where
     variables = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     ledger = tmp_path / "ledger"
     async with apart(url, place, **roles.PATIENT) as buffer:
@@ -285,3 +285,60 @@ async def test_a_backup_that_is_put_back_keeps_the_files_of_the_newer_state_for_
         await list_place(buffer)
         assert newer not in files(folder)
         assert sorted(await take_all(buffer)) == [1, 3]
+
+
+# Draws that are undone after the payloads that they had taken were swept: no group comes back without its arrays
+
+
+#: How many of two groups in a file are taken, and how many are there again.
+WAYS = {"another group is in it": (1, 2), "it was deleted": (2, 0)}
+
+
+@pytest.mark.parametrize(
+    ("shared_url", "way"),
+    [
+        ("sqlite", "another group is in it"),
+        ("postgresql", "it was deleted"),
+        pytest.param("sqlite", "it was deleted", marks=pytest.mark.long),
+        pytest.param("postgresql", "another group is in it", marks=pytest.mark.long),
+    ],
+    indirect=["shared_url"],
+)
+async def test_a_draw_that_could_not_be_read_is_undone_late(
+    url: str, folder: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Groups whose arrays are there are drawn again, byte for byte; the others are set aside, and say why."""
+    taken_count, back_count = WAYS[way]
+    may_undo, undo = threading.Event(), Drawing._give_back
+
+    async def undo_late(drawing: Drawing, *arguments: Any) -> None:
+        assert await asyncio.to_thread(may_undo.wait, 20)
+        await undo(drawing, *arguments)
+
+    monkeypatch.setattr(Drawing, "_give_back", undo_late)
+    monkeypatch.setattr(delivery, "READING_SECONDS", 0.0)  # payloads that were taken are swept, whether or not read
+    async with apart(url, folder) as buffer, build(url) as other:
+        await buffer.put_many([heavy(1), heavy(2)], TASK)
+        rename(folder, away := folder.with_name("away"))
+        taking = asyncio.create_task(buffer.get(taken_count, TASK))
+        await until_rows(url, 2 - taken_count)
+        rename(away, folder)
+        if back_count == 0:
+            await until_no_files(url)
+            assert files(folder) == {}
+        may_undo.set()
+        with pytest.raises(PayloadStoreError):
+            await taking
+        assert await buffer.count(TASK, "completed") == back_count
+        failed = await ask(url, "SELECT error FROM rb_group WHERE error IS NOT NULL")
+        assert len(failed) == await buffer.count(TASK, "failed") == 2 - back_count
+        assert all("its arrays were deleted" in error for (error,) in failed)
+        assert await payload_rows(url) == back_count
+        assert [*(await named(url)).values()] == [back_count] * (back_count > 0)
+        monkeypatch.setattr(delivery, "READING_SECONDS", 60.0)  # or the sweep may be faster than the read
+        assert sorted(await take_all(other)) == [1, 2][:back_count]
+    assert set(wrong(await asyncio.to_thread(examine, url))) <= {"payloads"}
+    async with build(url) as other:
+        await other.delete({})
+        await until_no_files(url)
+    assert files(folder) == {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
+import os
 import pickle
 import time
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from replaybuf.errors import DecodeError, InputError, PayloadStoreError
 from replaybuf.storage.sql.statements.past import sweep
 from replaybuf.storage.sql.tasks.handles import ArrayHandle, load_all
 from tests.places.arrays import PLACES, Kept, experts, kept_at, lent, rollout, same
-from tests.scripts import run
+from tests.scripts import forked, run
 from tests.stores import TASK
 
 LOAD = """
@@ -36,24 +36,6 @@ LOAD = """
 def elsewhere(pickled: bytes) -> list[bytes]:
     """What handles load in a process that knows nothing but them."""
     return [bytes.fromhex(line) for line in run(LOAD, pickled.hex()).splitlines()]
-
-
-def load_forked(pickled: bytes, answers: Any) -> None:
-    try:
-        answers.put([np.asarray(array).tobytes() for array in load_all(pickle.loads(pickled))])
-    except Exception as error:
-        answers.put(repr(error))
-
-
-def forked(pickled: bytes) -> Any:
-    context: Any = multiprocessing.get_context("fork")
-    answers = context.Queue()
-    process = context.Process(target=load_forked, args=(pickled, answers))
-    process.start()
-    try:
-        return answers.get(timeout=60)
-    finally:
-        process.join()
 
 
 async def test_handles_load_in_another_process_without_the_config(
@@ -78,8 +60,12 @@ async def test_a_forked_process_loads_for_itself(shared: Kept) -> None:
         await buffer.put([rollout()], TASK)
         _, [lent_rollout] = await lent(buffer)
         lent_rollout.routed_experts.load()
-        pickled = pickle.dumps([lent_rollout.routed_experts])
-        assert await asyncio.to_thread(forked, pickled) == [experts().tobytes()]
+        pickled = pickle.dumps(lent_rollout.routed_experts)
+
+        def load() -> None:
+            assert same(pickle.loads(pickled).load(), experts())
+
+        assert await asyncio.to_thread(lambda: os.waitpid(forked(load), 0)[1]) == 0
 
 
 async def test_a_handle_outlives_the_buffer_that_it_came_from(shared: Kept) -> None:
@@ -148,12 +134,8 @@ async def sweep_all(buffer: ReplayBuffer[Any]) -> None:
 
 
 async def _sweep(storage: Any) -> None:
-
-    def forget(tx: Any) -> None:
-        tx.change("UPDATE rb_past SET removed_at = 0.0")
-
     await storage.sweeper.stop()  # which would be in the way
-    await storage.engine.write(forget)
+    await storage.engine.write(lambda tx: tx.change("UPDATE rb_past SET removed_at = 0.0"))
     await storage.engine.write(lambda tx: sweep(tx, time.time(), 100))
     while await storage.files.maintain(True):  # noqa: ASYNC110
         await asyncio.sleep(0.01)  # an earlier task of the store may be deleting

@@ -9,19 +9,17 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
-from replaybuf.storage.places.owners import open_place
 from replaybuf.storage.sql.tasks import payload_files
 from tests.faults.conftest import Figures
-from tests.faults.processes import Ledger, end, entries, kill, numbers, start, wait_for_lines
+from tests.faults.processes import Crowd, Ledger, end, entries, numbers, start
 from tests.histories.history import Recorder, calls_in, numbers_of_calls
 from tests.histories.workers import LEASED, TAKEN
 from tests.places import roles
-from tests.places.arrays import apart, ask, in_its_thread, take_all
+from tests.places.arrays import apart, ask, listed, take_all
 from tests.postgres import Databases
 from tests.stores import TASK, until
 
@@ -64,16 +62,6 @@ def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Places]:
         yield places
 
 
-def _listed(place: str) -> list[str]:
-    """The files that are there."""
-    store = open_place(place, 10.0)
-    try:
-        claimed = store.read_marker() is not None
-        return sorted(file.name for file in store.files()) if claimed else []
-    finally:
-        store.close()
-
-
 async def _left_over(url: str, place: str, rest: Path) -> tuple[int, list[str]]:
     """How many groups are set aside, and the files that are there after the next process has taken all that is left.
 
@@ -90,8 +78,8 @@ async def _left_over(url: str, place: str, rest: Path) -> tuple[int, list[str]]:
             failed += await buffer.count(task, "failed")
         await until(lambda: _nothing_is_named(url), 60)
         if buffer.storage.files.writes:
-            await in_its_thread(buffer, buffer.storage.files._delete_orphans)
-    return failed, _listed(place)
+            await buffer.storage.thread.run(buffer.storage.files._delete_orphans)
+    return failed, await listed(place)
 
 
 async def _nothing_is_named(url: str) -> bool:
@@ -157,40 +145,24 @@ def test_processes_that_are_killed_or_stopped_at_any_moment_lose_nothing(
 ) -> None:
     """Those that are stopped go on."""
     url, place, folder = places()
-    chance, stop, faults = random.Random(), folder / "stop", 0
-    started: dict[int, BaseProcess] = {}
-    ledgers: list[Path] = []
-    of_slot: dict[int, Path] = {}
-
-    def begin(slot: int) -> None:
-        of_slot[slot] = folder / f"{len(ledgers)}.ledger"
-        ledgers.append(of_slot[slot])
-        first = len(ledgers) * 100_000
-        started[slot] = start(roles.work, ledgers[-1], url, place, str(stop), first, places.variables)
-
-    for slot in range(4):
-        begin(slot)
+    stop, rest = folder / "stop", folder / "rest"
+    work = (roles.work, url, place, str(stop))
+    crowd = Crowd(folder, random.getrandbits(32), lambda _, number: (*work, number * 100_000, places.variables))
+    crowd.start(*"abcd")
     for turn in range(kills):
-        slot = chance.randrange(4)
-        process, ledger = started[slot], of_slot[slot]
-        wait_for_lines(ledger, 3)
-        time.sleep(chance.random() * 0.3)
-        assert entries(ledger, "problem") == [], entries(ledger, "problem")[0].replace("\\n", "\n")
-        faults += 1
-        if turn % 3 == 2:
-            assert process.pid is not None
-            os.kill(process.pid, signal.SIGSTOP)
-            time.sleep(1.0)
-            os.kill(process.pid, signal.SIGCONT)
-        else:
-            kill(process)
-            begin(slot)
+        role = crowd.chance.choice("abcd")
+        if turn % 3 != 2:
+            crowd.shoot(role, 3, 0.3)
+            continue
+        assert crowd.wait_for_lines(role, 3, 0.3)
+        pid = crowd.running[role][0].pid or 0
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(1.0)
+        os.kill(pid, signal.SIGCONT)
     stop.touch()
-    for slot, process in started.items():
-        assert end(process, of_slot[slot]) == 0
-    ledgers.append(folder / "rest")
-    left_over = asyncio.run(_left_over(url, place, ledgers[-1]))
-    figures.judge(faults, calls_in(ledgers))
+    crowd.end()
+    left_over = asyncio.run(_left_over(url, place, rest))
+    figures.judge(kills, calls_in([*crowd.ledgers, rest]))
     assert left_over == (0, [])
 
 

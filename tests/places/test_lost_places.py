@@ -73,28 +73,31 @@ async def test_damaged_groups_are_set_aside_with_the_reason(url: str, folder: Pa
 # Places that can't be reached
 
 
+async def goes_on_when_it_is_back(buffer: ReplayBuffer, back: Callable[[], object], words: str | None = None) -> None:
+    """Takes and a put fail, small groups go on; none is set aside, and all are there when it is back."""
+    for call in (buffer.get(5, TASK), buffer.get(5, TASK), buffer.put(heavy(9), TASK)):
+        with pytest.raises(PayloadStoreError, match=words):
+            await call
+    await buffer.put(group(50), "other")
+    assert len(await buffer.get(1, "other")) == 1
+    assert await buffer.count(TASK, "completed") == 5
+    back()
+    await put(buffer, 5)
+    assert sorted(await take_all(buffer)) == list(range(6))
+    assert await buffer.count(TASK, "failed") == 0
+
+
 @pytest.mark.parametrize("part", [".", FILES])
 async def test_a_take_without_the_folder_gives_all_groups_back(url: str, folder: Path, part: str) -> None:
-    """None is set aside, small ones can be taken meanwhile, and all are there when it is back."""
+    away = folder.with_name("away")
     async with apart(url, folder) as buffer:
         await put(buffer, *range(5))
-        await buffer.put(group(50), "other")
-        rename(folder / part, folder.with_name("away"))
-        for _ in range(2):
-            with pytest.raises(PayloadStoreError, match=r"mount it, or put it back .*nothing is lost"):
-                await buffer.get(5, TASK)
-            with pytest.raises(PayloadStoreError):
-                async with buffer.lease_batch({TASK: 2}):
-                    pass
+        rename(folder / part, away)
         with pytest.raises(PayloadStoreError):
-            await buffer.put(heavy(9), TASK)
-        await buffer.put(group(51), "other")
-        assert len(await buffer.get(9, "other")) == 2
-        assert await buffer.count(TASK, "completed") == 5
-        rename(folder.with_name("away"), folder / part)
-        await put(buffer, 6)
-        assert sorted(await take_all(buffer)) == [0, 1, 2, 3, 4, 6]
-        assert await buffer.count(TASK, "failed") == 0
+            async with buffer.lease_batch({TASK: 2}):
+                pass
+        words = r"mount it, or put it back .*nothing is lost"
+        await goes_on_when_it_is_back(buffer, lambda: rename(away, folder / part), words)
 
 
 async def test_opening_makes_no_folder_of_files_where_there_was_one(url: str, folder: Path) -> None:
@@ -149,39 +152,23 @@ async def test_a_put_that_was_committed_is_not_said_to_have_failed(tmp_path: Pat
 
 @pytest.mark.parametrize("way", [pytest.param("away", marks=pytest.mark.long), "403"])
 async def test_an_object_store_that_is_down_loses_nothing(tmp_path: Path, bucket: str, relay: Relay, way: str) -> None:
-    """Calls fail after the patience, all groups are given back, and when it is back all goes on."""
+    """Calls fail after the patience."""
     async with apart(f"sqlite:///{tmp_path}/b.db", bucket, reconnect_timeout=1.0) as buffer:
         await put(buffer, *range(5))
-        relay.leave() if way == "away" else setattr(relay, "status", int(way))
-        with pytest.raises(PayloadStoreError):
-            await buffer.get(5, TASK)
-        with pytest.raises(PayloadStoreError):
-            await buffer.put(heavy(9), TASK)
-        assert await buffer.count(TASK, "completed") == 5
-        relay.well()
-        await put(buffer, 5)
-        assert sorted(await take_all(buffer)) == list(range(6))
-        assert await buffer.count(TASK, "failed") == 0
+        relay.fail(way)
+        await goes_on_when_it_is_back(buffer, relay.well)
 
 
 @pytest.mark.parametrize("on_network", [False, True])
 async def test_a_folder_that_answers_nothing_fails_calls_after_the_patience(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, on_network: bool
 ) -> None:
-    """As where the server of a file system stands still. Small groups go on meanwhile, and then everything."""
+    """As where the server of a file system stands still."""
     monkeypatch.setattr(folders, "filesystem_type", lambda path: "nfs4" if on_network else "ext4")
     async with apart(f"sqlite:///{tmp_path}/b.db", folder, reconnect_timeout=0.5) as buffer:
         await put(buffer, *range(5))
         answers = _hang(monkeypatch, os, "preadv", "writev")
-        for call in (buffer.get(5, TASK), buffer.put(heavy(9), TASK)):
-            with pytest.raises(PayloadStoreError, match=r"within 0\.5 s"):
-                await call
-        await buffer.put(group(50), "other")
-        assert len(await buffer.get(1, "other")) == 1
-        answers.set()
-        await put(buffer, 5)
-        assert sorted(await take_all(buffer)) == list(range(6))
-        assert await buffer.count(TASK, "failed") == 0
+        await goes_on_when_it_is_back(buffer, answers.set, r"within 0\.5 s")
 
 
 async def test_handles_in_a_folder_that_answers_nothing_are_not_loaded_for_ever(
@@ -243,24 +230,17 @@ def _hang(monkeypatch: pytest.MonkeyPatch, module: Any, *names: str) -> threadin
     return answers
 
 
-async def test_sweeps_do_not_wait_for_a_place_that_is_down(
-    tmp_path: Path, bucket: str, relay: Relay, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_sweeps_do_not_wait_for_a_place_that_is_down(tmp_path: Path, bucket: str, relay: Relay) -> None:
     """Nor do leases that end."""
     async with apart(f"sqlite:///{tmp_path}/b.db", bucket, reconnect_timeout=30.0) as buffer:
         await put(buffer, *range(3))
         await buffer.put(group(5), "other")
-        relay.leave()
+        relay.fail("away")
         await buffer.delete({"task_name": TASK})
         await asyncio.sleep(0.3)
         lease = await buffer.lease_batch({"other": 1}, seconds=0.5, heartbeat=False).__aenter__()
         assert lease is not None
-        await until(lambda: _count(buffer, "other"), 8)
-        relay.well()
-
-
-async def _count(buffer: ReplayBuffer, task: str) -> bool:
-    return len(await buffer.get(1, task)) == 1
+        await until(lambda: buffer.get(1, "other"), 8)  # type: ignore[arg-type]
 
 
 async def test_a_place_that_is_gone_for_good_keeps_no_other_from_being_tidied(

@@ -22,6 +22,7 @@ from tests.observe.test_spans import numbers
 from tests.places.arrays import NBYTES, apart, files, heavy
 from tests.places.conftest import DATABASE, HOME, PATIENCE, read, written
 from tests.places.relay import Relay
+from tests.scripts import forked
 from tests.stores import TASK, because, build, group, opened, sweep_now
 from tests.web.conftest import client_of
 
@@ -169,7 +170,7 @@ def test_a_store_that_is_down_is_not_damage(objects: ObjectStore, relay: Relay, 
     """Whatever its name has in it; and the sentence says how long it was asked."""
     [extent] = written(objects, 1, b"x" * 1000)
     impatient = ObjectStore(objects.url, 1.0)
-    relay.leave() if way == "away" else setattr(relay, "status", int(way))
+    relay.fail(way)
     with pytest.raises(PayloadStoreError, match=r"asked again for 0.8 s|didn't answer within"):
         read(impatient, extent)
     with pytest.raises(PayloadStoreError, match=r"asked again for 0.8 s"):
@@ -215,7 +216,7 @@ def test_one_object_that_is_gone_keeps_no_other_from_being_deleted(tmp_path: Pat
 
 
 def test_who_may_only_read_is_found_out(objects: ObjectStore, relay: Relay) -> None:
-    relay.status, relay.when = 403, lambda line: line.startswith("PUT")
+    relay.status, relay.when = 403, lambda method: method == "PUT"
     objects.check_writable()
     with pytest.raises(PayloadStoreError, match="refuses these credentials"):
         objects.check_may_write()
@@ -224,10 +225,9 @@ def test_who_may_only_read_is_found_out(objects: ObjectStore, relay: Relay) -> N
 def test_a_body_that_is_cut_is_asked_for_again(objects: ObjectStore, relay: Relay) -> None:
     raw = os.urandom(1_000_000)
     [extent] = written(objects, 1, raw)
-    for link in relay._links:
-        link.close()
     relay.cut_after, relay.cuts = 300_000, 2
     assert read(objects, extent) == [raw]
+    assert relay.cuts == 0
 
 
 def test_a_bucket_that_is_not_there_is_said_so(relay: Relay) -> None:
@@ -240,16 +240,12 @@ def test_a_bucket_that_is_not_there_is_said_so(relay: Relay) -> None:
 
 def test_a_forked_process_is_told_how_to_start(objects: ObjectStore, bucket: str) -> None:
     """`obstore` has its threads in the parent only."""
-    reading, writing = os.pipe()
-    if (pid := os.fork()) == 0:
-        try:
+
+    def open_there() -> None:
+        with pytest.raises(PayloadStoreError):
             ObjectStore(bucket, PATIENCE)
-        except BaseException as error:
-            os.write(writing, f"{type(error).__name__}: {error}".encode())
-        os._exit(0)
-    os.close(writing)
-    os.waitpid(pid, 0)
-    assert os.read(reading, 1000).startswith(b"PayloadStoreError")
+
+    assert os.waitpid(forked(open_there), 0)[1] == 0
 
 
 def place(url: str) -> dict[str, Any]:

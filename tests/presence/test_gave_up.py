@@ -17,7 +17,7 @@ from replaybuf.storage.sql.inspection.wait_facts import read_limits
 from replaybuf.view.wait_reasons import DrawQuestion, read_waits
 from tests.presence.conftest import list_events, seen, waits_of
 from tests.scripts import run as run_script
-from tests.stores import TASK, build, fill, group, until
+from tests.stores import TASK, build, fill, group, until_equal
 
 
 async def gave_up(url: str) -> list[tuple[str | None, str | None, int, str | None]]:
@@ -38,7 +38,7 @@ async def test_a_wait_that_gives_up_is_noted(shared_url: str, quick: None, monke
         async def gave_up_count() -> int:
             return len(await gave_up(shared_url))
 
-        await until(gave_up_count, gives=2)
+        await until_equal(2, gave_up_count)
         cancelled = asyncio.create_task(buffer.take_batch({"code": 1}, timeout=60))
         await asyncio.sleep(0.2)
         cancelled.cancel()

@@ -36,7 +36,7 @@ from tests.presence.conftest import (
     workers_of,
 )
 from tests.scripts import Script
-from tests.stores import TASK, build, fill, group, until
+from tests.stores import TASK, build, fill, group, until, until_equal
 
 
 async def test_everything_is_bounded(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +231,7 @@ async def test_waits_are_shown_while_they_last(shared_url: str, quick: None) -> 
         async def shown_count() -> int:
             return len(await waits_of(shared_url))
 
-        await until(shown_count, gives=3)
+        await until_equal(3, shown_count)
         waits = {wait.kind: wait for wait in await waits_of(shared_url)}
         groups, room, trainer = waits["groups"], waits["room"], waits["trainer"]
         assert groups.wants == {TASK: 2}
@@ -248,7 +248,7 @@ async def test_waits_are_shown_while_they_last(shared_url: str, quick: None) -> 
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        await until(lambda: seen(shared_url, list_waiters, live=False), gives=[])
+        await until_equal([], lambda: seen(shared_url, list_waiters, live=False))
 
 
 async def test_who_waits_for_each_other_in_one_process_is_told_so(quick: None) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from replaybuf import Prompt, ReplayBuffer, RolloutState, Sampler, Status, StorageItem
 from replaybuf.produce import Generated, ProduceStrategy, ProduceSummary, generations
-from tests.stores import TASK, build
+from tests.stores import TASK, build, until
 
 
 @pytest.fixture
@@ -231,6 +231,15 @@ async def leased(buffer: ReplayBuffer, task: str = TASK) -> int:
     """How many groups are leased."""
     tasks: Any = (await buffer.metrics(distributions=False))["tasks"]
     return int(tasks[task]["leased"]) if task in tasks else 0
+
+
+async def until_waiting(sampler: Sampler, count: int) -> None:
+    """Wait until so many prompts are to be handed out again."""
+
+    async def they_are() -> bool:
+        return (await sampler.counts()).waiting == count
+
+    await until(they_are)
 
 
 async def take(buffer: ReplayBuffer, size: int) -> list[list[Any]]:

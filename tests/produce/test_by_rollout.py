@@ -13,8 +13,8 @@ from replaybuf import LeaseLostError, Prompt, ReplayBuffer, RolloutState, Sample
 from replaybuf.errors import ConflictError, InputError, StorageError
 from replaybuf.produce import ProduceStrategy, SyncProduceStrategy
 from replaybuf.storage.sql.statements.parts import OF_PROMPTS, remove_orphans
-from tests.produce.conftest import indexed, ledger_of, produce, prompts, sampler_of
-from tests.stores import TASK, build, until
+from tests.produce.conftest import indexed, ledger_of, produce, prompts, sampler_of, until_waiting
+from tests.stores import TASK, build
 
 
 def finish(rollout: RolloutState, text: str, status: Status = Status.COMPLETED) -> None:
@@ -41,11 +41,7 @@ async def test_rollouts_of_a_dead_worker_come_back_with_their_prompt(buffer: Rep
     await dead.add(1, model_step=4)
     assert len(buffer) == 0
     dead._lease.stop()
-
-    async def is_back() -> bool:
-        return (await ledger.counts()).waiting == 1
-
-    await until(is_back)
+    await until_waiting(ledger, 1)
     [prompt] = await prompts_of(buffer).draw(1)
     assert [rollout.response for rollout in prompt.group] == [None, "one", None]
     assert prompt.group[1].response_model_steps == [4]
@@ -145,11 +141,9 @@ class Loop:
         else:
             finish(rollout, str(number))
 
-    async def pause(self) -> None:
-        pass
+    async def pause(self) -> None: ...
 
-    async def resume(self) -> None:
-        pass
+    async def resume(self) -> None: ...
 
 
 @pytest.mark.parametrize(("error", "least"), [(True, None), (False, None), (True, 3)])

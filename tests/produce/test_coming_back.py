@@ -9,7 +9,7 @@ import pytest
 from replaybuf import FencedError, LeaseLostError, NotReadyError, ReplayBuffer, Status
 from replaybuf.errors import InputError, LockedError
 from replaybuf.storage.values import Draw, Leased
-from tests.produce.conftest import complete, indexed, ledger_of, numbers, prompt
+from tests.produce.conftest import complete, indexed, ledger_of, numbers, prompt, until_waiting
 from tests.stores import TASK, until
 
 LONG = 600.0
@@ -34,11 +34,7 @@ async def test_prompts_of_a_dead_worker_come_back_first(buffer: ReplayBuffer) ->
     dead = await ledger.draw(2)
     for leased in dead:
         leased._lease.stop()  # as when the process is gone
-
-    async def are_back() -> bool:
-        return (await ledger.counts()).waiting == 2
-
-    await until(are_back)
+    await until_waiting(ledger, 2)
     prompts = await ledger.draw(9)
     assert numbers(prompts) == [0, 1]
     assert [leased.attempt for leased in prompts] == [2, 2]
@@ -126,9 +122,7 @@ async def test_a_worker_can_tell_that_its_prompt_is_in_other_hands(buffer: Repla
     await asyncio.sleep(0.5)
     assert not first.lost
     await buffer.restore(1)
-    async with asyncio.timeout(10):
-        while not (first.lost and second.lost):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: first.lost and second.lost)
     with pytest.raises(FencedError):
         await first.finish(complete(first.group))
 

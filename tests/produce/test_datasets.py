@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from replaybuf import FencedError, ReplayBuffer, ReplayBufferConfig, RolloutState, Sampler, Status
+from replaybuf import FencedError, ReplayBuffer, ReplayBufferConfig, Sampler, Status
 from replaybuf.buffer.sync import run
 from replaybuf.errors import DecodeError, InputError, RolloutError
 from tests.produce.conftest import Shuffled, complete, indexed, ledger_of, numbers, prompt
@@ -120,18 +120,10 @@ async def test_prompts_that_can_not_be_read_back_are_not_kept(
     assert numbers(await ledger.draw(2)) == [0, 1]
 
 
-# Ledgers and samplers of a buffer without `await`
-
-
-DATA = [RolloutState(message=[{"role": "user", "content": str(number)}]) for number in range(3)]
-
-
 def test_a_ledger_takes_a_synchronous_buffer() -> None:
     with ReplayBufferConfig(url="memory://").build_sync() as buffer:
-        ledger = Sampler(buffer, DATA, "math", epochs=1)
+        ledger = Sampler(buffer, indexed(3), TASK, epochs=1)
         while leased := run(ledger.draw(1)):
-            for rollout in leased[0].group:
-                rollout.response, rollout.status = "5", Status.COMPLETED
-            run(leased[0].finish())
-        assert run(ledger.counts()).finished == buffer.count("math", Status.COMPLETED) == 3
+            run(leased[0].finish(complete(leased[0].group)))
+        assert run(ledger.counts()).finished == buffer.count(TASK, Status.COMPLETED) == 3
         assert ledger.buffer is buffer.asynchronous

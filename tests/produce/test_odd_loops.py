@@ -11,7 +11,7 @@ import pytest
 
 from replaybuf import RolloutState, Status
 from replaybuf.errors import InputError, ProduceError
-from replaybuf.produce import AsyncProduceStrategy, Sampler, SyncProduceStrategy
+from replaybuf.produce import AsyncProduceStrategy, ProduceStrategy, Sampler, SyncProduceStrategy
 from tests.produce.conftest import (
     Script,
     ScriptedLoop,
@@ -119,19 +119,6 @@ async def test_a_loop_that_raises_cancelled_error_fails_its_group(sampler: Sampl
     await assert_accounted(sampler)
 
 
-async def test_a_loop_that_cancels_its_own_task_ends_the_batch(sampler: Sampler) -> None:
-    class Suicidal(ScriptedLoop):
-        async def generate_group(self, group: list[RolloutState], *, partial: bool) -> Any:
-            task = asyncio.current_task()
-            assert task is not None
-            task.cancel()
-            await asyncio.sleep(1)
-
-    with pytest.raises(ProduceError, match=r"5 groups in a row.*cancelled its own task"):
-        await produce(STRATEGY, Suicidal(), sampler, 1)
-    await assert_accounted(sampler)
-
-
 class Panic(BaseException):
     pass
 
@@ -142,20 +129,47 @@ async def test_what_is_no_exception_ends_the_batch_and_loses_nothing(sampler: Sa
     await assert_accounted(sampler)
 
 
-async def test_a_loop_that_is_always_interrupted_ends_the_batch(sampler: Sampler) -> None:
-    """Nobody has asked for it, and no token comes of it."""
-    strategy = AsyncProduceStrategy(give_up_after=2, enable_partial_rollout=True)
-    loop = ScriptedLoop(Script(status=Status.ABORTED))
-    with pytest.raises(ProduceError, match=r"\d+ interrupted, though generation was not paused"):
-        await produce(strategy, loop, sampler, 4)
-    await assert_accounted(sampler)
+class CancellingItself(ScriptedLoop):
+    async def generate_group(self, group: list[RolloutState], *, partial: bool) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(1)
 
 
-async def test_a_loop_whose_groups_are_too_old_when_they_are_done_ends_the_batch(sampler: Sampler) -> None:
-    strategy = AsyncProduceStrategy(give_up_after=2, max_staleness=1)
-    loop = ScriptedLoop(Script(returns=with_field("response_model_steps", [0, 0, 0])))
-    with pytest.raises(ProduceError, match=r"0 of 4 completed groups, after \d+ in vain: \d+ too old when done"):
-        await produce(strategy, loop, sampler, 4, train_step=9, model_step=8)
+class Plain(ScriptedLoop):
+    def generate_group(self, group: list[RolloutState], *, partial: bool) -> Any:
+        return group
+
+
+OF_STEP_0 = Script(returns=with_field("response_model_steps", [0, 0, 0]))
+#: Strategies with agent loops of which nothing comes, and what is said.
+IN_VAIN: dict[str, tuple[ProduceStrategy, Callable[[], ScriptedLoop], str]] = {
+    "cancels its own task": (STRATEGY, CancellingItself, r"[5-9] groups in a row.*cancelled its own task"),
+    "is no coroutine": (STRATEGY, Plain, "generate_group is no coroutine: write async def"),
+    "is always interrupted": (
+        AsyncProduceStrategy(give_up_after=2, enable_partial_rollout=True),
+        lambda: ScriptedLoop(Script(status=Status.ABORTED)),
+        r"\d+ interrupted, though generation was not paused",
+    ),
+    "makes what is too old": (
+        AsyncProduceStrategy(give_up_after=2, max_staleness=1),
+        lambda: ScriptedLoop(OF_STEP_0),
+        r"0 of 4 completed groups, after \d+ in vain: \d+ too old when done",
+    ),
+    "makes what is filtered": (
+        SyncProduceStrategy(give_up_after=3, is_valid=lambda group: False),
+        ScriptedLoop,
+        r"0 of 4 completed groups, after 1[2-5] in vain: 1[2-5] filtered",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_VAIN)
+async def test_a_loop_that_works_in_vain_ends_the_batch_and_loses_nothing(sampler: Sampler, name: str) -> None:
+    strategy, loop, message = IN_VAIN[name]
+    with pytest.raises(ProduceError, match=message):
+        await produce(strategy, loop(), sampler, 4, train_step=9, model_step=8)
     await assert_accounted(sampler)
 
 
@@ -205,16 +219,6 @@ async def test_what_is_no_agent_loop_is_said_before_prompts_fail(sampler: Sample
         await produce(STRATEGY, loop, sampler, 4)
     await assert_accounted(sampler)
     assert await sampler.buffer.count(TASK, Status.FAILED) == 0
-
-
-class Plain(ScriptedLoop):
-    def generate_group(self, group: list[RolloutState], *, partial: bool) -> Any:
-        return group
-
-
-async def test_a_loop_that_is_no_coroutine_is_told_to_be_one(sampler: Sampler) -> None:
-    with pytest.raises(ProduceError, match="generate_group is no coroutine: write async def"):
-        await produce(STRATEGY, Plain(), sampler, 4)
 
 
 async def test_an_error_says_where_the_loop_raised(sampler: Sampler, caplog: pytest.LogCaptureFixture) -> None:

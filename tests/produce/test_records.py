@@ -22,40 +22,50 @@ CALL = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "functi
 TOOL = {"role": "tool", "content": "12", "tool_call_id": "1"}
 
 
-def fields(rollout: RolloutState) -> dict[str, Any]:
-    return {name: getattr(rollout, name) for name in rollout.model_fields_set}
+TOOLS = [{"type": "function", "function": {"name": "add"}}]
+#: Records, and the fields of their rollouts.
+RECORDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a text": ({"prompt": "7+5="}, {"message": [USER]}),
+    "verl and xtuner": (
+        {
+            "data_source": "openai/gsm8k",
+            "prompt": [SYSTEM, USER],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": "12"},
+            "extra_info": {"split": "train", "index": 3},
+        },
+        {
+            "data_source": "openai/gsm8k",
+            "message": [SYSTEM, USER],
+            "reward_model": {"style": "rule", "ground_truth": "12"},
+            "extra_fields": {"ability": "math", "extra_info": {"split": "train", "index": 3}},
+        },
+    ),
+    "OpenAI, with an answer to compare with": (
+        {"messages": [SYSTEM, USER, ANSWER], "tools": TOOLS, "parallel_tool_calls": False},
+        {
+            "message": [SYSTEM, USER],
+            "tools": TOOLS,
+            "reward_model": {"ground_truth": "12"},
+            "extra_fields": {"parallel_tool_calls": False},
+        },
+    ),
+    "messages before a prompt, which is kept": (
+        {"message": None, "messages": [USER], "prompt": "7+5="},
+        {"message": [USER], "extra_fields": {"prompt": "7+5="}},
+    ),
+    "None in a column of other records": (
+        {"messages": None, "prompt": "7+5="},
+        {"message": [USER], "extra_fields": {"messages": None}},
+    ),
+}
 
 
-def test_a_text_becomes_a_message_of_the_user() -> None:
-    assert fields(to_rollout({"prompt": "7+5="})) == {"message": [USER]}
-
-
-def test_the_format_of_verl_and_xtuner() -> None:
-    record = {
-        "data_source": "openai/gsm8k",
-        "prompt": [SYSTEM, USER],
-        "ability": "math",
-        "reward_model": {"style": "rule", "ground_truth": "12"},
-        "extra_info": {"split": "train", "index": 3},
-    }
-    assert fields(to_rollout(record)) == {
-        "data_source": "openai/gsm8k",
-        "message": [SYSTEM, USER],
-        "reward_model": {"style": "rule", "ground_truth": "12"},
-        "extra_fields": {"ability": "math", "extra_info": {"split": "train", "index": 3}},
-    }
-
-
-def test_the_format_of_openai() -> None:
-    """The assistant's turns at the end are the answer to compare with."""
-    tools = [{"type": "function", "function": {"name": "add"}}]
-    record = {"messages": [SYSTEM, USER, ANSWER], "tools": tools, "parallel_tool_calls": False}
-    assert fields(to_rollout(record)) == {
-        "message": [SYSTEM, USER],
-        "tools": tools,
-        "reward_model": {"ground_truth": "12"},
-        "extra_fields": {"parallel_tool_calls": False},
-    }
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_record_becomes_a_rollout(name: str) -> None:
+    record, expected = RECORDS[name]
+    rollout = to_rollout(record)
+    assert {name: getattr(rollout, name) for name in rollout.model_fields_set} == expected
 
 
 @pytest.mark.parametrize(
@@ -174,14 +184,6 @@ def test_what_readers_of_tables_give_becomes_lists_and_dicts() -> None:
     assert rollout.tools == [{"type": "function"}]
     extra = rollout.extra_fields["extra_info"]
     assert [type(extra["index"]), type(extra["zero"]), extra["scores"].dtype] == [int, int, np.float64]
-
-
-def test_messages_come_before_a_prompt_and_the_prompt_is_kept() -> None:
-    """Columns that only other records have are None."""
-    rollout = to_rollout({"message": None, "messages": [USER], "prompt": "7+5="})
-    assert rollout.message == [USER]
-    assert rollout.extra_fields == {"prompt": "7+5="}
-    assert to_rollout({"messages": None, "prompt": "7+5="}).message == [USER]
 
 
 values = st.none() | st.integers() | st.text(max_size=5) | st.lists(st.integers(), max_size=2)

@@ -107,19 +107,19 @@ async def test_interrupted_prompts_come_first_then_expired_ones_then_new_ones(bu
     assert drawn_prompts[0].status == Status.ABORTED
 
 
-async def test_the_order_of_statuses_is_that_which_was_asked_for(buffer: ReplayBuffer) -> None:
-    sampler = Sampler(buffer, prompts(9), TASK, again=["expired", "aborted"])
+@pytest.mark.parametrize(
+    ("again", "order", "counts"),
+    [(["expired", "aborted"], ["1", "0", "2", "3"], (4, 4, 0, 0)), ([], ["2", "3"], (4, 2, 0, 2))],
+)
+async def test_what_waits_in_the_buffer_comes_in_the_order_that_was_asked_for_or_stays(
+    buffer: ReplayBuffer, again: list[str], order: list[str], counts: tuple[int, ...]
+) -> None:
+    sampler = Sampler(buffer, prompts(4), TASK, epochs=1, again=again)
     for status in (Status.ABORTED, Status.EXPIRED):
         await leave(sampler, status)
-    assert questions(await drawn(sampler, 3)) == ["1", "0", "2"]
-
-
-async def test_a_sampler_of_new_prompts_leaves_what_waits_in_the_buffer(buffer: ReplayBuffer) -> None:
-    sampler = Sampler(buffer, prompts(3), TASK, epochs=1, again=[])
-    await leave(sampler, Status.ABORTED)
-    assert questions(await drawn(sampler, 9)) == ["1", "2"]
-    counts = await sampler.counts()
-    assert (counts.drawn, counts.in_flight, counts.waiting, counts.finished) == (3, 2, 0, 1)
+    assert questions(await drawn(sampler, 9)) == order
+    found = await sampler.counts()
+    assert (found.drawn, found.in_flight, found.waiting, found.finished) == counts
 
 
 async def test_a_dataset_that_fails_ends_the_batch(buffer: ReplayBuffer) -> None:
@@ -244,7 +244,6 @@ async def test_what_no_trainer_has_published_is_refused(buffer: ReplayBuffer, va
         await published(buffer)
 
 
-OTHER_TASK = "math"
 NAMES = {"response_ids": "tokens", "response_model_steps": "weight_versions"}
 
 
@@ -284,14 +283,12 @@ async def test_a_batch_of_samples_of_slime() -> None:
     config = ReplayBufferConfig(url="memory://", rollout_type=Sample, fields=NAMES, unfit=10)
     async with config.build() as buffer:
         prompts = [{"prompt": str(number)} for number in range(8)]
-        sampler = Sampler(
-            buffer, prompts, OTHER_TASK, prompt_repeat_k=2, epochs=1, make_rollout=lambda item: Sample(**item)
-        )
+        sampler = Sampler(buffer, prompts, TASK, prompt_repeat_k=2, epochs=1, make_rollout=lambda item: Sample(**item))
         strategy = SyncProduceStrategy(is_valid=lambda group: group[0].prompt != "2")
         summary = await produce(strategy, Loop(), sampler, 4)
         assert (summary.produced, summary.filtered) == (4, 1)
         assert [item.staleness async for item in buffer.find({"status": "completed"})] == [0] * 4
-        batch = await buffer.get(4, OTHER_TASK, Sample.Status.TRUNCATED)
+        batch = await buffer.get(4, TASK, Sample.Status.TRUNCATED)
         assert {tuple(rollout.weight_versions) for group in batch for rollout in group} == {(0, 0)}
         assert {rollout.status for group in batch for rollout in group} == {Sample.Status.TRUNCATED}
         assert [rollout.rollout_id for rollout in batch[0]] == [0, 1]
@@ -302,7 +299,7 @@ async def test_a_batch_of_samples_of_slime() -> None:
 
 async def test_a_batch_of_rollouts_without_a_status() -> None:
     async with ReplayBufferConfig(url="memory://", rollout_type=Bare).build() as buffer:
-        sampler = Sampler(buffer, ["a", "b"], OTHER_TASK, epochs=1, make_rollout=Bare)
+        sampler = Sampler(buffer, ["a", "b"], TASK, epochs=1, make_rollout=Bare)
         [prompt] = await sampler.draw(1)
         await prompt.save()
         await prompt.give_back()
@@ -310,4 +307,4 @@ async def test_a_batch_of_rollouts_without_a_status() -> None:
         assert item.status == Status.INIT  # what was saved isn't taken for a result
         summary = await produce(SyncProduceStrategy(), Loop(), sampler, 2)
         assert summary.produced == 2
-        assert sorted(group[0].answer for group in await buffer.get(2, OTHER_TASK)) == ["4", "4"]
+        assert sorted(group[0].answer for group in await buffer.get(2, TASK)) == ["4", "4"]

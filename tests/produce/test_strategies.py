@@ -121,13 +121,6 @@ async def test_prompts_that_a_broken_loop_has_used_up_are_prompts_again(url: str
         assert await buffer.count(TASK, Status.INIT) == 5
 
 
-async def test_a_loop_whose_groups_are_all_filtered_ends_the_batch(buffer: ReplayBuffer) -> None:
-    sampler, strategy = sampler_of(buffer), SyncProduceStrategy(give_up_after=3, is_valid=lambda group: False)
-    with pytest.raises(ProduceError, match=r"0 of 4 completed groups, after 1[2-5] in vain: 1[2-5] filtered"):
-        await produce(strategy, ScriptedLoop(), sampler, 4)
-    await assert_accounted(sampler)
-
-
 async def test_a_dataset_that_is_at_its_end_ends_the_batch(buffer: ReplayBuffer) -> None:
     message = r"3 of 4 completed groups, and no prompt is left in the dataset$"
     sampler = Sampler(buffer, prompts(3), TASK, prompt_repeat_k=2, epochs=1)

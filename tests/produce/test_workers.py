@@ -85,10 +85,6 @@ async def test_a_worker_keeps_a_batch_and_what_runs_ahead_in_the_buffer_and_no_m
         assert await stands_still(buffer) == 6
         await publish(buffer, TrainState(2, 1, finished=True))
         assert (await asyncio.wait_for(task, 10)).produced == 10
-    await assert_no_leases(buffer)
-
-
-async def assert_no_leases(buffer: ReplayBuffer) -> None:
     assert await leased(buffer) == 0
 
 
@@ -194,7 +190,7 @@ async def test_new_weights_are_loaded_while_nothing_is_generated(sampler: Sample
     assert weights.loaded == [0, 1, 2, 3]
     assert set(weights.busy) == {0}
     assert (loop.pauses > 0) == partial
-    await assert_no_leases(buffer)
+    assert await leased(buffer) == 0
 
 
 async def test_weights_may_lag_by_max_lag(sampler: Sampler) -> None:
@@ -247,25 +243,21 @@ async def test_a_loader_that_raises_ends_the_worker(sampler: Sampler) -> None:
     await assert_accounted(sampler)
 
 
-async def test_finished_ends_workers_and_interrupts_what_they_generate(sampler: Sampler) -> None:
-    loop = ScriptedLoop(scripts={0: forever()})
+@pytest.mark.parametrize("finished", [True, False])
+async def test_finished_or_a_stop_ends_workers_and_interrupts_what_they_generate(
+    sampler: Sampler, finished: bool
+) -> None:
+    stop, loop = asyncio.Event(), ScriptedLoop(scripts={0: forever()})
     await publish(sampler.buffer, TrainState(1, 0))
-    async with working(loop, sampler) as task:
+    async with working(loop, sampler, stop=stop) as task:
         await completed(sampler.buffer, 5)
-        await publish(sampler.buffer, TrainState(2, 1, finished=True))
+        if finished:
+            await publish(sampler.buffer, TrainState(2, 1, finished=True))
+        else:
+            stop.set()
         summary = await asyncio.wait_for(task, 10)
     assert summary.interrupted == 1
     assert (loop.running, loop.paused) == (0, True)
-    await assert_accounted(sampler)
-
-
-async def test_stop_ends_a_worker(sampler: Sampler) -> None:
-    stop, loop = asyncio.Event(), ScriptedLoop(forever())
-    await publish(sampler.buffer, TrainState(1, 0))
-    async with working(loop, sampler, stop=stop) as task:
-        await until(lambda: loop.running == 6)
-        stop.set()
-        assert (await asyncio.wait_for(task, 10)).interrupted == 6
     await assert_accounted(sampler)
 
 

@@ -134,24 +134,6 @@ def test_no_limits_that_are_accepted_bring_all_to_a_stop(limits: Limits, seed: i
         assert task.goes_on(largest), task
 
 
-@given(some_limits, ratios, seeds)
-@settings(max_examples=70)
-def test_draws_keep_to_the_ratio(limits: Limits, ratio: float, seed: int) -> None:
-    """Without losses the draws are what samples_per_insert says of the puts, to within the error buffer."""
-    error = limits.error_buffer if not isinstance(limits.error_buffer, tuple) else None
-    error = max(error or 2.0, ratio, 1.0)
-    limits = Limits(min_size=limits.min_size, samples_per_insert=ratio, error_buffer=error, max_times_sampled=0)
-    task, chance = Task(limits), random.Random(seed)
-    for _ in range(200):
-        if chance.random() < 0.5:
-            task.put(chance)
-        else:
-            task.draw(1, chance)
-        ahead = task.inserted * ratio - task.sampled - ratio * limits.min_size
-        assert ahead <= error + 1e-6
-        assert ahead >= -error - 1e-6 or task.sampled == 0
-
-
 def reverb_range(limits: Limits) -> tuple[float, float]:
     """The range of the error as Reverb's SampleToInsertRatio makes it of its arguments (rate_limiters.py)."""
     assert limits.error_buffer is not None

@@ -32,7 +32,7 @@ from tests.cancellation.conftest import locked
 from tests.contract.leasing import lease_of, set_clock
 from tests.faults.proxy import proxied
 from tests.scripts import run
-from tests.stores import TASK, build, fill, group, numbers_of, rows, set_by, take_all, until
+from tests.stores import TASK, build, fill, group, numbers_of, rows, set_by, take_all, until, until_equal
 
 #: A process whose wall clock is so many seconds ahead. It says which group it may lease and which it may take, and
 #: leaves another leased when it ends.
@@ -162,7 +162,7 @@ async def test_a_sweep_leaves_what_was_removed_a_moment_ago(url: str, monkeypatc
         await buffer.get(1, TASK)
         await storage._write(lambda tx: tx.run("UPDATE rb_past SET removed_at = 0.0"))
         await buffer.get(1, TASK)
-        await until(lambda: rows(buffer, "SELECT uid FROM rb_payload ORDER BY uid"), gives=[(second,), (third,)])
+        await until_equal([(second,), (third,)], lambda: rows(buffer, "SELECT uid FROM rb_payload ORDER BY uid"))
 
 
 @pytest.mark.parametrize("ahead", [-7200.0, pytest.param(7200.0, marks=pytest.mark.long)])
@@ -305,7 +305,7 @@ async def test_while_the_writer_is_busy_a_commit_may_be_one_of_others(tmp_path: 
         await fill(buffer, 1)
         store = buffer.storage
         watch = store.transactions.engine.changes(lambda: None)
-        await until(lambda: store.thread.run(watch.poll), gives=False)
+        await until_equal(False, lambda: store.thread.run(watch.poll))
         async with writing_for_long(store):
             assert await store.thread.run(watch.poll)
         await store.thread.run(watch.close)

@@ -16,7 +16,7 @@ from replaybuf.storage.sql.statements import ordering
 from replaybuf.storage.sql.statements.upkeep import clear_what_is_left, is_anything_left
 from replaybuf.storage.sql.tasks import sweeper
 from tests.cancellation.conftest import end_background_work
-from tests.stores import TASK, build, fill, group, rows, take_all, until
+from tests.stores import TASK, build, fill, group, rows, take_all, until, until_equal
 
 _SIZES = "SELECT shard, sum(amount)::int FROM rb_tally WHERE name = 'size' GROUP BY shard"
 _LEFT = "SELECT count(DISTINCT shard) FROM rb_tally WHERE shard NOT IN (SELECT pid FROM pg_stat_activity)"
@@ -31,7 +31,7 @@ async def test_shards_of_connections_that_are_gone_are_merged_and_others_stay(le
         for number in (1, 2):
             async with build(lent_database) as other:
                 await other.put(group(number), TASK)
-        await until(lambda: connection.fetchval(_LEFT), gives=2)  # a server's process ends after the connection
+        await until_equal(2, lambda: connection.fetchval(_LEFT))  # a server's process ends after the connection
         alive = {shard for shard, _ in await connection.fetch(_SIZES)} & {
             pid for (pid,) in await connection.fetch("SELECT pid FROM pg_stat_activity")
         }
@@ -81,7 +81,7 @@ async def test_an_idle_process_polls_when_a_lease_ends(shared_url: str, monkeypa
             assert rounds.polls == 0
             await buffer.lease_batch({TASK: 1}, seconds=0.3, heartbeat=False)
             monkeypatch.setattr(buffer.storage.sweeper, "_poll_at", 0.0)
-            await until(lambda: buffer.count(TASK, "completed"), gives=2)
+            await until_equal(2, lambda: buffer.count(TASK, "completed"))
             assert 2 <= rounds.polls <= 4
 
 
@@ -118,7 +118,7 @@ async def test_what_failed_is_tried_again_though_nothing_has_changed(
     async with build(shared_url, archive=1) as buffer:
         await fill(buffer, 2)
         await buffer.get(2, TASK)
-        await until(lambda: buffer.count(TASK, "archived"), gives=1)
+        await until_equal(1, lambda: buffer.count(TASK, "archived"))
     assert "sweeping failed and will be tried again" in caplog.text
 
 

@@ -8,18 +8,25 @@ import itertools
 import pydoc
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from replaybuf import FullError, NotReadyError, Status
+from replaybuf import FullError, NotReadyError, ReplayBufferConfig, Status
 from replaybuf.buffer.sync import SyncReplayBuffer, face_of, run
 from replaybuf.errors import ClosedError, InputError, QueryError
 from replaybuf.storage.values import NewGroup
 from tests.stores import TASK, group, number_of, numbers_of
+
+
+@pytest.fixture
+def buffer(url: str) -> Iterator[SyncReplayBuffer]:
+    """A synchronous buffer over a new, empty store."""
+    with ReplayBufferConfig(url=url, policy="fifo").build_sync() as buffer:
+        yield buffer
 
 
 def fill(buffer: SyncReplayBuffer, count: int, first: int = 0) -> list[int]:
@@ -80,8 +87,8 @@ def test_errors_keep_their_types_and_a_readable_traceback(buffer: SyncReplayBuff
         buffer.get(1, TASK, timout=2)  # type: ignore[call-arg]
 
 
-def test_a_full_buffer_and_a_closed_one_refuse(open_sync: Callable[..., SyncReplayBuffer]) -> None:
-    buffer = open_sync("memory://", capacity=1, on_full="block")
+def test_a_full_buffer_and_a_closed_one_refuse() -> None:
+    buffer = ReplayBufferConfig(url="memory://", capacity=1, on_full="block").build_sync()
     fill(buffer, 1)
     with pytest.raises(FullError):
         buffer.put(group(1), TASK, timeout=0.01)

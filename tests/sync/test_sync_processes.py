@@ -145,40 +145,15 @@ def test_ctrl_c_at_the_end_of_a_leases_block_gives_back_what_it_had_not_begun_to
     assert output == "interrupted [] [0]\n"
 
 
-def test_a_result_that_comes_with_an_interrupt_is_returned_and_the_interrupt_follows() -> None:
-    output = run_script(
-        """
-        import asyncio, signal, threading
-        from replaybuf.buffer.sync import run
-
-        async def ends_although_cancelled():
-            try:
-                print("ready", flush=True)
-                await asyncio.sleep(30)
-            except asyncio.CancelledError:
-                return "result"
-
-        try:
-            print(run(ends_although_cancelled()), flush=True)
-            time.sleep(30)
-        except KeyboardInterrupt:
-            print("then interrupted")
-        """,
-        "-",
-        send=signal.SIGINT,
-    )
-    assert output == "result\nthen interrupted\n"
-
-
-WATCHDOG = """
+LATE = """
     import asyncio, signal
     from replaybuf.buffer.sync import run
 
     class Watchdog(Exception): pass
 
-    raised = Watchdog("hangs")
+    raised = Watchdog()
     def bark(*_): raise raised
-    signal.signal(signal.SIGALRM, bark)
+    signal.signal(signal.SIGALRM, HANDLER)
 
     async def ends_although_cancelled():
         try:
@@ -189,17 +164,27 @@ WATCHDOG = """
 
     try:
         print(run(ends_although_cancelled()), flush=True)
-        run(asyncio.sleep(30))
-    except Watchdog as error:
-        assert error is raised
-        print("then", error)
+        WAIT
+    except (Watchdog, KeyboardInterrupt) as error:
+        print("then", type(error).__name__)
+        assert error is raised or HANDLER is not bark
     print(run(asyncio.sleep(0.1, "on")))
 """
 
 
-def test_a_result_that_comes_with_a_watchdogs_exception_is_returned_and_the_exception_follows_once() -> None:
+@pytest.mark.parametrize(
+    ("handler", "wait", "error"),
+    [
+        ("bark", "run(asyncio.sleep(30))", "Watchdog"),
+        ("signal.default_int_handler", "time.sleep(30)", "KeyboardInterrupt"),  # as Ctrl-C
+    ],
+)
+def test_a_result_that_comes_with_an_exception_of_a_signal_is_returned_and_the_exception_follows_once(
+    handler: str, wait: str, error: str
+) -> None:
     """In what the caller does next, also if that is a call that waits."""
-    assert run_script(WATCHDOG, "-") == "result\nthen hangs\non\n"
+    output = run_script(LATE.replace("HANDLER", handler).replace("WAIT", wait), "-")
+    assert output == f"result\nthen {error}\non\n"
 
 
 @pytest.mark.parametrize("begun", [False, True])
