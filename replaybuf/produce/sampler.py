@@ -34,6 +34,7 @@ from replaybuf.common.checks import (
     shown,
     whole,
 )
+from replaybuf.common.passwords import in_daemon_thread
 from replaybuf.errors import InputError, NotReadyError, ReplayBufError, RolloutError
 from replaybuf.produce.datasets import PromptDataset
 from replaybuf.produce.difficulty import Changed, Order, OrderedPrompts, Statistics
@@ -229,7 +230,7 @@ class Sampler:
         while True:
             cursor = await cursors.read(self.name)
             changes = await self._read_changes(cursor)
-            groups, end, epochs = await asyncio.to_thread(self._read, cursor, count, changes)
+            groups, end, epochs = await in_daemon_thread(partial(self._read, cursor, count, changes))
             if not groups:
                 if self._ended_at != cursor.position:
                     self.buffer.waits.dataset_ended(self.task_name, self.name, cursor.position)

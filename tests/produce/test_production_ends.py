@@ -145,6 +145,30 @@ async def test_a_dataset_that_hangs_does_not_outlast_the_timeout(
         assert (await produce(strategy, ScriptedLoop(), sampler, 3)).produced == 3
 
 
+def test_a_dataset_that_hangs_does_not_keep_the_event_loop_from_ending() -> None:
+    """Nor the process: no thread that is waited for at the end reads it."""
+    goes_on = threading.Event()
+
+    class Hanging:
+        def __iter__(self) -> Iterator[Any]:
+            goes_on.wait()
+            return iter(prompts(3))
+
+    async def give_up() -> None:
+        async with build("memory://") as buffer:
+            with pytest.raises(NotReadyError):
+                await produce(SyncProduceStrategy(), ScriptedLoop(), Sampler(buffer, Hanging(), TASK), 2, timeout=0.2)
+
+    running = threading.Thread(target=asyncio.run, args=(give_up(),))
+    running.start()
+    try:
+        running.join(20)
+        assert not running.is_alive()
+    finally:
+        goes_on.set()
+        running.join()
+
+
 async def test_a_worker_without_patience_does_what_there_is_to_do(sampler: Sampler) -> None:
     await publish(sampler.buffer, TrainState(1, 0))
     with pytest.raises(NotReadyError, match="wait, and nobody takes them"):
