@@ -333,8 +333,8 @@ class Generations:
             generated = await self._call([group[place]])
             if len(generated) != 1:
                 raise RolloutError(f"generate_group was given one rollout, and returned {len(generated)}")
-            [group[place]] = generated
             is_completed = checked_status(generated, self._kind) == Status.COMPLETED
+            [group[place]] = generated
         except (Exception, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
