@@ -67,6 +67,13 @@ def check_size(batch_size: Any, sampler: Any, min_size: int | None) -> int:
     return size
 
 
+def _awaitable(call: Any, name: str) -> Any:
+    """Return what a call of the agent loop has returned. Raises InputError for a plain function."""
+    if not inspect.isawaitable(call):
+        raise InputError(f"{name} is no coroutine: write async def")
+    return call
+
+
 class Generations:
     """The groups in flight of one strategy, for batches of `size` groups. `summary` counts their outcomes.
 
@@ -148,17 +155,17 @@ class Generations:
 
     async def resume(self) -> None:
         """Resume the agent loop. Raises NotReadyError if that takes longer than `pause_timeout` seconds."""
-        loop = self._agent_loop
-        if not await self._returns(loop.resume()):
-            text = f"after {self._timeout:g} s: resume() of the agent loop ({type(loop).__name__}) has not returned"
+        if not await self._returns("resume"):
+            kind = type(self._agent_loop).__name__
+            text = f"after {self._timeout:g} s: resume() of the agent loop ({kind}) has not returned"
             raise NotReadyError(text)
 
-    async def _returns(self, call: Coroutine[Any, Any, object]) -> bool:
-        """Return whether a call of the agent loop returns within `pause_timeout` seconds; raise its error.
+    async def _returns(self, name: str) -> bool:
+        """Return whether this method of the agent loop returns within `pause_timeout` seconds; raise its error.
 
         Otherwise it is cancelled; one that suppresses that is left behind.
         """
-        calling = asyncio.ensure_future(call)
+        calling = asyncio.ensure_future(_awaitable(getattr(self._agent_loop, name)(), name))
         try:
             done, _ = await asyncio.wait([calling], timeout=self._timeout)
         finally:
@@ -178,7 +185,7 @@ class Generations:
             return
         began, self._is_pausing = time.monotonic(), True
         try:
-            if await self._returns(self._agent_loop.pause()):
+            if await self._returns("pause"):
                 await asyncio.wait(self._tasks, timeout=max(0.0, began + self._timeout - time.monotonic()))
         finally:
             self._is_pausing = False
@@ -300,10 +307,8 @@ class Generations:
         task = asyncio.current_task()
         self._calling_tasks.add(task)
         try:
-            call: Any = self._agent_loop.generate_group(group, partial=self.strategy.partial)
-            if not inspect.isawaitable(call):
-                raise InputError("generate_group is no coroutine: write async def")
-            generated = await call
+            call = self._agent_loop.generate_group(group, partial=self.strategy.partial)
+            generated = await _awaitable(call, "generate_group")
             return group if generated is None else as_group(generated)
         finally:
             self._calling_tasks.discard(task)

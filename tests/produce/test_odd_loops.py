@@ -225,6 +225,12 @@ class Plain(ScriptedLoop):
 async def test_a_loop_that_is_no_coroutine_is_told_to_be_one(sampler: Sampler) -> None:
     with pytest.raises(ProduceError, match="generate_group is no coroutine: write async def"):
         await produce(STRATEGY, Plain(), sampler, 4)
+    for name in ("pause", "resume"):
+        loop = ScriptedLoop(scripts={0: Script(tokens=10**6)})
+        setattr(loop, name, lambda: None)
+        with pytest.raises(InputError, match=f"{name} is no coroutine: write async def"):
+            await produce(AsyncProduceStrategy(over_sample=1), loop, sampler, 2)
+    await assert_accounted(sampler)
 
 
 async def test_an_error_says_where_the_loop_raised(sampler: Sampler, caplog: pytest.LogCaptureFixture) -> None:
