@@ -173,6 +173,8 @@ class Generations:
             await asyncio.wait([calling], timeout=min(_ENDING_SECONDS, self._timeout))
         if not done and (not calling.done() or calling.cancelled()):
             return False
+        if calling.cancelled():
+            raise ProduceError(f"task {self.task_name}: {name}() of the agent loop has cancelled itself")
         calling.result()
         return True
 

@@ -180,6 +180,20 @@ async def test_a_pause_that_raises_ends_the_batch_and_loses_nothing(sampler: Sam
     await assert_accounted(sampler)
 
 
+@pytest.mark.parametrize("name", ["pause", "resume"])
+async def test_a_loop_that_cancels_its_own_pause_ends_the_batch(sampler: Sampler, name: str) -> None:
+    """By an error: nobody has cancelled the batch."""
+
+    async def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    loop = ScriptedLoop(scripts={0: Script(tokens=10**6)})
+    setattr(loop, name, cancelled)
+    with pytest.raises(ProduceError, match=rf"{name}\(\) of the agent loop has cancelled itself"):
+        await produce(AsyncProduceStrategy(over_sample=1), loop, sampler, 2)
+    await assert_accounted(sampler)
+
+
 async def test_groups_that_fail_as_they_are_interrupted_do_not_fail_the_batch(sampler: Sampler) -> None:
     """Engines that abort requests with an error."""
 
