@@ -18,7 +18,15 @@ from replaybuf.buffer.putting import Putting
 from replaybuf.buffer.tracing import of_uid, traced
 from replaybuf.common import units
 from replaybuf.common.cancellation import shielded
-from replaybuf.common.checks import check_list, check_reason, check_seconds, check_uids, check_whole, refused
+from replaybuf.common.checks import (
+    check_list,
+    check_reason,
+    check_seconds,
+    check_uids,
+    check_whole,
+    error_text,
+    refused,
+)
 from replaybuf.errors import (
     ClosedError,
     FencedError,
@@ -270,7 +278,7 @@ class Lease(Generic[R]):
         await shielded(self._give_back_after(error))
 
     async def _give_back_after(self, error: BaseException) -> None:
-        failed = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else None
+        failed = error_text(error) if isinstance(error, Exception) else None
         if named := _uids_named_by(error):
             if chosen := self._open_uids & named:
                 await self.give_back(chosen, failed=failed)

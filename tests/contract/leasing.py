@@ -61,6 +61,19 @@ class LeaseLaws(Harness):
         assert ids(await buffer.get(9, "math")) == [0, 1, 2]
         assert await total(buffer, "returned") == 2
 
+    async def test_an_exception_that_cannot_say_what_it_is_gives_back(self, buffer: ReplayBuffer) -> None:
+        """And it goes on, not one of its own text."""
+
+        class MuteError(Exception):
+            def __str__(self) -> str:
+                raise AttributeError("response")
+
+        await fill(buffer, 1)
+        with pytest.raises(MuteError):
+            async with buffer.lease_batch({"math": 1}, seconds=LONG):
+                raise MuteError
+        assert [item.deliveries for item in await found(buffer)] == [1]
+
     async def test_an_error_that_names_a_group_fails_that_one_alone(self, buffer: ReplayBuffer) -> None:
         """The others come back uncounted; also those of an exception group, and where none is of the lease."""
         uids = await fill(buffer, 4)

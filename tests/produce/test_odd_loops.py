@@ -98,9 +98,17 @@ async def test_what_comes_back_is_the_group_whatever_its_size(sampler: Sampler, 
     assert sorted(len(item.item) for item in await items_of(sampler.buffer)) == sorted([size, 2])
 
 
-@pytest.mark.parametrize("text", ["", "\x00\ud800" + "x" * 100_000], ids=["none", "odd"])
-async def test_any_error_can_be_stored(sampler: Sampler, text: str) -> None:
-    script = Script(failures=99, error=lambda: KeyError(text) if text else KeyError())
+class MuteKeyError(KeyError):
+    def __str__(self) -> str:
+        raise AttributeError("response")
+
+
+ODD_ERRORS = {"none": KeyError(), "odd": KeyError("\x00\ud800" + "x" * 100_000), "mute": MuteKeyError()}
+
+
+@pytest.mark.parametrize("error", ODD_ERRORS.values(), ids=ODD_ERRORS)
+async def test_any_error_can_be_stored(sampler: Sampler, error: Exception) -> None:
+    script = Script(failures=99, error=lambda: error)
     summary = await produce(SyncProduceStrategy(), scripted(script), sampler, 2)
     assert (summary.produced, summary.failed) == (2, 1)
     (failed,) = await items_of(sampler.buffer, Status.FAILED)
