@@ -25,6 +25,8 @@ from tests.rules.diagnosed import (
     NOW,
     STEADY,
     C,
+    put_at,
+    since,
     tallies,
     wait,
     why,
@@ -53,6 +55,13 @@ def test_other_causes_follow_as_one_fact() -> None:
     assert line.text == "task math: 0 completed groups there, 64 needed (64 expired, 16 leased)"
     assert (silent.reason, "no producer is left" in silent.text) == (Reason.ABSENT, True)
     assert last.text == "last drawn: 16 groups by trainer-2 at 20:43:03 UTC"
+
+
+@pytest.mark.parametrize(("lost", "cause"), [("completed_set_aside", "failed"), ("completed_expired", "expired")])
+def test_groups_that_are_lost_later_than_in_the_hour_of_their_put_explain_a_wait(lost: str, cause: str) -> None:
+    counts: Any = tallies(completed=5, completed_put=10, **{lost: 5})
+    diagnosis = why(wait(10), counts, workers=[LIVE], last_put=put_at(3660), **since(3600, completed=10))
+    assert f"5 of the 5 groups put {cause}" in diagnosis.sentence
 
 
 @pytest.mark.parametrize("case", HEALTHY)
