@@ -311,6 +311,20 @@ class LeaseTimeLaws(Harness):
             assert await buffer.get(1, "math") == []
         assert await total(buffer, "taken") == 1
 
+    async def test_a_heartbeat_never_shortens_a_lease(self, buffer: ReplayBuffer) -> None:
+        """That of another handle, or one that was extended; who extends it may."""
+        await fill(buffer, 1)
+        lease = await lease_of(buffer)
+        adopted, end = buffer.adopt(lease.handle, seconds=SHORT, heartbeat=False), lease.until
+        assert await adopted.beat()
+        assert adopted.until >= end
+        await lease.extend(2 * LONG)
+        end = lease.until
+        assert await lease.beat()
+        assert lease.until >= end
+        await lease.extend(SOON)
+        assert lease.until < end
+
     @pytest.mark.parametrize("jump", [3600.0, -3600.0])
     async def test_leases_pass_evenly_though_the_clock_is_set(
         self, buffer: ReplayBuffer, monkeypatch: pytest.MonkeyPatch, jump: float
