@@ -418,7 +418,7 @@ class Generations:
                     keep_unfit=self.buffer.limits.keeps_unfit,
                 )
             except FullError as error:  # keep the group, and renew its lease, until there is room
-                _logger.warning("task %s: %s", self.task_name, error)
+                self.buffer.waits.warn(f"room for {self.task_name}", f"task {self.task_name}: {error}", _logger)
                 await asyncio.sleep(_SHORTEST_SECONDS)  # refusals of several groups may seem changes to each other
                 await self.buffer.waits.changed(_ROOM_SECONDS - _SHORTEST_SECONDS, version)
             else:

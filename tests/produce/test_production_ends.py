@@ -51,8 +51,13 @@ async def test_no_more_is_generated_than_there_is_room_for(url: str, on_full: st
 
 
 @pytest.mark.parametrize("on_full", ["block", "reject"])
-async def test_a_group_for_which_there_is_no_room_is_kept_until_there_is(url: str, on_full: str) -> None:
-    """Others have filled the buffer while it was generated. It is tried again after a change, or each second."""
+async def test_a_group_for_which_there_is_no_room_is_kept_until_there_is(
+    url: str, on_full: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others have filled the buffer while it was generated. It is tried again after a change, or each second.
+
+    The log says so once, however often it is.
+    """
     async with build(url, capacity=2, on_full=on_full, put_timeout=0.1) as buffer:
         filled = asyncio.Event()
         sampler, loop = sampler_of(buffer), ScriptedLoop(Script(tokens=1), sleep=lambda _: filled.wait())
@@ -69,6 +74,7 @@ async def test_a_group_for_which_there_is_no_room_is_kept_until_there_is(url: st
         assert not batch.done()
         metrics: Any = await buffer.metrics(distributions=False)
         assert metrics["tasks"][TASK]["refused"] <= 10
+        assert len([record for record in caplog.records if record.name == "replaybuf.produce"]) <= 1
         await take(buffer, 2)
         assert (await batch).produced == 2
         assert sorted(ids(await take(buffer, 2))) == [0, 1]
