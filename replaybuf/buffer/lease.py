@@ -18,7 +18,15 @@ from replaybuf.buffer.putting import Putting
 from replaybuf.buffer.tracing import of_uid, traced
 from replaybuf.common import units
 from replaybuf.common.cancellation import shielded
-from replaybuf.common.checks import check_list, check_reason, check_seconds, check_uids, check_whole, refused
+from replaybuf.common.checks import (
+    check_list,
+    check_reason,
+    check_seconds,
+    check_uids,
+    check_whole,
+    error_text,
+    refused,
+)
 from replaybuf.errors import (
     ClosedError,
     FencedError,
@@ -270,7 +278,7 @@ class Lease(Generic[R]):
         await shielded(self._give_back_after(error))
 
     async def _give_back_after(self, error: BaseException) -> None:
-        failed = f"{type(error).__name__}: {error}" if isinstance(error, Exception) else None
+        failed = error_text(error) if isinstance(error, Exception) else None
         if named := _uids_named_by(error):
             if chosen := self._open_uids & named:
                 await self.give_back(chosen, failed=failed)
@@ -286,12 +294,12 @@ class Lease(Generic[R]):
 
     async def extend(self, seconds: float | None = None) -> None:
         """Renew the lease to end `seconds` from now (default: its own duration). Raises LeaseLostError."""
-        await self._extend(self.seconds if seconds is None else check_seconds(seconds, "seconds"))
+        await self._extend(self.seconds if seconds is None else check_seconds(seconds, "seconds"), shortens=True)
 
     async def beat(self) -> bool:
-        """Renew the lease for its own duration (heartbeat). Return False if it has ended."""
+        """Renew the lease for its own duration (heartbeat), unless it ends later. Return False if it has ended."""
         try:
-            await self._extend(self.seconds)
+            await self._extend(self.seconds, shortens=False)
         except (LeaseLostError, FencedError, ClosedError) as error:
             _logger.debug("%r ends: %s", self, error)
             self._is_lost = not isinstance(error, ClosedError) and bool(self._open_uids)
@@ -300,10 +308,10 @@ class Lease(Generic[R]):
             _logger.warning("%r could not be extended and will be tried again: %s", self, error)
         return True
 
-    async def _extend(self, seconds: float) -> None:
+    async def _extend(self, seconds: float, *, shortens: bool) -> None:
         leased, chosen = self._leased, sorted(self._open_uids)
         if chosen:
-            until = await self.storage.extend(leased, chosen, seconds)
+            until = await self.storage.extend(leased, chosen, seconds, shortens=shortens)
             self._leased = replace(leased, until=until)
 
     def _check_open(self, uids: Iterable[int] | None, name: str = "uids") -> list[int]:

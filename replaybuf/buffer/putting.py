@@ -77,7 +77,7 @@ class Putting:
         if place is not None and new.status in (Status.COMPLETED, Status.FILTERED):
             self._record_rewards(new, place)
         if is_dropped:
-            await (self.storage.drop(new) if new.dropped is None else shielded(self.storage.drop(new)))
+            await _to_its_end(self.storage.drop(new), [new])
             return None
         return await self.fetching([new], partial(self._store_with_room, new, patience))
 
@@ -131,7 +131,7 @@ class Putting:
             elif new is not None:
                 pending[place] = new
         for new in dropped:
-            await self.storage.drop(new)
+            await _to_its_end(self.storage.drop(new), [new])
         for place, outcome in zip(pending, await self._store_many([*pending.values()], patience), strict=True):
             results[place] = outcome
         return _uids_or_error(results)
@@ -141,7 +141,8 @@ class Putting:
         outcomes: list[int | BaseException | None] = [None] * len(groups)
         alone = [place for place, new in enumerate(groups) if new.part is not None]
         together = [place for place, new in enumerate(groups) if new.part is None]
-        for place, outcome in zip(together, await self.storage.put_many([groups[at] for at in together]), strict=True):
+        stored = [groups[at] for at in together]
+        for place, outcome in zip(together, await _to_its_end(self.storage.put_many(stored), stored), strict=True):
             outcomes[place] = outcome
         alone += [place for place in together if isinstance(outcomes[place], UnfetchedError | FullError)]
         puts = [self.fetching([groups[at]], partial(self._store_with_room, groups[at], patience)) for at in alone]
@@ -293,6 +294,11 @@ class Putting:
                 codec.release(new.rollouts)
             new.fetched = None
         return result
+
+
+def _to_its_end(storing: Coroutine[Any, Any, T], groups: Sequence[NewGroup]) -> Coroutine[Any, Any, T]:
+    """Return what stores these groups; a cancelled caller with `dropped` waits for its end: the list is complete."""
+    return shielded(storing) if any(new.dropped is not None for new in groups) else storing
 
 
 def _uids_or_error(results: Sequence[int | BaseException | None]) -> list[int | None]:

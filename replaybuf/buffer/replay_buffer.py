@@ -262,7 +262,7 @@ class ReplayBuffer(Generic[R]):
         """Take up to `batch_size` groups of a task in the policy's order, and remove them from the buffer.
 
         The same as `take_batch` for one task: with a timeout it waits for `batch_size` groups, or for `at_least`. A
-        size of 0 or less gives an empty list.
+        size of 0 gives an empty list.
         """
         batch, _ = await self.take_batch({check_task_name(task_name): batch_size}, group_status=group_status, **options)
         return batch.get(task_name, [])

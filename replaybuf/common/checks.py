@@ -43,6 +43,15 @@ def shown(value: Any) -> str:
         return f"a {type(value).__name__} that can't be shown"
 
 
+def error_text(error: BaseException) -> str:
+    """Return an error with its class; the class alone if it has no text, or raises when it is asked for it."""
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 def nearest(name: str, names: Iterable[str], similar: float = 0.6) -> str | None:
     """Return the most similar of some names, None if none has this ratio of similarity."""
     return next(iter(difflib.get_close_matches(name[:_MAX_NAME], list(names), n=1, cutoff=similar)), None)

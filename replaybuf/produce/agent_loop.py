@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
 
+from replaybuf.common.checks import error_text
 from replaybuf.common.units import number, short
 from replaybuf.errors import InputError, ProduceError, RolloutError
 from replaybuf.produce.prompt import Prompt
@@ -137,10 +138,7 @@ def error_of(group: Sequence[Any], kind: RolloutType) -> str:
 
 def text_of(error: str | BaseException) -> str:
     """Return an error with its class, for logs; a text as it is."""
-    if isinstance(error, str):
-        return error
-    text = str(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return error if isinstance(error, str) else error_text(error)
 
 
 _logger = logging.getLogger("replaybuf.produce")

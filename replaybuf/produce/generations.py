@@ -67,6 +67,13 @@ def check_size(batch_size: Any, sampler: Any, min_size: int | None) -> int:
     return size
 
 
+def _awaitable(call: Any, name: str) -> Any:
+    """Return what a call of the agent loop has returned. Raises InputError for a plain function."""
+    if not inspect.isawaitable(call):
+        raise InputError(f"{name} is no coroutine: write async def")
+    return call
+
+
 class Generations:
     """The groups in flight of one strategy, for batches of `size` groups. `summary` counts their outcomes.
 
@@ -148,17 +155,17 @@ class Generations:
 
     async def resume(self) -> None:
         """Resume the agent loop. Raises NotReadyError if that takes longer than `pause_timeout` seconds."""
-        loop = self._agent_loop
-        if not await self._returns(loop.resume()):
-            text = f"after {self._timeout:g} s: resume() of the agent loop ({type(loop).__name__}) has not returned"
+        if not await self._returns("resume"):
+            kind = type(self._agent_loop).__name__
+            text = f"after {self._timeout:g} s: resume() of the agent loop ({kind}) has not returned"
             raise NotReadyError(text)
 
-    async def _returns(self, call: Coroutine[Any, Any, object]) -> bool:
-        """Return whether a call of the agent loop returns within `pause_timeout` seconds; raise its error.
+    async def _returns(self, name: str) -> bool:
+        """Return whether this method of the agent loop returns within `pause_timeout` seconds; raise its error.
 
         Otherwise it is cancelled; one that suppresses that is left behind.
         """
-        calling = asyncio.ensure_future(call)
+        calling = asyncio.ensure_future(_awaitable(getattr(self._agent_loop, name)(), name))
         try:
             done, _ = await asyncio.wait([calling], timeout=self._timeout)
         finally:
@@ -166,6 +173,8 @@ class Generations:
             await asyncio.wait([calling], timeout=min(_ENDING_SECONDS, self._timeout))
         if not done and (not calling.done() or calling.cancelled()):
             return False
+        if calling.cancelled():
+            raise ProduceError(f"task {self.task_name}: {name}() of the agent loop has cancelled itself")
         calling.result()
         return True
 
@@ -178,7 +187,7 @@ class Generations:
             return
         began, self._is_pausing = time.monotonic(), True
         try:
-            if await self._returns(self._agent_loop.pause()):
+            if await self._returns("pause"):
                 await asyncio.wait(self._tasks, timeout=max(0.0, began + self._timeout - time.monotonic()))
         finally:
             self._is_pausing = False
@@ -300,10 +309,8 @@ class Generations:
         task = asyncio.current_task()
         self._calling_tasks.add(task)
         try:
-            call: Any = self._agent_loop.generate_group(group, partial=self.strategy.partial)
-            if not inspect.isawaitable(call):
-                raise InputError("generate_group is no coroutine: write async def")
-            generated = await call
+            call = self._agent_loop.generate_group(group, partial=self.strategy.partial)
+            generated = await _awaitable(call, "generate_group")
             return group if generated is None else as_group(generated)
         finally:
             self._calling_tasks.discard(task)
@@ -333,8 +340,8 @@ class Generations:
             generated = await self._call([group[place]])
             if len(generated) != 1:
                 raise RolloutError(f"generate_group was given one rollout, and returned {len(generated)}")
-            [group[place]] = generated
             is_completed = checked_status(generated, self._kind) == Status.COMPLETED
+            [group[place]] = generated
         except (Exception, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
@@ -411,7 +418,7 @@ class Generations:
                     keep_unfit=self.buffer.limits.keeps_unfit,
                 )
             except FullError as error:  # keep the group, and renew its lease, until there is room
-                _logger.warning("task %s: %s", self.task_name, error)
+                self.buffer.waits.warn(f"room for {self.task_name}", f"task {self.task_name}: {error}", _logger)
                 await asyncio.sleep(_SHORTEST_SECONDS)  # refusals of several groups may seem changes to each other
                 await self.buffer.waits.changed(_ROOM_SECONDS - _SHORTEST_SECONDS, version)
             else:

@@ -117,7 +117,7 @@ class Prompt:
             model_step=model_step,
             status=self.status if without_status else None,
             parents=self._parents(group, parents),
-            tags=None if self._place is None else self.tags,
+            tags=self.tags,
         )
         self.uid = self.uid if uid is None else uid
 

@@ -34,6 +34,7 @@ from replaybuf.common.checks import (
     shown,
     whole,
 )
+from replaybuf.common.passwords import in_daemon_thread
 from replaybuf.errors import InputError, NotReadyError, ReplayBufError, RolloutError
 from replaybuf.produce.datasets import PromptDataset
 from replaybuf.produce.difficulty import Changed, Order, OrderedPrompts, Statistics
@@ -120,7 +121,7 @@ class Sampler:
         self.prompt_repeat_k = check_whole(prompt_repeat_k, "prompt_repeat_k", 1)
         self._ordered_prompts = None if order is None else OrderedPrompts(dataset, times, shuffle, order)
         self._source = self._ordered_prompts or PromptDataset(dataset, times, shuffle)
-        self._make_rollout, self._make_group = make_rollout, make_group or self._repeat_prompt
+        self._make_rollout, self._make_group = make_rollout, make_group
         self._partial_rollouts = partial_rollouts
         self._returning_statuses = tuple(status for status, _ in self._check_again(again))
         self._lease_seconds = check_seconds(seconds, "seconds")
@@ -231,7 +232,7 @@ class Sampler:
         while True:
             cursor = await cursors.read(self.name)
             changes = await self._read_changes(cursor)
-            groups, end, epochs = await asyncio.to_thread(self._read, cursor, count, changes)
+            groups, end, epochs = await in_daemon_thread(partial(self._read, cursor, count, changes))
             if not groups:
                 if self._ended_at != cursor.position:
                     self.buffer.waits.dataset_ended(self.task_name, self.name, cursor.position)
@@ -276,8 +277,11 @@ class Sampler:
 
     def _new_group(self, item: Any, number: int) -> NewGroup:
         try:
-            group = as_group(self._make_group(item, number))
-            rollouts = [copy.copy(rollout) for rollout in group]  # the dataset's own rollouts stay as they are
+            if self._make_group is None:
+                rollouts = self._repeat_prompt(item, number)
+            else:
+                group = as_group(self._make_group(item, number))
+                rollouts = [copy.copy(rollout) for rollout in group]  # the dataset's own rollouts stay as they are
             for rollout in rollouts:
                 self.rollout_type.check_class(rollout)
         except RolloutError as error:
@@ -296,12 +300,11 @@ class Sampler:
         [fields] = kind.rows([rollout])
         containers = {name: value for name, value in fields.items() if isinstance(value, (list, dict))}
         group = [copy.copy(rollout) for _ in range(size)]
-        for place, member in enumerate(group):
-            for name, value in containers.items():
-                kind.set(member, name, _copy_containers(value))
-            kind.set(member, "group_id", number)
-            kind.set(member, "rollout_id", number * size + place)
-            kind.set(member, "task_name", self.task_name)
+        for name, value in containers.items():
+            kind.set_all(group, name, [_copy_containers(value) for _ in group])
+        kind.set_all(group, "group_id", [number] * size)
+        kind.set_all(group, "rollout_id", [number * size + place for place in range(size)])
+        kind.set_all(group, "task_name", [self.task_name] * size)
         return group
 
     def _prompt(self, lease: Lease, item: StorageItem) -> Prompt:

@@ -248,13 +248,11 @@ class Circumstances:
         )
         aside = max(0, total(self.tallies, task, Tally.SET_ASIDE) - before.get("set_aside", 0))
         spoilt = min(aside, self.count(task, Status.COMPLETED, Tally.SET_ASIDE))
-        return {
-            Status.EXPIRED: (
-                max(0, expired_ever(self.tallies, task) - before.get("expired_ever", 0)),
-                good + expired,
-            ),
+        gone = max(0, expired_ever(self.tallies, task) - before.get("expired_ever", 0))
+        return {  # what was lost lately may have come before
+            Status.EXPIRED: (gone, max(gone, good + expired)),
             Status.FILTERED: (filtered, filtered + good),
-            Status.FAILED: (failed + aside, failed + aside + good - spoilt),
+            Status.FAILED: (failed + aside, failed + aside + max(0, good - spoilt)),
         }
 
     # Workers

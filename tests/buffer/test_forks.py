@@ -8,7 +8,6 @@ import pickle
 import threading
 import time
 import weakref
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -68,9 +67,9 @@ def test_a_fork_does_not_keep_the_leases_of_its_parent_alive(shared_url: str) ->
             async with buffer.lease_batch({TASK: 1}, seconds=0.2) as lease:
                 extended = []
                 extend = buffer.storage.extend
-                async def note(leased, *args):
+                async def note(leased, *args, **options):
                     extended.append(leased.token)
-                    return await extend(leased, *args)
+                    return await extend(leased, *args, **options)
                 buffer.storage.extend = note
                 while len(extended) < 3:
                     await asyncio.sleep(0.01)
@@ -226,11 +225,11 @@ async def test_a_heartbeat_that_fails_leaves_the_others_alone(url: str, monkeypa
         failing, other = [await buffer.lease_batch({TASK: 1}, seconds=0.2) for _ in range(2)]
         extend, extended = buffer.storage.extend, []
 
-        async def fail_or_note(leased: Leased, uids: Sequence[int], seconds: float) -> float:
+        async def fail_or_note(leased: Leased, *args: Any, **options: Any) -> float:
             if leased.token == failing.token:
                 raise RuntimeError
             extended.append(leased.token)
-            return await extend(leased, uids, seconds)
+            return await extend(leased, *args, **options)
 
         monkeypatch.setattr(buffer.storage, "extend", fail_or_note)
 

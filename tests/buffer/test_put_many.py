@@ -94,3 +94,22 @@ async def test_cancelled_each_group_is_stored_wholly_or_not_at_all(buffer: Repla
     items = [item async for item in buffer.find({})]
     assert all(len(item.item) == len(group(0)) for item in items)
     assert await buffer.count(TASK, Status.COMPLETED) == len(items)
+
+
+@pytest.mark.parametrize("expires", [False, True])
+async def test_cancelled_the_list_of_what_is_dropped_is_complete(url: str, expires: bool) -> None:
+    """Whatever moment it is cancelled at: of groups that leave for the new ones, and of new ones that aren't stored."""
+    stale: Any = {"model_step": 1, "current_train_step": 9, "stale_threshold": 2, "expired_groups_retryable": False}
+    async with build(url, capacity=2) as buffer:
+        await buffer.put_many([group(0), group(1)], TASK)
+        for turn in range(20):
+            dropped: list[Any] = []
+            options: Any = (stale if expires else {}) | {"dropped": dropped}
+            putting = asyncio.create_task(buffer.put_many([group(2), group(3)], TASK, **options))
+            for _ in range(turn):
+                await asyncio.sleep(0)
+            putting.cancel()
+            await asyncio.wait([putting])
+            at_the_end = len(dropped)
+            await buffer.put_many([group(4)], TASK)  # comes after what is still to be done for the first
+            assert len(dropped) == at_the_end

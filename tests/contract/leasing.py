@@ -69,6 +69,19 @@ class LeaseLaws(Harness):
         assert ids(await buffer.get(9, "math")) == [0, 1, 2]
         assert await total(buffer, "returned") == 2
 
+    async def test_an_exception_that_cannot_say_what_it_is_gives_back(self, buffer: ReplayBuffer) -> None:
+        """And it goes on, not one of its own text."""
+
+        class MuteError(Exception):
+            def __str__(self) -> str:
+                raise AttributeError("response")
+
+        await fill(buffer, 1)
+        with pytest.raises(MuteError):
+            async with buffer.lease_batch({"math": 1}, seconds=LONG):
+                raise MuteError
+        assert [item.deliveries for item in await found(buffer)] == [1]
+
     async def test_an_error_that_names_a_group_fails_that_one_alone(self, buffer: ReplayBuffer) -> None:
         """The others come back uncounted; also those of an exception group, and where none is of the lease."""
         uids = await fill(buffer, 4)
@@ -305,6 +318,20 @@ class LeaseTimeLaws(Harness):
             assert lease.until > until
             assert await buffer.get(1, "math") == []
         assert await total(buffer, "taken") == 1
+
+    async def test_a_heartbeat_never_shortens_a_lease(self, buffer: ReplayBuffer) -> None:
+        """That of another handle, or one that was extended; who extends it may."""
+        await fill(buffer, 1)
+        lease = await lease_of(buffer)
+        adopted, end = buffer.adopt(lease.handle, seconds=SHORT, heartbeat=False), lease.until
+        assert await adopted.beat()
+        assert adopted.until >= end
+        await lease.extend(2 * LONG)
+        end = lease.until
+        assert await lease.beat()
+        assert lease.until >= end
+        await lease.extend(SOON)
+        assert lease.until < end
 
     @pytest.mark.parametrize("jump", [3600.0, -3600.0])
     async def test_leases_pass_evenly_though_the_clock_is_set(

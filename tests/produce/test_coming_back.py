@@ -48,6 +48,19 @@ async def test_prompts_of_a_dead_worker_come_back_first(buffer: ReplayBuffer) ->
     assert await buffer.count(TASK, "completed") == 2
 
 
+async def test_a_prompt_that_was_saved_keeps_its_tags(buffer: ReplayBuffer) -> None:
+    """By which a draw finds it again, also with its partial responses."""
+    ledger, matching = ledger_of(buffer, indexed(1), TASK), (Status.ABORTED, {"tags.tries": {"$lt": 3}})
+    [first] = await ledger.draw()
+    first.group[0].status = Status.ABORTED
+    await first.finish(first.group, tags={"tries": 1})
+    for _ in range(2):
+        [again] = await ledger.draw(again=[matching], partial_rollouts=True)
+        assert again.tags == {"tries": 1}
+        await again.save()
+        await again.give_back(again.group)
+
+
 async def test_a_draw_waits_for_no_prompt_that_its_query_excludes(buffer: ReplayBuffer) -> None:
     """Those that match are waited for, and counted."""
     ledger = ledger_of(buffer, indexed(2), TASK)

@@ -75,6 +75,16 @@ async def test_garbage_fails_its_group_alone() -> None:
         await assert_accounted(sampler)
 
 
+async def test_garbage_in_place_of_one_rollout_fails_its_group_alone(sampler: Sampler) -> None:
+    """And the rollout that was to be generated is the one that has failed."""
+    garbage: list[Any] = [[7], [None], [[]], [{"status": "completed"}]]
+    scripts = {number: Script(returns=lambda group, number=number: garbage[number]) for number in range(len(garbage))}  # type: ignore[misc]
+    strategy = SyncProduceStrategy(by_rollout=True, max_failures=99)
+    summary = await produce(strategy, ScriptedLoop(scripts=scripts), sampler, 4)
+    assert (summary.produced, summary.failed) == (4, len(garbage))
+    await assert_accounted(sampler)
+
+
 async def test_none_stands_for_the_group_that_was_given(sampler: Sampler) -> None:
     assert (await produce(STRATEGY, scripted(Script(returns=lambda group: None)), sampler, 2)).produced == 2
     assert [len(item.item) for item in await items_of(sampler.buffer)] == [2, 2]
@@ -88,9 +98,17 @@ async def test_what_comes_back_is_the_group_whatever_its_size(sampler: Sampler, 
     assert sorted(len(item.item) for item in await items_of(sampler.buffer)) == sorted([size, 2])
 
 
-@pytest.mark.parametrize("text", ["", "\x00\ud800" + "x" * 100_000], ids=["none", "odd"])
-async def test_any_error_can_be_stored(sampler: Sampler, text: str) -> None:
-    script = Script(failures=99, error=lambda: KeyError(text) if text else KeyError())
+class MuteKeyError(KeyError):
+    def __str__(self) -> str:
+        raise AttributeError("response")
+
+
+ODD_ERRORS = {"none": KeyError(), "odd": KeyError("\x00\ud800" + "x" * 100_000), "mute": MuteKeyError()}
+
+
+@pytest.mark.parametrize("error", ODD_ERRORS.values(), ids=ODD_ERRORS)
+async def test_any_error_can_be_stored(sampler: Sampler, error: Exception) -> None:
+    script = Script(failures=99, error=lambda: error)
     summary = await produce(SyncProduceStrategy(), scripted(script), sampler, 2)
     assert (summary.produced, summary.failed) == (2, 1)
     (failed,) = await items_of(sampler.buffer, Status.FAILED)
@@ -184,6 +202,20 @@ async def test_a_pause_that_raises_ends_the_batch_and_loses_nothing(sampler: Sam
     await assert_accounted(sampler)
 
 
+@pytest.mark.parametrize("name", ["pause", "resume"])
+async def test_a_loop_that_cancels_its_own_pause_ends_the_batch(sampler: Sampler, name: str) -> None:
+    """By an error: nobody has cancelled the batch."""
+
+    async def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    loop = ScriptedLoop(scripts={0: Script(tokens=10**6)})
+    setattr(loop, name, cancelled)
+    with pytest.raises(ProduceError, match=rf"{name}\(\) of the agent loop has cancelled itself"):
+        await produce(AsyncProduceStrategy(over_sample=1), loop, sampler, 2)
+    await assert_accounted(sampler)
+
+
 async def test_groups_that_fail_as_they_are_interrupted_do_not_fail_the_batch(sampler: Sampler) -> None:
     """Engines that abort requests with an error."""
 
@@ -219,6 +251,15 @@ async def test_what_is_no_agent_loop_is_said_before_prompts_fail(sampler: Sample
         await produce(STRATEGY, loop, sampler, 4)
     await assert_accounted(sampler)
     assert await sampler.buffer.count(TASK, Status.FAILED) == 0
+
+
+@pytest.mark.parametrize("name", ["pause", "resume"])
+async def test_a_call_that_is_no_coroutine_is_told_to_be_one(sampler: Sampler, name: str) -> None:
+    loop = ScriptedLoop(scripts={0: Script(tokens=10**6)})
+    setattr(loop, name, lambda: None)
+    with pytest.raises(InputError, match=f"{name} is no coroutine: write async def"):
+        await produce(AsyncProduceStrategy(over_sample=1), loop, sampler, 2)
+    await assert_accounted(sampler)
 
 
 async def test_an_error_says_where_the_loop_raised(sampler: Sampler, caplog: pytest.LogCaptureFixture) -> None:

@@ -58,8 +58,13 @@ async def test_no_more_is_generated_than_there_is_room_for(url: str, limits: dic
 
 
 @pytest.mark.parametrize("on_full", ["block", "reject"])
-async def test_a_group_for_which_there_is_no_room_is_kept_until_there_is(url: str, on_full: str) -> None:
-    """Others have filled the buffer while it was generated. It is tried again after a change, or each second."""
+async def test_a_group_for_which_there_is_no_room_is_kept_until_there_is(
+    url: str, on_full: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others have filled the buffer while it was generated. It is tried again after a change, or each second.
+
+    The log says so once, however often it is.
+    """
     async with build(url, capacity=2, on_full=on_full, put_timeout=0.1) as buffer:
         filled = asyncio.Event()
         sampler, loop = sampler_of(buffer), ScriptedLoop(Script(tokens=1), sleep=lambda _: filled.wait())
@@ -76,6 +81,7 @@ async def test_a_group_for_which_there_is_no_room_is_kept_until_there_is(url: st
         assert not batch.done()
         metrics: Any = await buffer.metrics(distributions=False)
         assert metrics["tasks"][TASK]["refused"] <= 10
+        assert len([record for record in caplog.records if record.name == "replaybuf.produce"]) <= 1
         await take(buffer, 2)
         assert (await batch).produced == 2
         assert sorted(ids(await take(buffer, 2))) == [0, 1]
@@ -140,6 +146,30 @@ async def test_a_dataset_that_hangs_does_not_outlast_the_timeout(
         finally:
             goes_on.set()
         assert (await produce(strategy, ScriptedLoop(), sampler, 3)).produced == 3
+
+
+def test_a_dataset_that_hangs_does_not_keep_the_event_loop_from_ending() -> None:
+    """Nor the process: no thread that is waited for at the end reads it."""
+    goes_on = threading.Event()
+
+    class Hanging:
+        def __iter__(self) -> Iterator[Any]:
+            goes_on.wait()
+            return iter(prompts(3))
+
+    async def give_up() -> None:
+        async with build("memory://") as buffer:
+            with pytest.raises(NotReadyError):
+                await produce(SyncProduceStrategy(), ScriptedLoop(), Sampler(buffer, Hanging(), TASK), 2, timeout=0.2)
+
+    running = threading.Thread(target=asyncio.run, args=(give_up(),))
+    running.start()
+    try:
+        running.join(20)
+        assert not running.is_alive()
+    finally:
+        goes_on.set()
+        running.join()
 
 
 async def test_a_worker_without_patience_does_what_there_is_to_do(sampler: Sampler) -> None:

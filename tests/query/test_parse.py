@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, date, datetime, timedelta, timezone
@@ -235,6 +236,13 @@ MISTAKES: list[tuple[Any, str, str]] = [
     (doubling(), "$and[0]", "at most 1000 conditions"),
     ({"$or": [{"uid": i} for i in range(1000)]}, "$or[999].uid", "at most 1000 conditions"),
 ]
+
+
+@pytest.mark.parametrize("values", [[1, 2, 5], np.array([1, 2, 5]), np.array([1, 2, 5], "u1"), np.array([1.0, 2, 5])])
+def test_long_lists_of_numbers_are_read_without_a_look_at_each(values: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For which the event loop would wait: a million takes seconds."""
+    monkeypatch.setattr(sys.modules["replaybuf.rules.query.parse"], "read_value", None)
+    assert parse({"uid": {"$in": values}}) == SetNode("uid", "$in", (1, 2, 5))
 
 
 def test_a_mistake_is_named_with_its_place() -> None:

@@ -349,6 +349,13 @@ def test_other_causes_follow_as_one_fact() -> None:
     assert last.text == "last drawn: 16 groups by trainer-2 at 20:43:03 UTC"
 
 
+@pytest.mark.parametrize(("lost", "cause"), [("completed_set_aside", "failed"), ("completed_expired", "expired")])
+def test_groups_that_are_lost_later_than_in_the_hour_of_their_put_explain_a_wait(lost: str, cause: str) -> None:
+    counts: Any = tallies(completed=5, completed_put=10, **{lost: 5})
+    diagnosis = why(wait(10), counts, workers=[LIVE], last_put=put_at(3660), **since(3600, completed=10))
+    assert f"5 of the 5 groups put {cause}" in diagnosis.sentence
+
+
 @pytest.mark.parametrize("case", HEALTHY)
 def test_groups_that_arrive_come_first_in_a_healthy_run(case: str) -> None:
     """One came a second ago, and 7 of 60 are missing: what else there is follows."""

@@ -139,9 +139,9 @@ def test_a_lease_is_renewed_while_a_coroutine_blocks_the_thread_of_all_calls(
     storage, renewed = buffer.asynchronous.storage, threading.Event()
     extend = storage.extend
 
-    async def noted(*arguments: Any) -> float:
+    async def noted(*arguments: Any, **options: Any) -> float:
         renewed.set()
-        return await extend(*arguments)
+        return await extend(*arguments, **options)
 
     async def block() -> None:
         assert renewed.wait(30)

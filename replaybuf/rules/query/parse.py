@@ -145,7 +145,7 @@ def _check_values(values: Any, place: str) -> Any:
     # A slice, because len() fails for a huge range.
     if len(values[: MAX_VALUES + 1] if isinstance(values, range) else values) > MAX_VALUES:
         raise QueryError(f"at most {MAX_VALUES} values", place)
-    return values
+    return values.tolist() if is_numpy(values, "ndarray") and values.dtype.kind in "iuf" else values
 
 
 def _plain_value(value: Any) -> Any:

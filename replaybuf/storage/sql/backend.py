@@ -165,15 +165,16 @@ class SQLStorage(Store):
 
         return await self._run(work)
 
-    async def extend(self, lease: Leased, uids: Sequence[int], seconds: float) -> float:
-        """Renew the lease of these groups to `seconds` from now; return its new end.
+    async def extend(self, lease: Leased, uids: Sequence[int], seconds: float, *, shortens: bool = False) -> float:
+        """Renew the lease of these groups to `seconds` from now, or keep a later end unless it `shortens` it; return
+        the end.
 
         Groups that the lease no longer holds are skipped before its end, since other holders of its token may have
         acknowledged or released them; after its end LeaseLostError is raised for them. If it holds none of them, its
         end stays.
         """
         brief = len(uids) <= BRIEF_GROUPS
-        return await self._write(leases.extend, lease, uids, seconds, brief=brief, wakes=False)
+        return await self._write(leases.extend, lease, uids, seconds, shortens, brief=brief, wakes=False)
 
     # Reading
 

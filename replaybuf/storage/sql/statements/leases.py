@@ -91,13 +91,18 @@ def _trained_at(tx: Transaction, lease: Leased, rows: Sequence[GroupRow]) -> tup
     return max((lane.step for lane in trained if lane.step is not None), default=lease.train_step), lanes.values()
 
 
-def extend(tx: Transaction, lease: Leased, uids: Sequence[int], seconds: float) -> float:
-    """Renew the lease of these groups; return its new end, or the old one if other handles have settled all of them."""
+def extend(tx: Transaction, lease: Leased, uids: Sequence[int], seconds: float, shortens: bool) -> float:
+    """Renew the lease of these groups; return its new end, or the old one if other handles have settled all of them.
+
+    Unless it `shortens` the lease, a later end stays: that of an explicit extension, or of another handle.
+    """
     check_lease(lease, tx.scope.epoch, tx.scope.database)
-    held = [row.uid for row in _check_held(tx, lease, uids)]
+    rows = _check_held(tx, lease, uids)
+    held = [row.uid for row in rows]
     if not held:
         return lease.until
-    until = tx.start_clock() + seconds
+    ends: list[float] = [] if shortens else [row.column("leased_until") for row in rows]
+    until = max([tx.start_clock() + seconds, *ends])
     keep(tx, held)
     change(tx, held, {"leased_until": until})
     return until
