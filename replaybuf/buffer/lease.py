@@ -61,7 +61,7 @@ class Lease(Generic[R]):
         self.seconds = seconds
         self._is_lost = False
         self._given_back_count = 0
-        self._open_uids = {item.uid for items in leased.items.values() for item in items}
+        self._open_uids = {*leased.saved, *(item.uid for items in leased.items.values() for item in items)}
         self._added_parts: dict[int, dict[int, int]] = {}  # uids of finished rollouts, by group and index
         self._stop: Callable[[], None] | None = None
         if heartbeat and self._open_uids:
@@ -106,8 +106,9 @@ class Lease(Generic[R]):
             task: [replace(item, item=[]) for item in items if item.uid in self._open_uids]
             for task, items in self.items.items()
         }
-        is_part = self._leased.is_part or len(self._open_uids) < sum(map(len, self.items.values()))
-        return replace(self._leased, items=items, is_part=is_part)
+        kept = {item.uid for of_task in items.values() for item in of_task}
+        is_part = self._leased.is_part or len(kept) < sum(map(len, self.items.values()))
+        return replace(self._leased, items=items, is_part=is_part, saved=tuple(self._open_uids - kept))
 
     @property
     def items(self) -> dict[str, list[StorageItem[R]]]:

@@ -1,9 +1,11 @@
-"""Calls that finish their work before a cancellation takes effect, and waits for the first of several."""
+"""Calls that finish their work before a cancellation takes effect, or may never end; waits for the first of several."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -58,3 +60,24 @@ async def first_of(
 
 async def _outcomes(tasks: Sequence[asyncio.Task[Any]]) -> list[Any]:
     return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def in_daemon_thread(function: Callable[[], T]) -> T:
+    """Return the result of a blocking function, run in a daemon thread, which doesn't delay the end of the process."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    answers: list[T] = []  # not a future's result, which asyncio's debug log would show
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            answers.append(function())
+        except BaseException as error:
+            errors.append(error if isinstance(error, Exception) else RuntimeError(type(error).__name__))
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(ended.set)
+
+    threading.Thread(target=call, name="replaybuf-blocking", daemon=True).start()
+    await ended.wait()
+    if errors:
+        raise errors[0]
+    return answers[0]

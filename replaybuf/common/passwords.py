@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 import inspect
 import sys
-import threading
 from collections.abc import Awaitable, Callable
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 
+from replaybuf.common.cancellation import in_daemon_thread
 from replaybuf.common.redact import redact_words
 from replaybuf.errors import ConfigError, UnreachableError
-
-T = TypeVar("T")
 
 #: Returns a password, or a coroutine that does.
 PasswordFunction = Callable[[], str | Awaitable[str]]
@@ -81,24 +78,3 @@ async def ask(function: PasswordFunction, seconds: float) -> str:
         returned = "an empty text" if answer == "" else f"a value of the type {type(answer).__name__}, not a text"
         raise NoPasswordError(f"the password function {name} returned {returned}")
     return answer
-
-
-async def in_daemon_thread(function: Callable[[], T]) -> T:
-    """Return the result of a blocking function, run in a daemon thread, which doesn't delay the end of the process."""
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    answers: list[T] = []  # not a future's result, which asyncio's debug log would show
-    errors: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            answers.append(function())
-        except BaseException as error:
-            errors.append(error if isinstance(error, Exception) else RuntimeError(type(error).__name__))
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(ended.set)
-
-    threading.Thread(target=call, name="replaybuf-blocking", daemon=True).start()
-    await ended.wait()
-    if errors:
-        raise errors[0]
-    return answers[0]

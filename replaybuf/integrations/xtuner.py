@@ -66,10 +66,13 @@ async def release(groups: Sequence[list[Any]]) -> None:
     """
     if not groups:
         return
+    limit = asyncio.timeout(_RELEASE_SECONDS)
     try:
-        async with asyncio.timeout(_RELEASE_SECONDS):
+        async with limit:
             await _module(_SESSIONS).release_and_discard_rollout_groups(list(groups))
     except TimeoutError:
+        if not limit.expired():
+            raise
         _logger.warning(
             "xtuner's trace store didn't answer for %g s: the sessions of %s that left the buffer may not be released",
             _RELEASE_SECONDS,

@@ -114,6 +114,8 @@ async def produce_loop(
 
     `worker` is the name under which its groups are put and held (default: that of the buffer's config).
 
+    A group in flight may take as long as it needs: `generate_group` is to bound its own calls of the engine.
+
     Raises NotReadyError if nothing could be done for `timeout` seconds (None: never), FencedError if the buffer was
     restored (build it anew, and join the restored run), ProduceError if generation fails again and again, or if
     `give_up_after` times the batch was wasted since a group was completed last.

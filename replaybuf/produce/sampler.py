@@ -23,7 +23,7 @@ from typing import Any
 from replaybuf.buffer.lease import Cursors, Lease
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.sync import SyncReplayBuffer, asynchronous_of
-from replaybuf.common.cancellation import shielded
+from replaybuf.common.cancellation import in_daemon_thread, shielded
 from replaybuf.common.checks import (
     check_by_task,
     check_list,
@@ -34,7 +34,6 @@ from replaybuf.common.checks import (
     shown,
     whole,
 )
-from replaybuf.common.passwords import in_daemon_thread
 from replaybuf.errors import InputError, NotReadyError, ReplayBufError, RolloutError
 from replaybuf.produce.datasets import PromptDataset
 from replaybuf.produce.difficulty import Changed, Order, OrderedPrompts, Statistics

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic_core import from_json
 
-from replaybuf.common.passwords import in_daemon_thread
+from replaybuf.common.cancellation import in_daemon_thread
 from replaybuf.errors import DecodeError, PayloadStoreError
 from replaybuf.storage.places.owners import open_known
 from replaybuf.storage.places.store import EXTENT_BYTES, Extent, PlaceStore

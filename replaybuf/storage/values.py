@@ -254,7 +254,8 @@ class Leased:
     `epoch` is the number of restores before the lease. `train_step` is the step that its draw is recorded for;
     `named_step` is one given by a caller, at the draw or at the acknowledgement. Without it, groups are acknowledged
     for the step of the last refresh. `database` is the store's identity, None if the store wasn't open. `is_part`: some
-    groups of the lease aren't in `items`, because they were settled before this handle was made.
+    groups of the lease aren't in `items`, because they were settled before this handle was made. `saved`: the uids of
+    groups that it holds in the place of such ones (`Lease.save`).
     """
 
     token: int
@@ -265,6 +266,7 @@ class Leased:
     database: str | None = None
     named_step: int | None = None
     is_part: bool = False
+    saved: tuple[int, ...] = ()
 
 
 def passed_on(lease: Leased, groups: Iterable[tuple[int, int, bool]]) -> list[int]:

@@ -133,6 +133,16 @@ class SettlingLaws(Harness):
         [item] = await found(buffer)
         assert (item.uid, ids([item.item]), item.status, item.deliveries) == (newer, [2], Status.ABORTED, 1)
 
+    async def test_another_handle_settles_what_was_saved(self, buffer: ReplayBuffer) -> None:
+        lease = await prompts_leased(buffer, 2)
+        saved = await lease.save(group(2, status=Status.ABORTED), "math", replaces=[min(lease.open)])
+        adopted = buffer.adopt(lease.handle, heartbeat=False)
+        assert adopted.open == lease.open
+        assert saved in adopted.open
+        assert await total(buffer, "leased") == 2
+        await adopted.acknowledge()
+        assert await total(buffer, "leased") == 0
+
     async def test_a_put_for_a_lost_lease_is_refused(self, buffer: ReplayBuffer) -> None:
         """LeaseLostError, and nothing is stored, dropped or counted: the group is with another consumer by then."""
         lease = await prompts_leased(buffer, 1)

@@ -194,8 +194,8 @@ def check_replaceable(path: str) -> None:
     has_log = any(os.path.exists(log) and os.path.getsize(log) for log in logs)
     if has_log or (os.path.exists(path) and not _has_digest(path)):
         raise SnapshotError(
-            f"{redact_path(path)} is no snapshot, or somebody has written to it: save into another folder, or move it "
-            "away, with the -wal or -journal beside it if there is one"
+            f"{redact_path(path)} is no complete snapshot, or has a -wal or -journal beside it: save into another "
+            "folder, or move it away, with these"
         )
 
 

@@ -94,15 +94,15 @@ def _parts_by_uid(rows: Iterable[Sequence[Any]]) -> dict[int, Part]:
 
 def overdue(
     tx: Transaction, before: float, after: tuple[float, int], limit: int
-) -> tuple[list[str | int], tuple[float, int] | None]:
-    """Return the names of groups whose first rollout came before this moment, the oldest first, in pages of rollouts.
+) -> tuple[dict[str | int, str], tuple[float, int] | None]:
+    """Return the names of groups whose first rollout came before this moment, the oldest first, with their tasks.
 
-    Also return where the next page begins, None for the last one.
+    They come in pages of rollouts. Also return where the next page begins, None for the last one.
     """
     values = {"buffer": tx.scope.buffer, "status": str(Status.FILLING), "before": before, "limit": limit}
     rows = tx.tuples(_OVERDUE, **values, since=after[0], uid=after[1])
-    names = dict.fromkeys(part.name for part in _parts_by_uid(rows).values())
-    return list(names), (rows[-1][2], rows[-1][0]) if len(rows) == limit else None
+    tasks_by_name = {part.name: part.task_name for part in _parts_by_uid(rows).values()}
+    return tasks_by_name, (rows[-1][2], rows[-1][0]) if len(rows) == limit else None
 
 
 _OVERDUE = f"""{_FILLING}

@@ -193,19 +193,22 @@ class Drawing:
         began, deferral = time.thread_time(), self._files.deferral(self._draw.deferred)
         items: dict[str, list[StorageItem]] = {task: [] for task in self._tasks}
         failed: dict[int, str] = {}
+        payload_bytes = sum([len(row.payload or b"") for row in rows])
         for row in rows:
             try:
                 item = row.decode(self._codec, deferral)
             except DecodeError as error:
                 failed[row.uid] = str(error)
                 continue
+            if deferral is not None:
+                row.payload = None  # whose arrays the handles have; those of all groups needn't be there twice
             item.times_sampled += 1
             item.deliveries += leased
             if not leased and taken.leased.train_step is not None:
                 item.trained_step = taken.leased.train_step
             items[row.task_name].append(item)
         if len(failed) < len(rows):
-            self._draws.group_bytes = sum([len(row.payload or b"") for row in rows]) / len(rows)
+            self._draws.group_bytes = payload_bytes / len(rows)
             self._draws.group_seconds = (time.thread_time() - began) / len(rows)
         return items, failed
 

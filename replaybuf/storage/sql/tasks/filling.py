@@ -9,14 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from replaybuf.errors import ClosedError, ConflictError, DecodeError, FullError, ReplayBufError, StorageError
-from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.statements.counts import set_aside
-from replaybuf.storage.sql.statements.leases import rows_of
+from replaybuf.storage.sql.statements.counts import read_levels
 from replaybuf.storage.sql.statements.parts import LastRolloutError, newest_step, overdue, read_parts
 from replaybuf.storage.sql.statements.put import drop
 from replaybuf.storage.sql.statements.rows import read_rows
@@ -31,7 +29,7 @@ from replaybuf.values.rollouts.statuses import Status
 
 #: Overdue rollouts whose names are read at a time.
 _ROLLOUTS_AT_ONCE = 512
-#: How long overdue groups are completed at a time, and until one that can't be completed is tried again, in seconds.
+#: How long overdue groups are completed at a time, and until one that can't be read is tried again, in seconds.
 _LONGEST_SECONDS, _RETRY_SECONDS = 0.5, 30.0
 #: How often a last rollout is put again because the others weren't there any more: another process was faster.
 #: Each time it waits so much longer.
@@ -98,17 +96,19 @@ class Filling:
     async def give_up(self, now: float, seconds: float) -> bool:
         """Complete the groups whose first rollout came longer ago than this, without those that are missing.
 
-        They are drawable, or FAILED if too few are completed (database's thread). One that can't be completed is tried
-        again later. Return whether there may be more, after half a second.
+        They are drawable, or FAILED if too few are completed (database's thread). One without room is tried again when
+        there is some; one whose rollouts can't be read, perhaps by this process alone, after a while. Return whether
+        there may be more, after half a second.
         """
         after: tuple[float, int] | None = (0.0, 0)
         until, overdue_names = time.monotonic() + _LONGEST_SECONDS, set[str | int]()
         while after is not None:
             find = partial(overdue, before=now - seconds, after=after, limit=_ROLLOUTS_AT_ONCE)
-            names, after = await self._transactions.read(find)
-            overdue_names.update(names)
-            for name in names:
-                if time.monotonic() < self._retry_at.get(name, 0.0):
+            tasks_by_name, after = await self._transactions.read(find)
+            overdue_names.update(tasks_by_name)
+            for name, task in tasks_by_name.items():
+                retry_at = self._retry_at.get(name)
+                if retry_at is not None and (time.monotonic() < retry_at or await self._lacks_room(task)):
                     continue
                 try:
                     await self._give_up(name, seconds)
@@ -121,7 +121,7 @@ class Filling:
                         raise
                     level = logging.DEBUG if name in self._retry_at else logging.WARNING
                     _logger.log(level, "group %r can't be completed yet, and is tried again: %s", name, error)
-                    self._retry_at[name] = time.monotonic() + _RETRY_SECONDS
+                    self._retry_at[name] = 0.0 if isinstance(error, FullError) else time.monotonic() + _RETRY_SECONDS
                 if time.monotonic() > until:
                     return True
         self._retry_at = {name: moment for name, moment in self._retry_at.items() if name in overdue_names}
@@ -130,25 +130,14 @@ class Filling:
     async def _give_up(self, name: str | int, seconds: float) -> None:
         uids = list(await self._transactions.read(partial(read_parts, name=name)))
         items = await self._read(uids)
-        if unreadable := {item.uid: item.error or "" for item in items if not item.item}:
-            await self._set_aside(unreadable)
-            items = [item for item in items if item.item]
         if items and items[0].part is not None:
             part = items[0].part
             part.train_step = await self._transactions.read(partial(newest_step, uids=uids))
             await self._complete(part, items, reason=f"{len(items)} of {part.size} rollouts came in {seconds:g} s")
 
-    async def _set_aside(self, unreadable: Mapping[int, str]) -> None:
-        """Set aside rollouts that can't be read. Raises PayloadStoreError if that is because of the place."""
-        read = partial(read_rows, condition="g.uid {in:uids}", payloads=True, uids=list(unreadable))
-        await self._encoding.files.check_places(await self._transactions.read(read))
-
-        def fail(tx: Transaction) -> None:
-            rows = [row for row in rows_of(tx, list(unreadable)) if row.status == Status.FILLING]
-            if rows:
-                set_aside(tx, rows[0].home, {row.uid: unreadable[row.uid] for row in rows})
-
-        await self._transactions.write(fail)
+    async def _lacks_room(self, task: str) -> bool:
+        levels = await self._transactions.read(lambda tx: read_levels(tx, [task]))
+        return self._transactions.scope.rules.limits.insertable(levels[task], Status.COMPLETED) == 0
 
     async def _complete(
         self, part: Part, items: Sequence[StorageItem], last: NewGroup | None = None, reason: str | None = None
