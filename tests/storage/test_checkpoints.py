@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from replaybuf import ReplayBuffer
-from replaybuf.errors import FencedError
+from replaybuf.errors import ConflictError, FencedError
 from replaybuf.rules.query import parse
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.matching import delete_groups
@@ -50,6 +50,32 @@ async def test_cursors_go_with_their_checkpoint(shared_url: str) -> None:
         await buffer.storage.move_cursor(Cursor("a", 3, 3, b"three"))
         await buffer.restore(2)
         assert (await buffer.storage.cursor("a")).value == b"\x02"
+
+
+async def test_what_a_dropped_checkpoint_had_stays_for_earlier_ones(shared_url: str) -> None:
+    async with build(shared_url) as buffer:
+        await fill(buffer, 3)
+        for step in (1, 2):
+            await buffer.checkpoint(step)
+        await take_all(buffer)
+        await buffer.drop_checkpoint(2)
+        assert await swept(buffer) == (3, 3)
+        await buffer.restore(1)
+        assert sorted(await take_all(buffer)) == [0, 1, 2]
+
+
+async def test_a_group_that_an_earlier_restore_undid_has_its_name_in_a_later_checkpoint(shared_url: str) -> None:
+    part: Any = {"group": "p1", "size": 1}
+    async with build(shared_url) as buffer:
+        await buffer.checkpoint(1)
+        await buffer.put(group(0), TASK, **part)
+        await buffer.checkpoint(2)
+        await take_all(buffer)
+        for step in (1, 2):
+            await buffer.restore(step)
+        with pytest.raises(ConflictError, match="has all its rollouts already"):
+            await buffer.put(group(1), TASK, **part)
+        assert await take_all(buffer) == [0]
 
 
 async def test_buffers_of_a_database_are_kept_and_restored_apart(shared_url: str) -> None:
