@@ -86,7 +86,7 @@ class Drawing(Memory):
         check_database(lease, self.identity)
         return self._loans.give_back(lease, uids, failed)
 
-    async def extend(self, lease: Leased, uids: Sequence[int], seconds: float) -> float:
+    async def extend(self, lease: Leased, uids: Sequence[int], seconds: float, *, shortens: bool = False) -> float:
         check_lease(lease, self._epoch, self.identity)
         return lease.until
 

@@ -82,6 +82,19 @@ async def test_a_database_of_the_name_of_a_snapshot_is_not_replaced(tmp_path: Pa
         assert len(buffer) == 1
 
 
+async def test_a_snapshot_that_became_a_database_is_not_replaced(tmp_path: Path) -> None:
+    """It was saved and resumed twice before."""
+    url = f"sqlite:///{tmp_path / SNAPSHOT_FILE}"
+    async with build("sqlite://") as source:
+        for number in range(2):
+            await source.save(tmp_path)
+            assert await resumed(f"sqlite:///{tmp_path}/{number}.db", tmp_path) == []
+        async with build(url) as buffer:
+            await buffer.put(group(1), TASK)
+        with pytest.raises(SnapshotError, match="was opened as a database"):
+            await source.save(tmp_path)
+
+
 @pytest.mark.parametrize("suffix", ["-wal", "-journal"])
 async def test_no_snapshot_is_put_beside_the_log_of_an_older_one(tmp_path: Path, suffix: str) -> None:
     """As is left where somebody has written to a snapshot, and was killed: SQLite reads it with the new file."""

@@ -186,26 +186,33 @@ def _leave_wal(path: str) -> None:
 
 
 def check_replaceable(path: str) -> None:
-    """Raise SnapshotError if there is anything but a complete snapshot, or a log that SQLite would read with a new one.
+    """Raise SnapshotError if there is anything but a snapshot that was never opened as a database, or a log beside it.
 
-    Blocks.
+    SQLite would read the log with the new file. Blocks.
     """
     logs = [f"{path}{suffix}" for suffix in ("-wal", "-journal")]
     has_log = any(os.path.exists(log) and os.path.getsize(log) for log in logs)
-    if has_log or (os.path.exists(path) and not _has_digest(path)):
+    if has_log or (os.path.exists(path) and not _is_unused_snapshot(path)):
         raise SnapshotError(
-            f"{redact_path(path)} is no complete snapshot, or has a -wal or -journal beside it: save into another "
-            "folder, or move it away, with these"
+            f"{redact_path(path)} is no complete snapshot, or was opened as a database: save into another folder, or "
+            "move it away, with the -wal or -journal beside it if there is one"
         )
 
 
-def _has_digest(path: str) -> bool:
+def _is_unused_snapshot(path: str) -> bool:
     uri = f"{Path(path).absolute().as_uri()}?mode=ro"
     try:
+        with open(path, "rb") as file:
+            versions = file.read(20)[18:]
         with FORK_GUARD, closing(sqlite3.connect(uri, uri=True)) as connection:
-            return bool(connection.execute("SELECT 1 FROM rb_info WHERE name = ?", (DIGEST,)).fetchall())
-    except sqlite3.Error:
+            has_digest = connection.execute("SELECT 1 FROM rb_info WHERE name = ?", (DIGEST,)).fetchall()
+    except (OSError, sqlite3.Error):
         return False
+    return versions == _NO_WAL and bool(has_digest)
+
+
+#: The format versions in the header of a file that isn't in WAL mode (sqlite.org/fileformat.html), as databases are.
+_NO_WAL = b"\x01\x01"
 
 
 def same_file(path: str, other: str) -> bool:
