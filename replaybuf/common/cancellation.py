@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -76,7 +77,9 @@ async def in_daemon_thread(function: Callable[[], T]) -> T:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(ended.set)
 
-    threading.Thread(target=call, name="replaybuf-blocking", daemon=True).start()
+    threading.Thread(
+        target=contextvars.copy_context().run, args=(call,), name="replaybuf-blocking", daemon=True
+    ).start()
     await ended.wait()
     if errors:
         raise errors[0]

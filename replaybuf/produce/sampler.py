@@ -252,7 +252,8 @@ class Sampler:
         if self._ordered_prompts is None:
             raise InputError("the statistics of prompts are kept by ledgers with order=")
         cursor = await self.buffer.cursors.read(self.name)
-        await asyncio.to_thread(self._ordered_prompts.update_statistics, cursor, await self._read_changes(cursor))
+        changes = await self._read_changes(cursor)
+        await in_daemon_thread(partial(self._ordered_prompts.update_statistics, cursor, changes))
         return self._ordered_prompts.statistics.copy()
 
     async def _read_changes(self, cursor: Cursor) -> Changed:

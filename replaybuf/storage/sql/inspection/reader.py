@@ -99,7 +99,7 @@ class Reader(ABC):
         """Run `function(tx)` in a read-only transaction, and roll it back.
 
         Raises StorageError for a database that isn't one of this version of replaybuf, or has values that can't be
-        there, and LockedError ("stopped after ...") after `timeout` seconds of statements.
+        there, and LockedError ("stopped after ...") after `timeout` seconds.
         """
 
         def checked(tx: Transaction) -> T:
@@ -231,8 +231,9 @@ class PostgresReader(Reader):
         from replaybuf.storage.sql.engine.database import Access
 
         def limited(tx: Transaction) -> T:
-            if timeout is not None and limit.when() is None:  # once connected
-                limit.reschedule(asyncio.get_running_loop().time() + timeout)
+            if timeout is not None:
+                if limit.when() is None:  # once connected
+                    limit.reschedule(asyncio.get_running_loop().time() + timeout)
                 # If this process is killed, the server stops. After a statement, nothing makes a transaction writable.
                 milliseconds = str(round((timeout + 1) * 1000))
                 tx.tuples("SELECT set_config('statement_timeout', :time, true)", time=milliseconds)

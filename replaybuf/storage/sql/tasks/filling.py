@@ -13,7 +13,15 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from replaybuf.errors import ClosedError, ConflictError, DecodeError, FullError, ReplayBufError, StorageError
+from replaybuf.errors import (
+    ClosedError,
+    ConflictError,
+    DecodeError,
+    FullError,
+    PayloadStoreError,
+    ReplayBufError,
+    StorageError,
+)
 from replaybuf.storage.sql.statements.counts import read_levels
 from replaybuf.storage.sql.statements.parts import LastRolloutError, newest_step, overdue, read_parts
 from replaybuf.storage.sql.statements.put import drop
@@ -31,6 +39,7 @@ from replaybuf.values.rollouts.statuses import Status
 _ROLLOUTS_AT_ONCE = 512
 #: How long overdue groups are completed at a time, and until one that can't be read is tried again, in seconds.
 _LONGEST_SECONDS, _RETRY_SECONDS = 0.5, 30.0
+_WHEN_THERE_IS_ROOM = 0.0
 #: How often a last rollout is put again because the others weren't there any more: another process was faster.
 #: Each time it waits so much longer.
 _MOST_RACES, _RACE_SECONDS = 30, 0.005
@@ -101,14 +110,17 @@ class Filling:
         there may be more, after half a second.
         """
         after: tuple[float, int] | None = (0.0, 0)
-        until, overdue_names = time.monotonic() + _LONGEST_SECONDS, set[str | int]()
+        until, overdue_names, full_tasks = time.monotonic() + _LONGEST_SECONDS, set[str | int](), set[str]()
         while after is not None:
             find = partial(overdue, before=now - seconds, after=after, limit=_ROLLOUTS_AT_ONCE)
             tasks_by_name, after = await self._transactions.read(find)
             overdue_names.update(tasks_by_name)
             for name, task in tasks_by_name.items():
-                retry_at = self._retry_at.get(name)
-                if retry_at is not None and (time.monotonic() < retry_at or await self._lacks_room(task)):
+                retry_at = self._retry_at.get(name, -1.0)
+                if time.monotonic() < retry_at:
+                    continue
+                if retry_at == _WHEN_THERE_IS_ROOM and (task in full_tasks or await self._lacks_room(task)):
+                    full_tasks.add(task)
                     continue
                 try:
                     await self._give_up(name, seconds)
@@ -116,12 +128,12 @@ class Filling:
                     return False
                 except ConflictError as error:
                     _logger.debug("another process was faster to complete group %r: %s", name, error)
-                except (FullError, DecodeError, StorageError) as error:
-                    if isinstance(error, StorageError) and error.reason != "too large":
+                except FullError as error:
+                    self._postpone(name, error, _WHEN_THERE_IS_ROOM)
+                except (DecodeError, StorageError) as error:
+                    if not isinstance(error, DecodeError | PayloadStoreError) and error.reason != "too large":
                         raise
-                    level = logging.DEBUG if name in self._retry_at else logging.WARNING
-                    _logger.log(level, "group %r can't be completed yet, and is tried again: %s", name, error)
-                    self._retry_at[name] = 0.0 if isinstance(error, FullError) else time.monotonic() + _RETRY_SECONDS
+                    self._postpone(name, error, time.monotonic() + _RETRY_SECONDS)
                 if time.monotonic() > until:
                     return True
         self._retry_at = {name: moment for name, moment in self._retry_at.items() if name in overdue_names}
@@ -134,6 +146,11 @@ class Filling:
             part = items[0].part
             part.train_step = await self._transactions.read(partial(newest_step, uids=uids))
             await self._complete(part, items, reason=f"{len(items)} of {part.size} rollouts came in {seconds:g} s")
+
+    def _postpone(self, name: str | int, error: Exception, retry_at: float) -> None:
+        level = logging.DEBUG if name in self._retry_at else logging.WARNING
+        _logger.log(level, "group %r can't be completed yet, and is tried again: %s", name, error)
+        self._retry_at[name] = retry_at
 
     async def _lacks_room(self, task: str) -> bool:
         levels = await self._transactions.read(lambda tx: read_levels(tx, [task]))
