@@ -23,7 +23,7 @@ from tests.cancellation.conftest import end_background_work, take
 from tests.contract.harness import group
 from tests.postgres import meanwhile
 from tests.sql_example import questions
-from tests.stores import TASK, build
+from tests.stores import TASK, build, sweep_now
 
 HOSTILE = "a'; DROP TABLE rb_batch; --$rb$ \\ %s :x \" $$ \u202e€"
 
@@ -192,8 +192,10 @@ async def test_the_last_ones_are_kept(shared_url: str) -> None:
         await put(other, 0, "gpu")
         await other.get(1, TASK)
         await buffer.storage.open()
+        await buffer.storage.thread.run(lambda: buffer.storage.transactions.write(sweep_now))
         await buffer.storage.thread.run(buffer.storage.sweeper.prune_history)
         assert [row["buffer"] for row in await rows(buffer)] == ["default"] * 2 + ["other"]
+        assert len(await rows(buffer, tables.past)) == 3  # what is kept of their groups
 
 
 @pytest.mark.parametrize("is_closing", [False, True])
