@@ -1,4 +1,4 @@
-"""Columns of tables, on the terminal and the page: a field of a row, its header, how values are written.
+"""Columns of tables, on the terminal and the page: of steps, groups, workers, checkpoints and others.
 
 Those of several tables are here; a page or a view defines those that it alone has.
 

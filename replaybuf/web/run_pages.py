@@ -1,4 +1,4 @@
-"""Pages of a run, and the columns of their tables: overview, train steps, one step, workers, checkpoints, events."""
+"""Pages of a run: overview, train steps, one step, workers, checkpoints, events."""
 
 from __future__ import annotations
 

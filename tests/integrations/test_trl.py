@@ -90,7 +90,7 @@ def test_a_trainer_that_is_killed_goes_on_and_every_prompt_is_trained_once(
             process.kill()
             process.wait()
     later_log = log.read_text()[len(killed_log) :]
-    assert re.findall(r"step (\d+) trains", later_log)[0] in ("3", "5")  # after the last step that was saved whole
+    assert re.findall(r"step (\d+) trains", later_log)[0] in ("3", "5", "7")  # after the last step that was saved whole
     steps = trained(log)
     assert sorted(steps) == list(range(1, last + 1))
     assert sorted(number for prompts in steps.values() for number in prompts) == list(range(4 * last))
