@@ -79,7 +79,7 @@ pytestmark = pytest.mark.fast
 
 OUTAGES = (DOCS / "outages.md").read_text("utf-8")
 #: What users meet as an `UnreachableError`.
-_INSIDE = {"NoPasswordError", "OutcomeUnknownError", "CutShortError"}
+_INSIDE = {"NoPasswordError", "OutcomeUnknownError", "CutShortError", "StoppedError"}
 
 
 def below(kind: type[Exception]) -> dict[str, type[Exception]]:

@@ -297,7 +297,7 @@ class Putting:
 
 
 def _to_its_end(storing: Coroutine[Any, Any, T], groups: Sequence[NewGroup]) -> Coroutine[Any, Any, T]:
-    """Return what stores these groups; a cancelled caller with `dropped` waits for its end: the list is complete."""
+    """Shield the transaction of these groups from cancellation if one has a `dropped` list, which it completes."""
     return shielded(storing) if any(new.dropped is not None for new in groups) else storing
 
 

@@ -68,7 +68,7 @@ def check_size(batch_size: Any, sampler: Any, min_size: int | None) -> int:
 
 
 def _awaitable(call: Any, name: str) -> Any:
-    """Return what a call of the agent loop has returned. Raises InputError for a plain function."""
+    """Return the awaitable that a method of the agent loop returned. Raises InputError unless it is a coroutine."""
     if not inspect.isawaitable(call):
         raise InputError(f"{name} is no coroutine: write async def")
     return call

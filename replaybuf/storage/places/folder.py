@@ -31,7 +31,7 @@ class FolderStore(PlaceStore):
 
     @cached_property
     def on_network(self) -> bool:
-        """Whether the folder is on a network file system; blocks as long as its mount hangs."""
+        """Whether the folder is on a network file system. Reading it blocks while the mount does not answer."""
         return is_network(filesystem_type(self.path))
 
     def read_marker(self) -> bytes | None:

@@ -78,6 +78,10 @@ def driver_error(error: BaseException) -> BaseException:
     return error
 
 
+class StoppedError(LockedError):
+    """A read took longer than its timeout."""
+
+
 class Reader(ABC):
     """Runs functions in read transactions of a database.
 
@@ -99,7 +103,7 @@ class Reader(ABC):
         """Run `function(tx)` in a read-only transaction, and roll it back.
 
         Raises StorageError for a database that isn't one of this version of replaybuf, or has values that can't be
-        there, and LockedError ("stopped after ...") after `timeout` seconds.
+        there, and StoppedError after `timeout` seconds.
         """
 
         def checked(tx: Transaction) -> T:
@@ -202,7 +206,7 @@ class _Clock:
     def explain(self, error: Exception) -> None:
         """Raise the cause of an interrupted statement: the timeout, or Ctrl-C."""
         if self._is_over:
-            raise LockedError(f"stopped after {self._timeout:g} s") from error
+            raise StoppedError(f"stopped after {self._timeout:g} s") from error
         raise KeyboardInterrupt from error
 
 
@@ -246,7 +250,7 @@ class PostgresReader(Reader):
                 return await engine.read(limited)
         except TimeoutError as error:
             if limit.expired():
-                raise LockedError(f"stopped after {timeout:g} s") from error
+                raise StoppedError(f"stopped after {timeout:g} s") from error
             raise
         finally:
             await engine.dispose()

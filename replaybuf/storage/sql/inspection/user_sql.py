@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 from replaybuf.common.units import brief
 from replaybuf.errors import AccessError, LockedError, QueryError, StorageError
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.inspection.reader import Reader, driver_error
+from replaybuf.storage.sql.inspection.reader import Reader, StoppedError, driver_error
 
 _WRITE_STATES = {"25006", "25001", "2D000"}  # read-only transaction, change of the transaction, COMMIT inside of DO
 # PostgreSQL rewrites a view before it checks whether the transaction may write.
@@ -90,7 +90,7 @@ def _explain(error: StorageError, statement: str) -> NoReturn:
         raise AccessError(
             f"statements only read here, and the database refused this one: {message}{instead}"
         ) from error
-    if str(error).startswith("stopped after"):
+    if isinstance(error, StoppedError):
         raise LockedError(f"{error}; raise --timeout if that is too soon") from error
     if "multiple commands" in message or "one statement at a time" in message:
         raise QueryError("give one statement at a time") from error

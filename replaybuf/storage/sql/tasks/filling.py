@@ -39,6 +39,7 @@ from replaybuf.values.rollouts.statuses import Status
 _ROLLOUTS_AT_ONCE = 512
 #: How long overdue groups are completed at a time, and until one that can't be read is tried again, in seconds.
 _LONGEST_SECONDS, _RETRY_SECONDS = 0.5, 30.0
+#: In the place of that moment: the group is tried again when its task has room.
 _WHEN_THERE_IS_ROOM = 0.0
 #: How often a last rollout is put again because the others weren't there any more: another process was faster.
 #: Each time it waits so much longer.
