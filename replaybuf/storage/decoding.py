@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import struct
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -28,8 +29,8 @@ from replaybuf.values.rollouts.segments import Segments
 
 T = TypeVar("T")
 
-#: Exceptions for damaged metadata of a group.
-DAMAGE: Final = (AttributeError, LookupError, TypeError, ValueError)
+#: The errors of Python about damaged values: of a wrong type, or that can't be.
+DAMAGE: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, struct.error)
 
 
 def decode_stored(

@@ -9,14 +9,13 @@ import shutil
 import sqlite3
 import subprocess
 from collections import namedtuple
-from contextlib import closing, nullcontext
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.cli.doctor import check_database
-from replaybuf.errors import StorageError
 from replaybuf.storage.sql.engine.sqlite_files import PAGE_SIZE
 from tests.cli.conftest import run
 from tests.cli.doctored import examine, wrong
@@ -71,31 +70,6 @@ def test_texts_that_cannot_be_read_are_removed(file: Path, column: str) -> None:
     assert wrong(examine(file, "--repair")) == {}
     after = run("ls", file, "--limit", "all", "--format=json").stdout
     assert len(after.splitlines()) == len(before.splitlines())
-
-
-#: Columns, the value that is set by hand, and what can't be read then.
-IMPOSSIBLE_CELLS = {
-    "rb_lane.task_name": ("NULL", ("why", "save")),
-    "rb_group.priority": ("NULL", ("save",)),
-    "rb_group.bytes": ("x'ff'", ("save",)),
-    "rb_worker.activity": ("'{'", ("why",)),
-    "rb_batch.groups": ("'many'", ("why",)),
-}
-
-
-@pytest.mark.parametrize("column", IMPOSSIBLE_CELLS)
-async def test_values_that_cannot_be_there_are_named(file: Path, tmp_path: Path, column: str) -> None:
-    """By each reader that fails at them, and by the doctor."""
-    (table, _, name), (value, failing) = column.partition("."), IMPOSSIBLE_CELLS[column]
-    allowed = f"UPDATE sqlite_master SET sql = replace(sql, ' NOT NULL', '') WHERE name = '{table}'"
-    execute(file, "PRAGMA writable_schema = ON", allowed)
-    execute(file, f"UPDATE {table} SET {name} = {value}")
-    message = re.compile(rf"{re.escape(column)} has \d+ values? that can't be there; replaybuf doctor")
-    assert bool(message.search(run("why", file, code=None).stderr)) == ("why" in failing)
-    async with ReplayBufferConfig(url=f"sqlite:///{file}", policy="uniform").build() as buffer:
-        with pytest.raises(StorageError, match=message) if "save" in failing else nullcontext():
-            await buffer.save(tmp_path / "snapshot")
-    assert f"{column} has" in examine(file, code=1)["integrity"][0]["text"]
 
 
 def test_texts_of_a_group_whose_payload_is_damaged_too(file: Path) -> None:

@@ -36,8 +36,7 @@ from replaybuf.storage.sql.inspection.reader import Reader
 from replaybuf.storage.sql.inspection.user_sql import read_columns
 from replaybuf.storage.sql.schema import HEAD, State, state_of
 from replaybuf.storage.sql.schema.create import create_index, create_views, drop_views
-from replaybuf.storage.sql.schema.damage import wrong_cells
-from replaybuf.storage.sql.schema.tables import IDENTITY, metadata, payload
+from replaybuf.storage.sql.schema.tables import IDENTITY, metadata
 from replaybuf.storage.sql.schema.views import VIEWS
 from replaybuf.storage.sql.statements.files import home_of, name_files, wrong_counts
 
@@ -97,19 +96,13 @@ _INDEX_MESSAGE = re.compile(r"missing from index |wrong # of entries in index |n
 
 @in_one_transaction
 def check_integrity(tx: Transaction, examination: Examination) -> Finding:
-    """Run SQLite's own check of all pages, and look for values of a wrong type.
-
-    A quick one doesn't compare indexes with their tables.
-    """
+    """Run SQLite's own check of all pages. A quick one doesn't compare indexes with their tables."""
     name = "quick_check" if examination.quick else "integrity_check"
     rows = tx.values(f"PRAGMA {name}({_MOST_MESSAGES})")
     messages = [str(row).replace("*** in database main ***\n", "") for row in rows if row != "ok"]
-    # Those of payloads are found by `check_payloads`, which sets their groups aside.
-    cells = [] if messages else [cell for cell in wrong_cells(tx) if not cell.startswith(f"{payload.name}.")]
-    defects = [f"PRAGMA {name}: {some(messages, 3)}"] if messages else []
-    defects += [some(cells)] if cells else []
-    mend = (SAVE_THE_REST, None) if cells or not all(map(_INDEX_MESSAGE.search, messages)) else (REPAIR, _reindex)
-    return verdict("; ".join(defects), f"PRAGMA {name} found nothing", *mend, groups_missing=bool(messages))
+    defect = f"PRAGMA {name}: {some(messages, 3)}" if messages else ""
+    mend = (REPAIR, _reindex) if all(map(_INDEX_MESSAGE.search, messages)) else (SAVE_THE_REST, None)
+    return verdict(defect, f"PRAGMA {name} found nothing", *mend, groups_missing=bool(messages))
 
 
 def _reindex(tx: Transaction) -> str:

@@ -23,9 +23,9 @@ from replaybuf.cli.doctor import (
 from replaybuf.cli.output import Output, print_labelled
 from replaybuf.common.progress import progress_bar
 from replaybuf.errors import ReplayBufError
+from replaybuf.storage.decoding import DAMAGE
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 from replaybuf.storage.sql.inspection.writer import open_writer, upgrade_database
-from replaybuf.storage.sql.schema.damage import IMPOSSIBLE, text_of
 from replaybuf.view.columns import Column
 
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
@@ -129,7 +129,7 @@ def _upgrade(reader: Reader, output: Output) -> None:
         output.note("it was up to date already")
 
 
-_FAILURES = (ReplayBufError, *IMPOSSIBLE)
+_FAILURES = (ReplayBufError, *DAMAGE)
 
 _Checks = Sequence[tuple[str, Check]]
 _SQLITE_CHECKS: _Checks = (
@@ -220,4 +220,6 @@ def _was_a_database(path: Path) -> bool:
 
 def _error_text(error: Exception) -> str:
     """Return the error of a check as one sentence."""
-    return str(error) if isinstance(error, ReplayBufError) else text_of(error)
+    if isinstance(error, ReplayBufError):
+        return str(error)
+    return f"a row has a value that can't be there ({type(error).__name__}: {error!s:.200})"

@@ -44,7 +44,6 @@ from replaybuf.storage.sql.engine.dialect import check_row
 from replaybuf.storage.sql.engine.driver_errors import translated
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
 from replaybuf.storage.sql.schema.create import create_schema
-from replaybuf.storage.sql.schema.damage import IMPOSSIBLE, impossible, wrong_cells
 from replaybuf.storage.sql.schema.tables import group, lane, payload, prompt, tally
 from replaybuf.storage.sql.statements.buffer_facts import last_uid, read_cursors
 from replaybuf.storage.sql.statements.checkpoints import free_shift, make_room, raise_uid
@@ -80,10 +79,7 @@ async def copy_to(
     about: Mapping[str, str],
     progress: OnProgress | None = None,
 ) -> None:
-    """Write a snapshot of a buffer in `source` to the file `path`, replacing an older one.
-
-    Raises StorageError for values that can't be there, too.
-    """
+    """Write a snapshot of a buffer in `source` to the file `path`, replacing an older one."""
     if source.path is not None and same_file(path, source.path):
         raise SnapshotError(f"{path} is the database of this buffer itself; save into another folder")
     await asyncio.to_thread(check_replaceable, path)
@@ -96,7 +92,7 @@ async def copy_to(
                 source.transaction(scope, write=False) as reading,
                 target.transaction(file_scope, write=True) as writing,
             ):
-                ends = _CopyEnd(source, scope, reading, source), _CopyEnd(target, file_scope, writing, source)
+                ends = _CopyEnd(source, scope, reading), _CopyEnd(target, file_scope, writing)
                 places = await ends[0].run(Transaction.places)
 
                 async def convert(rows: list[Row]) -> list[Row]:
@@ -104,15 +100,9 @@ async def copy_to(
                     payloads = await _read_whole([row["data"] for row in rows], places)
                     return [row | {"data": data} | _NO_FILE for row, data in zip(rows, payloads, strict=True)]
 
-                try:
-                    await _copy_rows(*ends, convert, report)
-                    await ends[1].run(join)
-                    await ends[1].run(return_all)
-                except Exception as error:
-                    cells = await ends[0].run(wrong_cells) if is_damage(error) else ()
-                    if cells:
-                        raise impossible(source.where, cells, error) from error
-                    raise
+                await _copy_rows(*ends, convert, report)
+                await ends[1].run(join)
+                await ends[1].run(return_all)
                 await write_facts(ends[1].run, {**about, BUFFER: scope.buffer or ""})
         finally:
             await close_file(target)
@@ -130,12 +120,12 @@ async def copy_from(
     try:
         with _own_errors(progress) as report:
             async with source.transaction(write=False) as reading:
-                end = _CopyEnd(source, DEFAULT, reading, source, path)
+                end = _CopyEnd(source, DEFAULT, reading, path)
                 payloads = await check_facts(end.run, path)
                 async with target.transaction(scope, write=True, alone=True) as writing:
                     await writing(check_fence)
                     await writing(make_room)
-                    if await _copy_rows(end, _CopyEnd(target, scope, writing, source), None, report) != payloads:
+                    if await _copy_rows(end, _CopyEnd(target, scope, writing), None, report) != payloads:
                         raise damaged(path, "not all of its groups can be found")
     finally:
         await source.dispose()
@@ -164,13 +154,11 @@ def _own_errors(progress: OnProgress | None) -> Iterator[OnProgress]:
 
 @dataclass(frozen=True, slots=True)
 class _CopyEnd:
-    """One end of a copy: a buffer, with a transaction of its database. Errors are reported as errors of this end, and
-    those about values that can't be there as errors of the `source`."""
+    """One end of a copy: a buffer, with a transaction of its database. Errors are reported as errors of this end."""
 
     engine: Database
     scope: Scope
     step: Step
-    source: Database
     snapshot: str | None = None  # the path, where a snapshot is read
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
@@ -180,8 +168,6 @@ class _CopyEnd:
         except Exception as error:
             if self.snapshot is not None and is_damage(error):
                 raise damaged(self.snapshot, error) from error
-            if isinstance(error, IMPOSSIBLE) and not isinstance(error, ReplayBufError):
-                raise impossible(self.source.where, (), error) from error
             raise
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from replaybuf.common.checks import check_no_url
 from replaybuf.common.redact import redact_path
 from replaybuf.errors import SnapshotError, StorageError
+from replaybuf.storage.decoding import DAMAGE
 from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.driver_errors import translated
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
@@ -25,7 +26,6 @@ from replaybuf.storage.sql.engine.sqlite_raw import FORK_GUARD
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.schema.create import check_schema
-from replaybuf.storage.sql.schema.damage import IMPOSSIBLE
 from replaybuf.storage.sql.schema.tables import DIGEST
 
 SNAPSHOT_FILE = "replaybuf.sqlite"
@@ -119,10 +119,10 @@ def is_damage(error: Exception) -> bool:
     """Return whether this error, while reading a snapshot, means that the file is damaged."""
     if isinstance(error, SnapshotError):
         return False
-    # StorageError: SQLite's error for invalid text; the others: impossible values.
+    # SQLite's error for invalid text.
     if type(error) is StorageError:
         return error.reason in ("", "not a database")
-    return isinstance(error, IMPOSSIBLE)
+    return isinstance(error, DAMAGE)
 
 
 def _add_facts(tx: Transaction, facts: Mapping[str, str]) -> None:

@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from replaybuf.common.redact import redact
-from replaybuf.errors import AccessError, ConfigError, LockedError, ReplayBufError, StorageError, UnreachableError
+from replaybuf.errors import AccessError, ConfigError, LockedError, StorageError, UnreachableError
 from replaybuf.storage.sql.engine.sqlite_dialect import SqliteTransaction
 from replaybuf.storage.sql.engine.sqlite_files import check_version, quiet_state, quote_path, translate_sqlite
 from replaybuf.storage.sql.engine.sqlite_raw import RawConnection
 from replaybuf.storage.sql.engine.transaction import Transaction as Transaction
 from replaybuf.storage.sql.schema import check_revision, no_tables_error
-from replaybuf.storage.sql.schema.damage import IMPOSSIBLE, impossible, wrong_cells
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -102,21 +101,14 @@ class Reader(ABC):
     def read(self, function: Callable[[Transaction], T], *, timeout: float | None = None) -> T:
         """Run `function(tx)` in a read-only transaction, and roll it back.
 
-        Raises StorageError for a database that isn't one of this version of replaybuf, or has values that can't be
-        there, and StoppedError after `timeout` seconds.
+        Raises StorageError for a database that isn't one of this version of replaybuf, and StoppedError after `timeout`
+        seconds.
         """
 
         def checked(tx: Transaction) -> T:
             if not check_revision(tx.revision(), self.where):
                 raise no_tables_error(self.where)
-            try:
-                return function(tx)
-            except ReplayBufError:
-                raise
-            except IMPOSSIBLE as error:
-                if cells := wrong_cells(tx):
-                    raise impossible(self.where, cells, error) from error
-                raise
+            return function(tx)
 
         return self.read_any(checked, timeout=timeout)
 
