@@ -1,4 +1,4 @@
-"""The schema, engines, and the order of buffers."""
+"""The schema, and engines."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from hypothesis import given
-from hypothesis import strategies as st
 from sqlalchemy import Connection, inspect, text
 
 from replaybuf.errors import StorageError
@@ -24,7 +22,6 @@ from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection import writer
-from replaybuf.storage.sql.inspection.group_metadata import in_order
 from replaybuf.storage.sql.inspection.writer import migrations_folder, over_sqlalchemy, transaction_of, upgrade
 from replaybuf.storage.sql.schema import HEAD, REVISIONS, VERSION_TABLE
 from replaybuf.storage.sql.schema.create import create_schema
@@ -223,13 +220,3 @@ async def test_processes_create_one_database_together(empty_url: str, tmp_path: 
     async with build(empty_url) as buffer:
         assert sorted([item.item[0].rollout_id async for item in buffer.find({})]) == list(range(count))
     assert await run(empty_url, differences) == []
-
-
-def test_numbers_in_names_of_buffers_are_numbers() -> None:
-    names = ["", "2", "10", "a", "run", "run-01", "run-1", "run-2", "run-2b", "run-10", "run-10-2", "run-10-11"]
-    assert sorted(set(names), key=in_order) == names
-
-
-@given(st.permutations(["a", "a1", "a01", "1", "01", "a-1", "1a", "٣", "²", "", "1" * 5000]))
-def test_any_names_of_buffers_have_one_order(names: list[str]) -> None:
-    assert sorted(names, key=in_order) == sorted(sorted(names), key=in_order)

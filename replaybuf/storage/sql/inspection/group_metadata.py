@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,18 +16,11 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.values.rollouts.statuses import Status
 
 DEFAULT = "default"
-_DIGITS = re.compile("([0-9]+)")
-
-
-def in_order(name: str) -> tuple[list[str | tuple[int, str]], str]:
-    """Return the sort key of buffer names in lists: run-2 comes before run-10."""
-    parts = enumerate(_DIGITS.split(name))  # every other part is a number, of any length
-    return [(len(part.lstrip("0")), part.lstrip("0")) if i % 2 else part for i, part in parts], name
 
 
 def buffers_of(tx: Transaction) -> list[str]:
     """Return the names of the buffers in the database, in order."""
-    return sorted(tx.values("SELECT DISTINCT buffer FROM rb_lane"), key=in_order)
+    return sorted(tx.values("SELECT DISTINCT buffer FROM rb_lane"))
 
 
 def tasks_of(tx: Transaction, buffer: str | None) -> list[str]:
@@ -46,7 +38,7 @@ def unknown_task(tx: Transaction, buffer: str | None, task: str | None) -> str:
 
 def opened_buffers(tx: Transaction) -> list[str]:
     """Return the names of the buffers in the database, including opened buffers without a put."""
-    return sorted({*tx.values("SELECT DISTINCT buffer FROM rb_worker"), *buffers_of(tx)}, key=in_order)
+    return sorted({*tx.values("SELECT DISTINCT buffer FROM rb_worker"), *buffers_of(tx)})
 
 
 def check_buffer(tx: Transaction, buffer: str | None) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from replaybuf.common.units import time_of
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.inspection.group_metadata import check_buffer, in_order
+from replaybuf.storage.sql.inspection.group_metadata import check_buffer
 from replaybuf.storage.sql.inspection.wait_facts import read_workers
 from replaybuf.storage.sql.statements.buffer_facts import find_checkpoint as find_checkpoint
 from replaybuf.values.rollouts.statuses import Status
@@ -73,7 +73,7 @@ _HIGHEST_LIMIT = 2**62
 def read_checkpoints(tx: Transaction, buffer: str | None) -> list[dict[str, Any]]:
     """Return the checkpoints of one buffer or of all, in the order of their creation."""
     rows = newest(tx, "checkpoints", buffer, _HIGHEST_LIMIT)
-    return sorted(rows, key=lambda row: (in_order(row["buffer"]), row["created_at"]))
+    return sorted(rows, key=lambda row: (row["buffer"], row["created_at"]))
 
 
 _PUT_SINCE = """SELECT count(*) FROM rb_group g JOIN rb_lane l ON l.id = g.lane
