@@ -158,7 +158,6 @@ MISTAKES = [
     (f"trace - step {10**30}", 2, "Invalid value for"),
     ("sql - ' '", 2, ""),
     ("sql - 'SELECT nope FROM groups'", 1, "nope"),
-    *((f"sql - ' delete FROM {table}'", 1, "; `replaybuf rm` deletes groups") for table in ("groups", "rb_group")),
 ]
 
 

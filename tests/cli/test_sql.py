@@ -119,24 +119,11 @@ def test_no_rows_are_an_empty_list(filled: str) -> None:
     assert run("sql", filled, "SELECT uid FROM groups WHERE uid < 0").stderr == "no rows (columns: uid)\n"
 
 
-@pytest.mark.parametrize(
-    ("statement", "hint"),
-    [
-        ("SELECT * FROM grups", "did you mean groups?"),
-        ("SELECT grups FROM batches", "did you mean groups?"),
-        ("SELECT g.taskname FROM groups g", "did you mean task_name?"),
-        ("SELECT task FROM groups", "did you mean task_name?"),
-        ("SELECT uid FROM groups WHERE task_name = math", "a text is in single quotes: 'math'"),
-        ("SELECT * FROM zzz", "`replaybuf sql URL` lists the views and their columns"),
-        ("SELECT * FROM group", "`replaybuf sql URL` lists the views and their columns"),
-    ],
-)
-def test_a_mistake_is_said_with_what_was_meant_or_where_the_columns_are_listed(
-    filled: str, statement: str, hint: str
-) -> None:
+@pytest.mark.parametrize("statement", ["SELECT * FROM grups", "SELECT g.taskname FROM groups g", "SELECT * FROM group"])
+def test_a_mistake_is_said_with_where_the_columns_are_listed(filled: str, statement: str) -> None:
     stderr = run("sql", filled, statement, code=1).stderr
-    assert any(name in stderr for name in ("group", "grups", "task", "math", "zzz"))
-    assert stderr.endswith(f"; {hint}\n")
+    assert any(name in stderr for name in ("grups", "taskname", "group"))
+    assert stderr.endswith("; `replaybuf sql URL` lists the views and their columns\n")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ Meanings are Markdown, for the tables of docs/sql.md.
 
 from __future__ import annotations
 
-import difflib
 import re
 import sqlite3
 from collections.abc import Sequence
@@ -19,10 +18,6 @@ from replaybuf.storage.sql.inspection.reader import Reader, StoppedError, driver
 _WRITE_STATES = {"25006", "25001", "2D000"}  # read-only transaction, change of the transaction, COMMIT inside of DO
 # PostgreSQL rewrites a view before it checks whether the transaction may write.
 _WRITES_TO_VIEW = re.compile(r"^cannot (modify|delete from|update|insert into) .*view")
-_INSTEAD = {
-    "delete": "; `replaybuf rm` deletes groups",
-    "update": "; a program changes groups by `await buffer.update(query, ...)`",
-}
 _COLUMNS = {
     "sqlite": """SELECT m.name, c.name, NOT c."notnull" AND NOT c.pk FROM sqlite_master AS m,
 pragma_table_info(m.name) AS c WHERE m.type IN ('table', 'view') ORDER BY m.name, c.cid""",
@@ -64,7 +59,7 @@ def run_statement(reader: Reader, statement: str, timeout: float) -> tuple[list[
     try:
         return reader.read_any(run, timeout=timeout)
     except StorageError as error:
-        _explain(error, statement)
+        _explain(error)
     except (sqlite3.Warning, sqlite3.ProgrammingError) as error:  # the latter in 3.11
         raise QueryError(str(error)) from error
 
@@ -79,17 +74,14 @@ def without_markup(text: str) -> str:
     return _MARKUP.sub(lambda match: match[1] or "", text)
 
 
-def _explain(error: StorageError, statement: str) -> NoReturn:
-    """Raise the error for a user that a database error of the statement stands for."""
+def _explain(error: StorageError) -> NoReturn:
+    """Raise the error for a user that a database error of a statement stands for."""
     cause = driver_error(error)
     state = getattr(cause, "sqlstate", None)
     message = brief(str(cause), _LONGEST_MESSAGE)
     writes = state in _WRITE_STATES or _WRITES_TO_VIEW.match(message) is not None
     if writes or "readonly database" in message or "too many attached databases" in message:
-        instead = _INSTEAD.get(statement.lstrip()[:6].lower(), "")
-        raise AccessError(
-            f"statements only read here, and the database refused this one: {message}{instead}"
-        ) from error
+        raise AccessError(f"statements only read here, and the database refused this one: {message}") from error
     if isinstance(error, StoppedError):
         raise LockedError(f"{error}; raise --timeout if that is too soon") from error
     if "multiple commands" in message or "one statement at a time" in message:
@@ -98,29 +90,8 @@ def _explain(error: StorageError, statement: str) -> NoReturn:
         raise QueryError(f"the statement has parameters, which can't be given here: {message}") from error
     if type(error) is StorageError:
         # The statement is at fault: the message needs no URL.
-        hint = _hint(message, statement) or "`replaybuf sql URL` lists the views and their columns"
-        raise QueryError(f"{message}; {hint}") from error
+        raise QueryError(f"{message}; `replaybuf sql URL` lists the views and their columns") from error
     raise error
-
-
-#: How SQLite and PostgreSQL say that there is no such view or column.
-_UNKNOWN = re.compile(r'no such (column|table): (?:\w+\.)?(\w+)|(column|relation) "?(?:\w+\.)?(\w+)"? does not exist')
-
-
-def _hint(message: str, statement: str) -> str | None:
-    """Return a hint for an error about an unknown view or column: a similar name, or the quotes of a text."""
-    if (match := _UNKNOWN.search(message)) is None:
-        return None
-    name, candidates = (match[2] or match[4])[:100], [*VIEW_COLUMNS]
-    if is_column := "column" in match.group(1, 3):
-        words = set(re.findall(r"\w+", statement.lower()))
-        views = [view for view in VIEW_COLUMNS if view in words] or candidates
-        candidates = [column.name for view in views for column in VIEW_COLUMNS[view].columns]
-    longer = [column for column in candidates if column.startswith(f"{name}_")]
-    if nearest := next(iter(longer or difflib.get_close_matches(name, candidates, n=1)), None):
-        return f"did you mean {nearest}?"
-    is_value = is_column and re.search(rf'(?:[=<>]|\bin\s*\()\s*"?{name}\b', statement, re.IGNORECASE)
-    return f"a text is in single quotes: '{name}'" if is_value else None
 
 
 def _unique_names(names: Sequence[str]) -> list[str]:
