@@ -33,7 +33,6 @@ from replaybuf.storage.places.owners import (
 from replaybuf.storage.places.store import MARKER, Extent, PlaceStore, file_name
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.reader import Reader
-from replaybuf.storage.sql.inspection.user_sql import read_columns
 from replaybuf.storage.sql.schema import HEAD, State, state_of
 from replaybuf.storage.sql.schema.create import create_index, create_views, drop_views
 from replaybuf.storage.sql.schema.tables import IDENTITY, metadata
@@ -131,21 +130,6 @@ def check_revision(tx: Transaction, examination: Examination) -> Finding:
         case State.NEWER:
             text = f"schema {revision}, which this replaybuf doesn't know (newest known {HEAD})"
             return problem(text, "upgrade replaybuf here, to the version that its run has")
-
-
-@in_one_transaction
-def check_tables(tx: Transaction, examination: Examination) -> Finding:
-    """Check whether all tables exist, with their columns."""
-    nullable = read_columns(tx)
-    defective = [
-        f"{table.name}.{column.name}"
-        for table in metadata.tables.values()
-        for column in table.columns
-        if nullable.get((table.name, column.name)) != column.nullable
-    ]
-    defect = f"columns that are missing or not as they were made: {some(defective)}" if defective else ""
-    mend = "restore the database from a snapshot or a backup"
-    return verdict(defect, f"{len(metadata.tables)} tables with their columns", mend)
 
 
 _USABLE_INDEXES = {

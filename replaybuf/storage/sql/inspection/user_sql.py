@@ -18,12 +18,6 @@ from replaybuf.storage.sql.inspection.reader import Reader, StoppedError, driver
 _WRITE_STATES = {"25006", "25001", "2D000"}  # read-only transaction, change of the transaction, COMMIT inside of DO
 # PostgreSQL rewrites a view before it checks whether the transaction may write.
 _WRITES_TO_VIEW = re.compile(r"^cannot (modify|delete from|update|insert into) .*view")
-_COLUMNS = {
-    "sqlite": """SELECT m.name, c.name, NOT c."notnull" AND NOT c.pk FROM sqlite_master AS m,
-pragma_table_info(m.name) AS c WHERE m.type IN ('table', 'view') ORDER BY m.name, c.cid""",
-    "postgresql": """SELECT table_name, column_name, is_nullable = 'YES' FROM information_schema.columns
-WHERE table_schema = ANY (current_schemas(false)) ORDER BY table_name, ordinal_position""",
-}
 #: The maximum length of a database's message, which may quote the whole statement.
 _LONGEST_MESSAGE = 300
 _MARKUP = re.compile(r"`|\[([^]]*)\]\([^)]*\)")
@@ -62,11 +56,6 @@ def run_statement(reader: Reader, statement: str, timeout: float) -> tuple[list[
         _explain(error)
     except (sqlite3.Warning, sqlite3.ProgrammingError) as error:  # the latter in 3.11
         raise QueryError(str(error)) from error
-
-
-def read_columns(tx: Transaction) -> dict[tuple[str, str], bool]:
-    """Return the columns of all tables and views, in order, and whether each may be NULL."""
-    return {(table, column): bool(null) for table, column, null in tx.tuples(_COLUMNS[tx.dialect.name])}
 
 
 def without_markup(text: str) -> str:
