@@ -107,8 +107,6 @@ MANY = (
 def test_an_error_of_replaybuf_ends_with_1_and_one_line(tmp_path: Path) -> None:
     message = f"Error: there is no database sqlite:///{tmp_path}/typo.db (file {tmp_path}/typo.db)\n"
     assert Script(COMMAND, "stats", tmp_path / "typo.db").end() == (1, "", message)
-    (tmp_path / "typos.db").touch()
-    assert f"; did you mean {tmp_path}/typos.db?" in run("stats", tmp_path / "typo.db", code=1).stderr
 
 
 def test_an_error_cannot_drive_the_terminal(tmp_path: Path) -> None:

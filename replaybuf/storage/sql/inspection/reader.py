@@ -6,7 +6,6 @@ imports SQLAlchemy, which takes longer than common reads do, only for queries.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import sqlite3
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from replaybuf.common.redact import redact
-from replaybuf.errors import AccessError, ConfigError, LockedError, StorageError, UnreachableError
+from replaybuf.errors import AccessError, ConfigError, LockedError, UnreachableError
 from replaybuf.storage.sql.engine.sqlite_dialect import SqliteTransaction
 from replaybuf.storage.sql.engine.sqlite_files import check_version, quiet_state, quote_path, translate_sqlite
 from replaybuf.storage.sql.engine.sqlite_raw import RawConnection
@@ -44,8 +43,6 @@ def open_reader(url: str) -> Reader:
 
     Raises ConfigError, and UnreachableError when the file doesn't exist.
     """
-    if url.startswith("memory:"):
-        raise ConfigError("memory:// lives in the process that made it; nobody else can look into it")
     if _PLAIN_PATH.fullmatch(url):
         return _sqlite_reader(url, os.path.expanduser(url.removeprefix("sqlite:///")))
     from replaybuf.storage.sql.engine.urls import is_memory, public_url, url_or_path
@@ -63,10 +60,7 @@ def _sqlite_reader(url: str, database: str, where: str | None = None) -> Reader:
     if os.path.isdir(path):
         raise UnreachableError(f"{redact(str(path))} is a folder; give the database file in it")
     if not os.path.exists(path):
-        files = os.listdir(path.parent) if path.parent.is_dir() and os.access(path.parent, os.R_OK) else []
-        near = difflib.get_close_matches(path.name, [one for one in files if one.endswith(path.suffix)], n=1)
-        hint = f"; did you mean {redact(str(path.parent / near[0]))}?" if near else ""
-        raise UnreachableError(f"there is no database {where} (file {redact(str(path.absolute()))}){hint}")
+        raise UnreachableError(f"there is no database {where} (file {redact(str(path.absolute()))})")
     return SqliteReader(url, where, path.absolute())
 
 
@@ -133,15 +127,6 @@ class SqliteReader(Reader):
             if not os.path.exists(self._path) and os.access(self._path.parent, os.X_OK):
                 raise UnreachableError(f"there is no database {self.where} (file {redact(str(self._path))})")
             raise AccessError(f"{self.where} can't be read: check the permissions of the file")
-        try:
-            return self._read_maybe_quietly(function, timeout)
-        except StorageError as error:
-            if error.reason != "not a database":
-                raise
-            # Readers create nothing.
-            raise StorageError(str(error).removesuffix(", or of a file to create"), reason="not a database") from error
-
-    def _read_maybe_quietly(self, function: Callable[[Transaction], T], timeout: float | None) -> T:
         quiet = quiet_state(self._path)
         if quiet is not None:
             try:
