@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,13 +11,12 @@ import typer
 from replaybuf.cli import commands
 from replaybuf.cli.output import Output, print_table
 from replaybuf.common import units
-from replaybuf.common.checks import nearest
 from replaybuf.common.redact import redact
 from replaybuf.errors import InputError
 from replaybuf.rules.policies import Order, parse_order
-from replaybuf.rules.query import LogicNode, Node, ScalarNode, SetNode, query_of, to_text
+from replaybuf.rules.query import LogicNode, Node, ScalarNode, SetNode, query_of
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.inspection.group_metadata import list_oldest, listed, unknown_task
+from replaybuf.storage.sql.inspection.group_metadata import listed, unknown_task
 from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_reader
 from replaybuf.storage.sql.inspection.user_sql import VIEW_COLUMNS, run_statement, without_markup
 from replaybuf.values.rollouts.statuses import Status
@@ -58,25 +56,9 @@ def order_of(order_by: list[str] | None) -> Order:
     return parse_order([redact(term) for term in order_by or ()])
 
 
-_TAG = re.compile(r'"tags\.([^"\\]+)":')
-_MOST_TAGGED = 1000
-
-
-def nothing_in(reader: Reader, buffer: str | None, task: str | None, query: Node | None = None) -> str:
-    """Return a sentence for an empty result: about an unknown task, or a tag that groups have under a similar name."""
-
-    def read(tx: Transaction) -> str:
-        names = _TAG.findall("" if query is None else to_text(query))
-        if (unknown := unknown_task(tx, buffer, task)) or not names:
-            return unknown
-        groups = list_oldest(tx, buffer, task, None, _MOST_TAGGED, count=False).rows
-        tags = {tag for group in groups for tag in group["tags"] or ()}
-        for name in names:
-            if name not in tags and (similar := nearest(name, tags)):
-                return f"did you mean tags.{similar}, for tags.{name}?"
-        return ""
-
-    unknown = reader.read(read)
+def nothing_in(reader: Reader, buffer: str | None, task: str | None) -> str:
+    """Return a sentence for an empty result, with one about an unknown task."""
+    unknown = reader.read(lambda tx: unknown_task(tx, buffer, task))
     return f"no such groups: {unknown}" if unknown else "no such groups"
 
 
@@ -106,17 +88,14 @@ def ls(
       replaybuf ls run.db --where '{"staleness": {"$gte": 3}, "tags.level": 4}'
       replaybuf ls run.db --status failed --format json | jq '.[].error'
     """
+    from replaybuf.storage.sql.inspection.group_queries import list_groups  # imports SQLAlchemy
+
     reader, at_most = open_reader(url), commands.read_limit(limit)
     query, order, count = query_of(where, task, status), order_of(order_by), output.for_people
-    if where or order_by or status not in (None, *Status):
-        from replaybuf.storage.sql.inspection.group_queries import list_groups  # imports SQLAlchemy
-
-        listing = reader.read(lambda tx: list_groups(tx, buffer, query, order, at_most, count=count))
-    else:
-        listing = reader.read(lambda tx: list_oldest(tx, buffer, task, status, at_most, count=count))
+    listing = reader.read(lambda tx: list_groups(tx, buffer, query, order, at_most, count=count))
     rows = listing.rows
     if not rows and at_most != 0 and output.for_people:
-        output.note(nothing_in(reader, buffer, task, query) if where or task or status else "the buffer is empty")
+        output.note(nothing_in(reader, buffer, task) if where or task or status else "the buffer is empty")
         return
     output.rows(
         listed(rows) if output.for_people else rows,
@@ -246,7 +225,7 @@ def _change(
     if selection.leased:
         output.note(f"leased, and therefore left alone: {units.groups(selection.leased)}")
     elif not selection.groups and output.for_people:
-        output.note(nothing_in(reader, name, task, query))
+        output.note(nothing_in(reader, name, task))
     counts, sentence = dict.fromkeys(results, 0), "nothing was changed (--dry-run)" if dry_run else ""
     if selection.groups and not dry_run:
         commands.ask(f"{verb} {units.groups(selection.groups)} of buffer {name} in {reader.where}?", yes=yes)

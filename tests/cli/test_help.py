@@ -111,13 +111,13 @@ def test_everyday_questions_take_no_slow_import(filled_file: Path) -> None:
     """What each command has imported in the end, one after the other; the list of commands none of theirs."""
     slow = {"sqlalchemy", "numpy", "asyncpg", "alembic", "msgpack", "asyncio", "replaybuf.values.codec"}
     slow |= {"replaybuf.buffer.replay_buffer", "replaybuf.produce", "replaybuf.values.rollouts.rollout"}
-    calls = ["--help", "ls {} --task math --format=json", "show {} 15", "why {} math", "trace {} step 42"]
+    calls = ["--help", "show {} 15", "why {} math", "trace {} step 42"]
     words = json.dumps([call.format(filled_file).split() for call in calls])
     process = subprocess.run([sys.executable, "-c", _IMPORTED, words], capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     listing, *questions = [set(line.split()) for line in process.stderr.splitlines()]
     assert not listing & {"sqlalchemy", "numpy", "pydantic", "replaybuf.cli.stats"}
-    assert [modules & slow for modules in questions] == [set()] * 4
+    assert [modules & slow for modules in questions] == [set()] * 3
 
 
 #: Calls, with `-` for the URL; their exit codes; and what is said.

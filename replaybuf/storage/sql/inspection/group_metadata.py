@@ -125,27 +125,6 @@ def describe_group(tx: Transaction, uid: int) -> Described | None:
     return Described(group, rollouts, tx.now(), len(buffers_of(tx)) > 1)
 
 
-def list_oldest(
-    tx: Transaction, buffer: str | None, task: str | None, status: str | None, limit: int | None, *, count: bool
-) -> Listing:
-    """Return the groups of a buffer, task and status (None: of all), oldest first.
-
-    With `count` the total is counted, regardless of the limit.
-    """
-    check_buffer(tx, buffer)
-    filters = {"buffer": buffer, "task_name": task, "status": status}
-    parameters = {name: value for name, value in filters.items() if value is not None}
-    where = "".join(f" AND l.{name} = :{name}" for name in parameters)
-    of_lanes = f"FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE 1 = 1{where}"
-    at_most = "" if limit is None else f" LIMIT {int(limit)}"
-    uids = tx.values(f"SELECT g.uid {of_lanes} ORDER BY g.uid{at_most}", **parameters)  # names of columns only
-    rows = read_metadata(tx, uids)
-    total = len(rows)
-    if count and len(rows) == limit:
-        total = tx.value(f"SELECT count(*) {of_lanes}", **parameters)
-    return Listing(rows, total, tx.now(), several=buffer is None and len(buffers_of(tx)) > 1)
-
-
 # Of equal rewards, those of several tasks come first, and within a task those of the group of the lowest mean reward.
 _EXTREMES = """
 SELECT uid, position, nth, reward FROM (
