@@ -77,8 +77,7 @@ class Listing:
 @dataclass(slots=True)
 class Described:
     """Metadata of a group and its rollouts, with the `annotations` of the last draw that has any: values, or figures of
-    arrays; the time of the read, and whether other buffers exist. `unrewarded` of its completed rollouts have no reward
-    that is a finite number."""
+    arrays; the time of the read, and whether other buffers exist."""
 
     group: dict[str, Any]
     rollouts: list[dict[str, Any]]
@@ -120,29 +119,24 @@ def describe_group(tx: Transaction, uid: int) -> Described | None:
         figures = dict(zip(("mean", "min", "max", "tokens"), (value, *array), strict=True))
         by_position.setdefault(position, {})[name] = figures if figures["tokens"] is not None else text or value
     rollouts = [row | {"annotations": by_position.get(row["position"], {})} for row in tx.rows(_ROLLOUTS, uids=[uid])]
-    unrewarded = sum(row["status"] == Status.COMPLETED and row["reward"] is None for row in rollouts)
-    group = rows[0] | {"annotations": by_position.get(None, {}), "unrewarded": unrewarded}
-    return Described(group, rollouts, tx.now(), len(buffers_of(tx)) > 1)
+    return Described(rows[0] | {"annotations": by_position.get(None, {})}, rollouts, tx.now(), len(buffers_of(tx)) > 1)
 
 
-# Of equal rewards, those of several tasks come first, and within a task those of the group of the lowest mean reward.
 _EXTREMES = """
-SELECT uid, position, nth, reward FROM (
-    SELECT *, row_number() OVER (PARTITION BY task_name, nth, reward ORDER BY mean {order}, uid DESC) AS of_task FROM (
-        SELECT uid, position, reward, task_name, avg(reward) OVER (PARTITION BY uid) AS mean,
-            row_number() OVER (PARTITION BY uid ORDER BY reward {order}, position) AS nth
-        FROM rollouts WHERE status = 'completed' AND reward IS NOT NULL AND uid {{in:uids}}
-    ) of_groups
-) of_tasks
-ORDER BY reward {order}, nth, of_task, mean {order}, uid DESC LIMIT :count"""
-# Marks have the rewards of all rollouts, completed or not: no completed rollout is beyond its group's extreme there.
+SELECT uid, position FROM (
+    SELECT uid, position, reward, row_number() OVER (PARTITION BY uid ORDER BY reward {order}, position) AS nth
+    FROM rollouts WHERE status = 'completed' AND reward IS NOT NULL AND uid {{in:uids}}
+) of_groups
+ORDER BY reward {order}, nth, uid DESC LIMIT :count"""
+# Marks have the rewards of all rollouts, completed or not.
 _EXTREME = {
     "sqlite": "(SELECT {lowest}(value) FROM json_each(g.marks, '$.reward'))",
     "postgresql": "(SELECT {lowest}(value::double precision) FROM jsonb_array_elements_text(g.marks -> 'reward'))",
 }
 _CANDIDATES = """
-SELECT g.uid, {extreme} FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE g.reward IS NOT NULL{where}
-ORDER BY 2 {order}, 1 DESC LIMIT :most"""
+SELECT g.uid FROM rb_group g JOIN rb_lane l ON l.id = g.lane
+WHERE g.reward IS NOT NULL AND l.buffer = coalesce(:buffer, l.buffer) AND l.task_name = coalesce(:task, l.task_name)
+ORDER BY {extreme} {order}, 1 DESC LIMIT :most"""
 
 
 def extreme_rollouts(
@@ -157,26 +151,16 @@ def extreme_rollouts(
     """Return (uid, position) of the completed rollouts with the lowest rewards (`worst`), or with the highest.
 
     Groups are those of a buffer and task (None: of all), restricted to the uids `among` if given. Of equal rewards one
-    of each group comes before a second one of any, and then one of each task before a second one; of a task, that of
-    the group whose mean reward is the most extreme, or the newest.
+    of each group comes before a second one of any, and those of newer groups come first.
     """
     check_buffer(tx, buffer)
-    parameters: dict[str, Any] = {
-        name: value for name, value in {"buffer": buffer, "task_name": task}.items() if value is not None
-    }
-    sign, order, lowest = (1, "ASC", "min") if worst else (-1, "DESC", "max")
-    where = "".join(f" AND l.{name} = :{name}" for name in parameters)
-    extreme = _EXTREME[tx.dialect.name].format(lowest=lowest)
-    query, limit = _CANDIDATES.format(extreme=extreme, where=where, order=order), 8 * count + 100
-    while True:
-        candidates: Sequence[Sequence[Any]] = [(uid, 0.0) for uid in among or ()]
-        if among is None:
-            candidates = tx.tuples(query, **parameters, most=limit)
-        extremes = tx.tuples(_EXTREMES.format(order=order), uids=[uid for uid, _ in candidates], count=count)
-        is_whole = among is not None or len(candidates) < limit
-        if is_whole or (len(extremes) == count and sign * extremes[-1][3] < sign * float(candidates[-1][1])):
-            return [(uid, position) for uid, position, *_ in extremes]
-        limit *= 16
+    order, lowest = ("ASC", "min") if worst else ("DESC", "max")
+    uids = among
+    if uids is None:
+        # More than `count`, because of groups whose rollouts aren't all completed.
+        query = _CANDIDATES.format(extreme=_EXTREME[tx.dialect.name].format(lowest=lowest), order=order)
+        uids = tx.values(query, buffer=buffer, task=task, most=8 * count + 100)
+    return [(uid, position) for uid, position in tx.tuples(_EXTREMES.format(order=order), uids=uids, count=count)]
 
 
 # Texts about groups, for the terminal and the page
@@ -210,8 +194,7 @@ def facts_of(group: Mapping[str, Any], now: datetime, time: Callable[[datetime],
     def step(name: str, prefix: str = "") -> str:
         return "" if group[name] is None else f"{prefix}{group[name]:,}"
 
-    until, lacking = group["leased_until"], group["unrewarded"]
-    unusable = f"; no usable reward in {lacking} of {units.number_of(group['rollouts'], 'rollout')}" if lacking else ""
+    until = group["leased_until"]
     return {
         "buffer": group["buffer"],
         "status": group["status"],
@@ -220,7 +203,7 @@ def facts_of(group: Mapping[str, Any], now: datetime, time: Callable[[datetime],
         "rollout of": place_in_group(group) or "",
         "task": group["task_name"],
         "staleness": units.number(group["staleness"]),
-        "reward": f"{units.number(group['reward'], 3)}{unusable}",
+        "reward": units.number(group["reward"], 3),
         "priority": f"{group['priority']:g}",
         "times sampled": units.number(group["times_sampled"]),
         "created": when(group["created_at"]),
