@@ -37,8 +37,7 @@ def create_schema(tx: Transaction, where: str) -> None:
     tx.lock_schema()
     if check_schema(tx, where):
         return
-    taken = (metadata.tables.keys() & tx.values("{tables}")) | _taken_by_others(tx)
-    if taken:
+    if taken := {*metadata.tables, *VIEWS} & {*tx.values("{tables}"), *tx.values("{views}")}:
         raise StorageError(
             f"{where} already has tables or views named {', '.join(sorted(taken))} that are not replaybuf's; "
             "use another database, or rename them",
@@ -91,18 +90,6 @@ def create_views(tx: Transaction) -> None:
 
 
 def drop_views(tx: Transaction) -> None:
-    """Drop the views that exist. Raises StorageError when foreign tables or views have their names."""
-    if taken := _taken_by_others(tx):
-        raise StorageError(
-            f"the database has tables or views named {', '.join(sorted(taken))} that are not replaybuf's; its views "
-            "need these names: rename yours, and upgrade again; nothing was changed",
-            reason="schema",
-        )
+    """Drop the views that exist."""
     for view in VIEWS:
         tx.run(f"DROP VIEW IF EXISTS {view}")
-
-
-def _taken_by_others(tx: Transaction) -> set[str]:
-    """Return the names of our views that foreign tables or views have (our own views read our tables)."""
-    views = {name for name, definition in tx.tuples("{views}") if "rb_" not in (definition or "")}
-    return views.union(tx.values("{tables}")) & set(VIEWS)
