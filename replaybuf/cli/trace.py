@@ -260,7 +260,6 @@ def _life_facts(life: Life) -> dict[str, str | None]:
         "made from": uids_text(life.made_from),
         "replaced by": uids_text(life.replaced_by),
         "rollout of": uids_text(life.rollout_of),
-        "checkpoints": ", ".join(map(str, life.checkpoints)),
         "error": None if row is None else row["error"],
         "prompt": None if row is None else row["prompt"],
         "texts": f"gone with it; {ARCHIVE}" if row is None and any(map(is_settled, life.draws)) else None,

@@ -20,7 +20,7 @@ from replaybuf.values.rollouts.statuses import Status
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The recorded facts of a group's put, also after its removal: from its row, a checkpoint's, or a draw's.
+    """The recorded facts of a group's put, also after its removal: from its row, or a draw's.
 
     Only the buffer is set for a group known from an event or its successor alone.
     """
@@ -42,7 +42,6 @@ class Life:
     that its put replaced, as far as recorded (`schema.tables`), or `made_from` the rollouts that filled it;
     `replaced_by` are the groups whose put replaced it, and `rollout_of` those that were filled by it.
     `annotations` are their means in each draw. An event has the time `at`, `kind`, `worker`, `step` and `detail`.
-    `checkpoints` are the train steps of the checkpoints that contain it.
     """
 
     uid: int
@@ -55,7 +54,6 @@ class Life:
     made_from: Sequence[int]
     replaced_by: Sequence[int]
     rollout_of: Sequence[int]
-    checkpoints: Sequence[int]
     now: datetime
     several: bool
 
@@ -64,9 +62,7 @@ def life_of(tx: Transaction, uid: int) -> Life | None:
     """Return the history of a group of any buffer, or None when nothing is recorded of it."""
     if uid not in INT64:
         return None
-    saved = tx.rows(_IN_CHECKPOINTS, uid=uid)
-    rows = tx.rows(_ROW, uid=uid) or saved[-1:]
-    buffers = buffers_of(tx)
+    rows, buffers = tx.rows(_ROW, uid=uid), buffers_of(tx)
     for buffer in [rows[0]["buffer"]] if rows else buffers:
         draws = batches_with(tx, buffer, uid)
         events = tx.rows(_EVENTS[tx.dialect.name].format(uid=int(uid)), buffer=buffer)
@@ -80,32 +76,22 @@ def life_of(tx: Transaction, uid: int) -> Life | None:
     made_from = rows[0]["made_from"] if rows else None
     earlier = sorted(json.loads(made_from) if isinstance(made_from, str) else made_from or ())
     replaces, filled_by = ([], earlier) if rows and rows[0]["is_filled"] else (earlier, [])
-    checkpoints, several = [row["checkpoint_step"] for row in saved], len(buffers) > 1
     origin = _origin(buffer, rows[0] if rows else None, draws)
     by_draw = annotations_of(tx, draws)
     annotated = [by_draw.get((draw.id, uid), {}) for draw in draws]
     replaced_by = [successor for successor, is_filled in successors if not is_filled]
     rollout_of = [successor for successor, is_filled in successors if is_filled]
     related = (replaces, filled_by, replaced_by, rollout_of)
-    return Life(uid, origin, current, draws, annotated, recorded_events, *related, checkpoints, tx.now(), several)
+    return Life(uid, origin, current, draws, annotated, recorded_events, *related, tx.now(), len(buffers) > 1)
 
 
-_COPIED_COLUMNS = "created_at, worker, put_step, oldest_step, reward, made_from, scoped_key"
 # The key of a group that was filled is of no task (`name_key`).
 _IS_FILLED = """substr(g.scoped_key, 1, 4) = '["",'"""
-_PUT_COLUMNS = f"""
+_ROW = f"""
+SELECT
     l.buffer AS buffer, l.task_name AS task_name, g.created_at AS put_at, g.worker AS worker, g.put_step AS put_step,
-    g.oldest_step AS oldest_step, g.reward AS reward, g.made_from AS made_from, {_IS_FILLED} AS is_filled"""
-_ROW = f"SELECT {_PUT_COLUMNS} FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE g.uid = :uid"  # noqa: S608
-# A checkpoint has the version that was there then.
-_IN_CHECKPOINTS = f"""
-SELECT {_PUT_COLUMNS}, c.step AS checkpoint_step
-FROM (
-    SELECT uid, since, until, lane, {_COPIED_COLUMNS} FROM rb_past WHERE uid = :uid AND until IS NOT NULL
-    UNION ALL SELECT uid, since, NULL, lane, {_COPIED_COLUMNS} FROM rb_group WHERE uid = :uid
-) g JOIN rb_lane l ON l.id = g.lane
-    JOIN rb_checkpoint c ON c.buffer = l.buffer AND c.id > g.since AND (c.id <= g.until OR g.until IS NULL)
-ORDER BY c.id"""  # noqa: S608
+    g.oldest_step AS oldest_step, g.reward AS reward, g.made_from AS made_from, {_IS_FILLED} AS is_filled
+FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE g.uid = :uid"""  # noqa: S608
 _EVENT = "SELECT happened_at AS at, kind, worker, step, detail FROM rb_event e WHERE buffer = :buffer AND {there}"
 _EVENTS = {
     "sqlite": _EVENT.format(there="EXISTS (SELECT 1 FROM json_each(e.uids) WHERE value = {uid}) ORDER BY id"),
@@ -136,8 +122,6 @@ def _origin(buffer: str, row: dict[str, Any] | None, draws: Sequence[Batch]) -> 
 #: Texts for kinds of events in a group's history; other kinds are shown by their names.
 _KINDS = {"lease_lapsed": "lease over, back"}
 
-_RETURNS = ("lease_lapsed", "given_back")
-
 
 def timeline(life: Life) -> list[dict[str, Any]]:
     """Return a group's history in order: `at`, `what`, `worker`, `step`, `detail`, and the `batch` of a draw."""
@@ -148,9 +132,7 @@ def timeline(life: Life) -> list[dict[str, Any]]:
     for draw, annotated in zip(life.draws, life.annotations, strict=True):
         label = "taken" if draw.lease is None else "leased"
         rows.append(_row(draw.taken_at, label, draw.worker, draw.step, _detail(draw, annotated)) | {"batch": draw.id})
-        if _came_back(life, draw):
-            rows.append(_row(draw.taken_at, "came back", None, None, "given back, or the lease was over"))
-        elif draw.lease is not None and draw.settled == draw.groups:
+        if draw.lease is not None and draw.settled == draw.groups:
             rows.append(_row(draw.taken_at, "consumed", draw.worker, draw.step, "its lease was acknowledged since"))
     for event in life.events:
         label = _KINDS.get(event["kind"], event["kind"].replace("_", " "))
@@ -175,17 +157,6 @@ def _detail(draw: Batch, annotations: Mapping[str, float]) -> str:
     if draw.lease is not None and draw.settled < draw.groups:
         facts.append(f"{draw.settled} of them consumed")
     return ", ".join([*facts, units.annotated(annotations)] if annotations else facts)
-
-
-def _came_back(life: Life, draw: Batch) -> bool:
-    """Return whether the group came back from a draw without a recorded event."""
-    later_at = [other.taken_at for other in life.draws if other.id > draw.id]
-    returned_at = (event["at"] for event in life.events if event["kind"] in _RETURNS and event["at"] >= draw.taken_at)
-    if not draw.back or any(not later_at or at <= later_at[0] for at in returned_at):
-        return False
-    if draw.came_back or later_at:
-        return draw.came_back and not life.replaced_by
-    return life.row is not None and life.row["leased_until"] is None and life.row["trained_step"] is None
 
 
 def stale_text(staleness: int) -> str:
