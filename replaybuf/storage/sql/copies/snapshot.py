@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from sqlalchemy import Table
 
 from replaybuf.common.file_systems import partial_file, publish
-from replaybuf.common.progress import OnProgress, Progress, ProgressReporter
+from replaybuf.common.progress import OnProgress, ProgressReporter
 from replaybuf.common.redact import redact_path
 from replaybuf.errors import DecodeError, ReplayBufError, SnapshotError
 from replaybuf.rules.limits import Rules
@@ -83,7 +82,7 @@ async def copy_to(
     if source.path is not None and same_file(path, source.path):
         raise SnapshotError(f"{path} is the database of this buffer itself; save into another folder")
     await asyncio.to_thread(check_replaceable, path)
-    with _own_errors(progress) as report, partial_file(path) as partial:
+    with partial_file(path) as partial:
         target, file_scope, keeper = file_engine(partial), Scope(rules=scope.rules), _FileKeeper(source, scope)
         try:
             await target.write(lambda tx: create_schema(tx, path))
@@ -100,7 +99,7 @@ async def copy_to(
                     payloads = await _read_whole([row["data"] for row in rows], places)
                     return [row | {"data": data} | _NO_FILE for row, data in zip(rows, payloads, strict=True)]
 
-                await _copy_rows(*ends, convert, report)
+                await _copy_rows(*ends, convert, progress)
                 await ends[1].run(join)
                 await ends[1].run(return_all)
                 await write_facts(ends[1].run, {**about, BUFFER: scope.buffer or ""})
@@ -118,38 +117,16 @@ async def copy_from(
     """Load the snapshot at `path` into an empty buffer in `target`, all payloads into the database."""
     source = await open_file(path, expected)
     try:
-        with _own_errors(progress) as report:
-            async with source.transaction(write=False) as reading:
-                end = _CopyEnd(source, DEFAULT, reading, path)
-                payloads = await check_facts(end.run, path)
-                async with target.transaction(scope, write=True, alone=True) as writing:
-                    await writing(check_fence)
-                    await writing(make_room)
-                    if await _copy_rows(end, _CopyEnd(target, scope, writing), None, report) != payloads:
-                        raise damaged(path, "not all of its groups can be found")
+        async with source.transaction(write=False) as reading:
+            end = _CopyEnd(source, DEFAULT, reading, path)
+            payloads = await check_facts(end.run, path)
+            async with target.transaction(scope, write=True, alone=True) as writing:
+                await writing(check_fence)
+                await writing(make_room)
+                if await _copy_rows(end, _CopyEnd(target, scope, writing), None, progress) != payloads:
+                    raise damaged(path, "not all of its groups can be found")
     finally:
         await source.dispose()
-
-
-@contextmanager
-def _own_errors(progress: OnProgress | None) -> Iterator[OnProgress]:
-    """Yield a callback whose exceptions leave the block as they are, though transactions translate those of drivers."""
-    raised: list[Exception] = []
-
-    def report(state: Progress) -> None:
-        try:
-            if progress is not None:
-                progress(state)
-        except Exception as error:
-            raised.append(error)
-            raise
-
-    try:
-        yield report
-    except Exception:
-        if raised:
-            raise raised[0] from None
-        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +152,7 @@ async def _copy_rows(
     source: _CopyEnd,
     target: _CopyEnd,
     convert: Callable[[list[Row]], Awaitable[list[Row]]] | None,
-    progress: OnProgress,
+    progress: OnProgress | None,
 ) -> int:
     """Copy a buffer, and return the number of its payloads.
 
