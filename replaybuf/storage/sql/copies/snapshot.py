@@ -34,7 +34,6 @@ from replaybuf.storage.sql.copies.snapshot_file import (
     file_engine,
     is_damage,
     open_file,
-    same_file,
     write_facts,
 )
 from replaybuf.storage.sql.engine import open_database
@@ -79,8 +78,6 @@ async def copy_to(
     progress: OnProgress | None = None,
 ) -> None:
     """Write a snapshot of a buffer in `source` to the file `path`, replacing an older one."""
-    if source.path is not None and same_file(path, source.path):
-        raise SnapshotError(f"{path} is the database of this buffer itself; save into another folder")
     await asyncio.to_thread(check_replaceable, path)
     with partial_file(path) as partial:
         target, file_scope, keeper = file_engine(partial), Scope(rules=scope.rules), _FileKeeper(source, scope)
