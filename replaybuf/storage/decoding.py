@@ -6,7 +6,6 @@ Open buffers keep places open (`tails_of`); `read_tails` is for copies, the comm
 from __future__ import annotations
 
 import asyncio
-import os
 import struct
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -173,31 +172,14 @@ def tails_of(
     return tails
 
 
-#: The functions that run in threads, by process (threads don't survive a fork) and place; and the most at a place.
-_running: dict[tuple[int, str], set[object]] = {}
-_MOST_THREADS: Final = 128
-_PAUSE: Final = 0.05
-
-
 async def in_thread(function: Callable[[], T], patience: float, where: str) -> T:
     """Return `function()`, run in a daemon thread of its own, which may hang as long as a mount does.
 
-    It waits where too many threads do. Raises PayloadStoreError after `patience` seconds.
+    Raises PayloadStoreError after `patience` seconds.
     """
-    running, this = _running.setdefault((os.getpid(), where), set()), object()
-
-    def call() -> T:
-        running.add(this)
-        try:
-            return function()
-        finally:
-            running.discard(this)
-
     try:
         async with asyncio.timeout(patience):
-            while len(running) >= _MOST_THREADS:  # noqa: ASYNC110
-                await asyncio.sleep(_PAUSE)
-            return await in_daemon_thread(call)
+            return await in_daemon_thread(function)
     except TimeoutError as error:
         raise PayloadStoreError(
             f"the place for payloads {where} didn't answer within {patience:g} s: see that it is mounted, or reachable"
