@@ -127,7 +127,7 @@ SCENES = [
     ),
     Scene(
         Reason.UNFIT,
-        "4 of the 4 groups put failed, with gen-2 (4); the last error: no such tool: calculator",
+        "4 of the 4 groups put failed; the last error: no such tool: calculator",
         killed=put(4, status=Status.FAILED, error_msg="no such tool: calculator"),
         also=_GONE,
     ),
