@@ -25,7 +25,7 @@ from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.sql.engine.sqlite_raw import FORK_GUARD
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
-from replaybuf.storage.sql.schema.create import check_schema
+from replaybuf.storage.sql.schema import check_schema
 from replaybuf.storage.sql.schema.tables import DIGEST
 
 SNAPSHOT_FILE = "replaybuf.sqlite"

@@ -23,7 +23,7 @@ from replaybuf.storage.sql.engine.sqlite_dialect import SqliteTransaction
 from replaybuf.storage.sql.engine.sqlite_files import check_version, quiet_state, quote_path, translate_sqlite
 from replaybuf.storage.sql.engine.sqlite_raw import RawConnection
 from replaybuf.storage.sql.engine.transaction import Transaction as Transaction
-from replaybuf.storage.sql.schema import check_revision, no_tables_error
+from replaybuf.storage.sql.schema import check_schema, no_tables_error
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -100,7 +100,7 @@ class Reader(ABC):
         """
 
         def checked(tx: Transaction) -> T:
-            if not check_revision(tx.revision(), self.where):
+            if not check_schema(tx, self.where):
                 raise no_tables_error(self.where)
             return function(tx)
 

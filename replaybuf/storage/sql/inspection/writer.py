@@ -28,7 +28,7 @@ from replaybuf.storage.sql.engine.thread import KeepaliveLoop
 from replaybuf.storage.sql.engine.transaction import Transaction, after_commit, on_commit, on_statement
 from replaybuf.storage.sql.engine.urls import is_memory, url_or_path
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
-from replaybuf.storage.sql.schema import HEAD, State, check_revision, state_of
+from replaybuf.storage.sql.schema import HEAD, State, check_schema, state_of
 from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.schema.tables import DIGEST, info
 
@@ -104,7 +104,7 @@ def _check_owner(tx: Transaction, where: str) -> None:
             f"{where} belongs to something else (it has tables {names}); nothing was changed", reason="not a database"
         )
     if state_of(revision) is State.NEWER:
-        check_revision(revision, where)
+        check_schema(tx, where)
 
 
 _OWN_LANES = "lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer)"

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 from replaybuf.errors import StorageError
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.engine.transaction import Transaction
 
 #: The revisions of the alembic chain, oldest first; this version of replaybuf works with the last one.
 REVISIONS = ("0001",)
@@ -35,9 +39,9 @@ def state_of(revision: str | None) -> State:
     return State.OLDER if revision in REVISIONS else State.NEWER
 
 
-def check_revision(revision: str | None, where: str) -> bool:
+def check_schema(tx: Transaction, where: str) -> bool:
     """Return whether there is a schema. Raises StorageError when it is of another version of replaybuf."""
-    state = state_of(revision)
+    state = state_of(revision := tx.revision())
     if state is State.OLDER:
         raise StorageError(
             f"{where} has the schema of an older replaybuf (revision {revision}, wanted {HEAD}); "

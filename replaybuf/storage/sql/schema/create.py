@@ -13,7 +13,7 @@ from sqlalchemy import Index
 from sqlalchemy.schema import CreateIndex, CreateSequence, CreateTable, ExecutableDDLElement
 
 from replaybuf.errors import StorageError
-from replaybuf.storage.sql.schema import HEAD, VERSION_TABLE, check_revision
+from replaybuf.storage.sql.schema import HEAD, VERSION_TABLE, check_schema
 from replaybuf.storage.sql.schema.tables import IDENTITY, metadata, uid_sequence
 from replaybuf.storage.sql.schema.views import CREATE_VIEWS, VIEWS
 
@@ -25,11 +25,6 @@ if TYPE_CHECKING:
 # As created by alembic.
 _CREATE_VERSION = f"""CREATE TABLE {VERSION_TABLE} (
     version_num VARCHAR(32) NOT NULL, CONSTRAINT {VERSION_TABLE}_pkc PRIMARY KEY (version_num))"""
-
-
-def check_schema(tx: Transaction, where: str) -> bool:
-    """Return whether there is a schema. Raises StorageError when it is of another version of replaybuf."""
-    return check_revision(tx.revision(), where)
 
 
 def create_schema(tx: Transaction, where: str) -> None:
