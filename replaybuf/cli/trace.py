@@ -236,10 +236,10 @@ def _show_life(reader: Reader, output: Output, uid: int) -> None:
         return life
 
     life = reader.read(read)
-    value = asdict(life.origin) | asdict(life) | {"now": place_of(life), "timeline": timeline(life)}
+    value = asdict(life) | {"now": place_of(life), "timeline": timeline(life)}
     if output.printed(lambda: value, lambda: timeline(life)):
         return
-    suffix = f" of {life.origin.task_name}" if life.origin.task_name else ""
+    suffix = f" of {life.task_name}" if life.task_name else ""
     print_facts(f"group {life.uid}{suffix}", _life_facts(life), 13)
     if rows := timeline(life):
         write(["\n"])
@@ -247,19 +247,17 @@ def _show_life(reader: Reader, output: Output, uid: int) -> None:
 
 
 def _life_facts(life: Life) -> dict[str, str | None]:
-    origin, row = life.origin, life.row
+    row = life.row
     is_unfinished = row is not None and row["status"] not in (Status.COMPLETED, Status.ARCHIVED)
     unusable = "" if is_unfinished else "no usable one (a finite number)"
     return {
-        "buffer": origin.buffer if life.several else None,
-        "put by": origin.worker,
-        "weights": None if origin.oldest_model_step is None else f"of step {origin.oldest_model_step}",
-        "reward": unusable if origin.reward is None else f"{origin.reward:.3f}",
+        "buffer": life.buffer if life.several else None,
+        "put by": life.worker,
+        "weights": None if life.oldest_model_step is None else f"of step {life.oldest_model_step}",
+        "reward": unusable if life.reward is None else f"{life.reward:.3f}",
         "now": place_of(life),
         "replaces": uids_text(life.replaces),
-        "made from": uids_text(life.made_from),
         "replaced by": uids_text(life.replaced_by),
-        "rollout of": uids_text(life.rollout_of),
         "error": None if row is None else row["error"],
         "prompt": None if row is None else row["prompt"],
         "texts": f"gone with it; {ARCHIVE}" if row is None and any(map(is_settled, life.draws)) else None,

@@ -19,12 +19,17 @@ from replaybuf.values.rollouts.statuses import Status
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """The recorded facts of a group's put, also after its removal: from its row, or a draw's.
+class Life:
+    """The recorded history of a group.
 
-    Only the buffer is set for a group known from an event or its successor alone.
+    The facts of its put are from its row or, after its removal, from its first draw; without one only the buffer is
+    known. `row` is its row in the view `groups` with its trained step, None after its removal. `replaces` are the
+    groups that its put replaced, as far as recorded (`schema.tables`), or the rollouts that filled it; `replaced_by`
+    are the groups that replaced it. `annotations` are their means in each draw. An event has the time `at`, `kind`,
+    `worker`, `step` and `detail`.
     """
 
+    uid: int
     buffer: str
     task_name: str
     created_at: datetime | None
@@ -32,28 +37,12 @@ class Origin:
     train_step: int | None
     oldest_model_step: int | None
     reward: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Life:
-    """The recorded history of a group.
-
-    `row` is its row in the view `groups` with its trained step, None after its removal. `replaces` are the groups
-    that its put replaced, as far as recorded (`schema.tables`), or `made_from` the rollouts that filled it;
-    `replaced_by` are the groups whose put replaced it, and `rollout_of` those that were filled by it.
-    `annotations` are their means in each draw. An event has the time `at`, `kind`, `worker`, `step` and `detail`.
-    """
-
-    uid: int
-    origin: Origin
     row: dict[str, Any] | None
     draws: Sequence[Batch]
     annotations: Sequence[Mapping[str, float]]
     events: Sequence[dict[str, Any]]
     replaces: Sequence[int]
-    made_from: Sequence[int]
     replaced_by: Sequence[int]
-    rollout_of: Sequence[int]
     now: datetime
     several: bool
 
@@ -62,59 +51,48 @@ def life_of(tx: Transaction, uid: int) -> Life | None:
     """Return the history of a group of any buffer, or None when nothing is recorded of it."""
     if uid not in INT64:
         return None
-    rows, buffers = tx.rows(_ROW, uid=uid), buffers_of(tx)
-    for buffer in [rows[0]["buffer"]] if rows else buffers:
+    current, buffers = next(iter(read_metadata(tx, [uid])), None), buffers_of(tx)
+    for buffer in [current["buffer"]] if current else buffers:
         draws = batches_with(tx, buffer, uid)
         events = tx.rows(_EVENTS[tx.dialect.name].format(uid=int(uid)), buffer=buffer)
         recorded_events = [row | {"at": time_of(row["at"])} for row in events]
-        successors = tx.tuples(_SUCCESSORS[tx.dialect.name].format(uid=int(uid)), buffer=buffer)
-        if rows or draws or recorded_events or successors:
+        replaced_by = tx.values(_SUCCESSORS[tx.dialect.name].format(uid=int(uid)), buffer=buffer)
+        if current or draws or recorded_events or replaced_by:
             break
     else:
         return None
-    current = next(iter(read_metadata(tx, [uid])), None)
-    made_from = rows[0]["made_from"] if rows else None
-    earlier = sorted(json.loads(made_from) if isinstance(made_from, str) else made_from or ())
-    replaces, filled_by = ([], earlier) if rows and rows[0]["is_filled"] else (earlier, [])
-    origin = _origin(buffer, rows[0] if rows else None, draws)
+    made_from = tx.value("SELECT made_from FROM rb_group WHERE uid = :uid", uid=uid)
+    replaces = sorted(json.loads(made_from) if isinstance(made_from, str) else made_from or ())
     by_draw = annotations_of(tx, draws)
     annotated = [by_draw.get((draw.id, uid), {}) for draw in draws]
-    replaced_by = [successor for successor, is_filled in successors if not is_filled]
-    rollout_of = [successor for successor, is_filled in successors if is_filled]
-    related = (replaces, filled_by, replaced_by, rollout_of)
-    return Life(uid, origin, current, draws, annotated, recorded_events, *related, tx.now(), len(buffers) > 1)
+    history = (current, draws, annotated, recorded_events, replaces, replaced_by, tx.now(), len(buffers) > 1)
+    return Life(uid, buffer, *_origin(tx, current, draws), *history)
 
 
-# The key of a group that was filled is of no task (`name_key`).
-_IS_FILLED = """substr(g.scoped_key, 1, 4) = '["",'"""
-_ROW = f"""
-SELECT
-    l.buffer AS buffer, l.task_name AS task_name, g.created_at AS put_at, g.worker AS worker, g.put_step AS put_step,
-    g.oldest_step AS oldest_step, g.reward AS reward, g.made_from AS made_from, {_IS_FILLED} AS is_filled
-FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE g.uid = :uid"""  # noqa: S608
 _EVENT = "SELECT happened_at AS at, kind, worker, step, detail FROM rb_event e WHERE buffer = :buffer AND {there}"
 _EVENTS = {
     "sqlite": _EVENT.format(there="EXISTS (SELECT 1 FROM json_each(e.uids) WHERE value = {uid}) ORDER BY id"),
     "postgresql": _EVENT.format(there="e.uids @> '{uid}' ORDER BY id"),
 }
 # A replacing group has a higher uid than the replaced one.
-_REPLACING = f"""
-SELECT g.uid AS uid, {_IS_FILLED} FROM rb_group g JOIN rb_lane l ON l.id = g.lane
-WHERE g.uid > {{{{uid}}}} AND g.made_from IS NOT NULL AND l.buffer = :buffer AND {{there}} ORDER BY g.uid"""  # noqa: S608
+_REPLACING = """
+SELECT g.uid AS uid FROM rb_group g JOIN rb_lane l ON l.id = g.lane
+WHERE g.uid > {{uid}} AND g.made_from IS NOT NULL AND l.buffer = :buffer AND {there} ORDER BY g.uid"""
 _SUCCESSORS = {
     "sqlite": _REPLACING.format(there="EXISTS (SELECT 1 FROM json_each(g.made_from) WHERE value = {uid})"),
     "postgresql": _REPLACING.format(there="g.made_from @> '{uid}'"),
 }
 
 
-def _origin(buffer: str, row: dict[str, Any] | None, draws: Sequence[Batch]) -> Origin:
+def _origin(tx: Transaction, row: dict[str, Any] | None, draws: Sequence[Batch]) -> tuple[Any, ...]:
+    """Return the task, time, worker, train step, oldest model step and reward of a group's put, as far as known."""
     if row is not None:
-        at, step = time_of(row["put_at"]), row["put_step"]
-        return Origin(row["buffer"], row["task_name"], at, row["worker"], step, row["oldest_step"], row["reward"])
+        oldest = tx.value("SELECT oldest_step FROM rb_group WHERE uid = :uid", uid=row["uid"])
+        return row["task_name"], row["created_at"], row["worker"], row["put_step"], oldest, row["reward"]
     if not draws:
-        return Origin(buffer, "", None, None, None, None, None)
+        return "", None, None, None, None, None
     [group] = draws[0].members
-    return Origin(buffer, group.task_name, group.created_at, group.worker, None, group.oldest_model_step, group.reward)
+    return group.task_name, group.created_at, group.worker, None, group.oldest_model_step, group.reward
 
 
 # The timeline
@@ -125,10 +103,9 @@ _KINDS = {"lease_lapsed": "lease over, back"}
 
 def timeline(life: Life) -> list[dict[str, Any]]:
     """Return a group's history in order: `at`, `what`, `worker`, `step`, `detail`, and the `batch` of a draw."""
-    put = life.origin
     rows = []
-    if put.created_at is not None:
-        rows.append(_row(put.created_at, "put", put.worker, put.train_step, None))
+    if life.created_at is not None:
+        rows.append(_row(life.created_at, "put", life.worker, life.train_step, None))
     for draw, annotated in zip(life.draws, life.annotations, strict=True):
         label = "taken" if draw.lease is None else "leased"
         rows.append(_row(draw.taken_at, label, draw.worker, draw.step, _detail(draw, annotated)) | {"batch": draw.id})
@@ -181,8 +158,6 @@ def place_of(life: Life) -> str:
             return f"leased by {row['leased_by'] or 'somebody'}, {units.lease(row['leased_until'], life.now)}"
         trained = "" if row["trained_step"] is None else f", trained on at step {row['trained_step']}"
         return f"{row['status']}{trained}, {stale_text(row['staleness'])}"
-    if life.rollout_of:
-        return f"gone: now a rollout of {uids_text(life.rollout_of)}"
     if life.replaced_by:
         return f"gone: replaced by {uids_text(life.replaced_by)}"
     for draw in reversed(life.draws):
