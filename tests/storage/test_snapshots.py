@@ -233,9 +233,7 @@ async def test_progress_is_told_of_a_few_times_a_second(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("what", ["save", "resume"])
-async def test_an_error_of_progress_ends_it_and_leaves_nothing(
-    shared_url: str, tmp_path: Path, what: str
-) -> None:
+async def test_an_error_of_progress_ends_it_and_leaves_nothing(shared_url: str, tmp_path: Path, what: str) -> None:
     error = KeyError("not now")
 
     def refuse(progress: Progress) -> None:

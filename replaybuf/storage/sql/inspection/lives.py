@@ -84,7 +84,10 @@ _SUCCESSORS = {
 }
 
 
-def _origin(tx: Transaction, row: dict[str, Any] | None, draws: Sequence[Batch]) -> tuple[Any, ...]:
+_Origin = tuple[str, datetime | None, str | None, int | None, int | None, float | None]
+
+
+def _origin(tx: Transaction, row: dict[str, Any] | None, draws: Sequence[Batch]) -> _Origin:
     """Return the task, time, worker, train step, oldest model step and reward of a group's put, as far as known."""
     if row is not None:
         oldest = tx.value("SELECT oldest_step FROM rb_group WHERE uid = :uid", uid=row["uid"])

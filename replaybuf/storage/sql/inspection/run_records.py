@@ -6,7 +6,6 @@ number of restores before a draw distinguishes such draws.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -307,7 +306,7 @@ def _read(tx: Transaction, where: str, values: dict[str, Any], *, members: bool)
     drawn: dict[int, list[Member]] = {}
     for record in tx.rows(_MEMBERS, draws=[row["id"] for row in rows]) if members else ():
         number, uid, task, worker, reward, staleness, oldest, created_at = record.values()
-        member = Member(uid, task or "", worker, _finite(reward), staleness, oldest, time_of(created_at))
+        member = Member(uid, task or "", worker, reward, staleness, oldest, time_of(created_at))
         drawn.setdefault(number, []).append(member)
     batches = []
     for row in rows:
@@ -315,7 +314,3 @@ def _read(tx: Transaction, where: str, values: dict[str, Any], *, members: bool)
         facts = {**row, "taken_at": time_of(row["taken_at"]), "members": drawn.get(row["id"], ()), "back": max(0, back)}
         batches.append(Batch(**facts))
     return batches
-
-
-def _finite(number: float | None) -> float | None:
-    return number if number is not None and math.isfinite(number) else None
