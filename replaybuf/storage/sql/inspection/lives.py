@@ -66,7 +66,8 @@ def life_of(tx: Transaction, uid: int) -> Life | None:
     by_draw = annotations_of(tx, draws)
     annotated = [by_draw.get((draw.id, uid), {}) for draw in draws]
     history = (current, draws, annotated, recorded_events, replaces, replaced_by, tx.now(), len(buffers) > 1)
-    return Life(uid, buffer, *_origin(tx, current, draws), *history)
+    task, created_at, worker, train_step, oldest, reward = _origin(tx, current, draws)
+    return Life(uid, buffer, task, created_at, worker, train_step, oldest, reward, *history)
 
 
 _EVENT = "SELECT happened_at AS at, kind, worker, step, detail FROM rb_event e WHERE buffer = :buffer AND {there}"
