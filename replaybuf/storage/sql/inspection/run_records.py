@@ -14,7 +14,6 @@ from typing import Any
 from replaybuf.common.units import time_of
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.group_metadata import check_buffer
-from replaybuf.storage.sql.inspection.wait_facts import read_workers
 from replaybuf.storage.sql.statements.buffer_facts import find_checkpoint as find_checkpoint
 from replaybuf.values.rollouts.statuses import Status
 
@@ -73,25 +72,6 @@ def read_checkpoints(tx: Transaction, buffer: str | None) -> list[dict[str, Any]
     """Return the checkpoints of one buffer or of all, in the order of their creation."""
     rows = newest(tx, "checkpoints", buffer, _HIGHEST_LIMIT)
     return sorted(rows, key=lambda row: (row["buffer"], row["created_at"]))
-
-
-_PUT_SINCE = """SELECT count(*) FROM rb_group g JOIN rb_lane l ON l.id = g.lane
-WHERE l.buffer = :buffer AND g.since >= :id AND NOT EXISTS (
-    SELECT 1 FROM rb_past p WHERE p.uid = g.uid AND p.since < :id AND p.until >= :id)"""
-_LEFT_SINCE = """SELECT count(*) FROM rb_past p WHERE p.until >= :id AND p.since < :id
-AND p.lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer) AND NOT EXISTS (
-    SELECT 1 FROM rb_group g WHERE g.uid = p.uid)"""
-
-
-def effects_of_restore(tx: Transaction, checkpoint: Mapping[str, Any]) -> tuple[int, int, list[str]]:
-    """Return the effects that restoring a checkpoint would have now.
-
-    They are the number of groups put since, of its groups removed since, and the names of the workers that have the
-    buffer open.
-    """
-    buffer, number = checkpoint["buffer"], checkpoint["id"]
-    put, left = (tx.value(query, buffer=buffer, id=number) for query in (_PUT_SINCE, _LEFT_SINCE))
-    return put, left, sorted({worker.name for worker in read_workers(tx, buffer) if worker.is_alive(tx.clock())})
 
 
 #: The number of earlier steps that a step's rewards are compared with.

@@ -85,6 +85,11 @@ def last_worker(tx: Transaction, buffer: str | None) -> Worker | None:
     return max(workers, key=lambda worker: worker.left_at, default=None)
 
 
+def names_of_alive(tx: Transaction, buffer: str) -> list[str]:
+    """Return the names of the workers that have a buffer open."""
+    return sorted({worker.name for worker in read_workers(tx, buffer) if worker.is_alive(tx.clock())})
+
+
 def read_limits(tx: Transaction, buffer: str) -> Limits | None:
     """Return the limits of the worker that was seen last, if possible of one that draws; None if they can't be read."""
     activities = [row["activity"] for row in tx.rows(_WORKERS, buffer=buffer, after=0.0)]
