@@ -18,7 +18,7 @@ from replaybuf.rules.query import LogicNode, Node, ScalarNode, SetNode, query_of
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.group_metadata import listed, unknown_task
 from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_reader
-from replaybuf.storage.sql.inspection.user_sql import VIEW_COLUMNS, run_statement, without_markup
+from replaybuf.storage.sql.inspection.user_sql import VIEW_COLUMNS, run_statement
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import GROUPS, Column, columns
 
@@ -148,13 +148,12 @@ def sql(
         return
     if not statement.strip():
         raise typer.BadParameter("the statement is empty", param_hint="STATEMENT")
-    names, records = run_statement(open_reader(url), statement, timeout)
+    names, rows = run_statement(open_reader(url), statement, timeout)
     if not names:
         output.note("the statement gave no rows")
         return
-    rows = [dict(zip(names, row, strict=True)) for row in records]
     output.rows(rows, [_column(name, rows) for name in names])
-    if not records:
+    if not rows:
         output.note(f"no rows (columns: {', '.join(names)})")
 
 
@@ -166,7 +165,7 @@ def _column(name: str, rows: Sequence[dict[str, Any]]) -> Column:
 def _view_columns() -> list[dict[str, str]]:
     """Return the columns of the views for SQL, with their meaning."""
     return [
-        {"view": name, "column": column.name, "type": column.type, "meaning": without_markup(column.meaning)}
+        {"view": name, "column": column.name, "type": column.type, "meaning": column.meaning}
         for name, view in VIEW_COLUMNS.items()
         for column in view.columns
     ]

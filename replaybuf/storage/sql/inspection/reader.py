@@ -71,10 +71,6 @@ def driver_error(error: BaseException) -> BaseException:
     return error
 
 
-class StoppedError(LockedError):
-    """A read took longer than its timeout."""
-
-
 class Reader(ABC):
     """Runs functions in read transactions of a database.
 
@@ -95,7 +91,7 @@ class Reader(ABC):
     def read(self, function: Callable[[Transaction], T], *, timeout: float | None = None) -> T:
         """Run `function(tx)` in a read-only transaction, and roll it back.
 
-        Raises StorageError for a database that isn't one of this version of replaybuf, and StoppedError after `timeout`
+        Raises StorageError for a database that isn't one of this version of replaybuf, and LockedError after `timeout`
         seconds.
         """
 
@@ -183,7 +179,7 @@ class _Clock:
     def explain(self, error: Exception) -> None:
         """Raise the cause of an interrupted statement: the timeout, or Ctrl-C."""
         if self._is_over:
-            raise StoppedError(f"stopped after {self._timeout:g} s") from error
+            raise LockedError(f"stopped after {self._timeout:g} s") from error
         raise KeyboardInterrupt from error
 
 
@@ -227,7 +223,7 @@ class PostgresReader(Reader):
                 return await engine.read(limited)
         except TimeoutError as error:
             if limit.expired():
-                raise StoppedError(f"stopped after {timeout:g} s") from error
+                raise LockedError(f"stopped after {timeout:g} s") from error
             raise
         finally:
             await engine.dispose()

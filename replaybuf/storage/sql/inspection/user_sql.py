@@ -1,26 +1,25 @@
 """SQL of users: it only reads, from the public views above all, whose columns have a name, a type and a meaning.
 
-Meanings are Markdown, for the tables of docs/sql.md.
+Meanings are Markdown, for the tables of docs/sql.md, without links.
 """
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from replaybuf.common.units import brief
-from replaybuf.errors import AccessError, LockedError, QueryError, StorageError
+from replaybuf.errors import AccessError, QueryError, StorageError
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.inspection.reader import Reader, StoppedError, driver_error
+from replaybuf.storage.sql.inspection.reader import Reader, driver_error
 
-_WRITE_STATES = {"25006", "25001", "2D000"}  # read-only transaction, change of the transaction, COMMIT inside of DO
-# PostgreSQL rewrites a view before it checks whether the transaction may write.
-_WRITES_TO_VIEW = re.compile(r"^cannot (modify|delete from|update|insert into) .*view")
+# Read-only transaction, change of the transaction, COMMIT inside of DO, write to a view that can't be written to.
+_WRITE_STATES = {"25006", "25001", "2D000", "55000"}
+#: What SQLite says of the same.
+_WRITES = ("readonly database", "because it is a view", "too many attached databases")
 #: The maximum length of a database's message, which may quote the whole statement.
 _LONGEST_MESSAGE = 300
-_MARKUP = re.compile(r"`|\[([^]]*)\]\([^)]*\)")
 
 
 class ViewColumn(NamedTuple):
@@ -38,17 +37,19 @@ class View(NamedTuple):
     columns: Sequence[ViewColumn]
 
 
-def run_statement(reader: Reader, statement: str, timeout: float) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Return unique column names, and all rows; no names when the statement returns no rows.
+def run_statement(reader: Reader, statement: str, timeout: float) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the names of columns, and all rows; no names when the statement returns no rows.
+
+    Of columns with the same name the last one counts.
 
     Raises AccessError when it would write, LockedError after `timeout` seconds, QueryError when it is invalid, and
     UnicodeEncodeError when it isn't text.
     """
     statement.encode()  # asyncpg would lose its connection
 
-    def run(tx: Transaction) -> tuple[list[str], list[tuple[Any, ...]]]:
+    def run(tx: Transaction) -> tuple[list[str], list[dict[str, Any]]]:
         names, rows = tx.table(statement)
-        return _unique_names(names), [*map(tuple, rows)]
+        return [*dict.fromkeys(names)], [dict(zip(names, row, strict=True)) for row in rows]
 
     try:
         return reader.read_any(run, timeout=timeout)
@@ -58,41 +59,17 @@ def run_statement(reader: Reader, statement: str, timeout: float) -> tuple[list[
         raise QueryError(str(error)) from error
 
 
-def without_markup(text: str) -> str:
-    """Return a Markdown text without markup; links become their texts."""
-    return _MARKUP.sub(lambda match: match[1] or "", text)
-
-
 def _explain(error: StorageError) -> NoReturn:
     """Raise the error for a user that a database error of a statement stands for."""
     cause = driver_error(error)
     state = getattr(cause, "sqlstate", None)
     message = brief(str(cause), _LONGEST_MESSAGE)
-    writes = state in _WRITE_STATES or _WRITES_TO_VIEW.match(message) is not None
-    if writes or "readonly database" in message or "too many attached databases" in message:
+    if state in _WRITE_STATES or any(words in message for words in _WRITES):
         raise AccessError(f"statements only read here, and the database refused this one: {message}") from error
-    if isinstance(error, StoppedError):
-        raise LockedError(f"{error}; raise --timeout if that is too soon") from error
-    if "multiple commands" in message or "one statement at a time" in message:
-        raise QueryError("give one statement at a time") from error
-    if "server expects" in message or "bindings" in message:
-        raise QueryError(f"the statement has parameters, which can't be given here: {message}") from error
     if type(error) is StorageError:
         # The statement is at fault: the message needs no URL.
         raise QueryError(f"{message}; `replaybuf sql URL` lists the views and their columns") from error
     raise error
-
-
-def _unique_names(names: Sequence[str]) -> list[str]:
-    """Return the names of columns, with numbers appended to repeated ones."""
-    result: list[str] = []
-    for name in names:
-        candidate, number = name, 1
-        while candidate in result:
-            number += 1
-            candidate = f"{name}_{number}"
-        result.append(candidate)
-    return result
 
 
 def _views(text: str) -> dict[str, View]:
@@ -165,8 +142,7 @@ batches: a row for each draw: who took how many groups, for which train step
 id | integer | later draws have higher ones
 buffer | text
 taken_at | time | when it was drawn
-step | integer | train step that it was drawn for ([what is recorded](looking.md#trace-a-step)); NULL for groups
-    drawn to be generated again
+step | integer | train step that it was drawn for; NULL for groups drawn to be generated again
 status | text | status of the groups that were drawn
 worker | text | that drew
 lease | integer | number of the lease; NULL: drawn for good
