@@ -133,15 +133,7 @@ class SqliteReader(Reader):
             else:
                 if quiet_state(self._path) == quiet:
                     return result
-        try:
-            return self._read(function, timeout, immutable=False)
-        except AccessError as error:
-            if os.access(self._path.parent, os.W_OK):
-                raise
-            raise AccessError(
-                f"{self.where} has a write-ahead log ({self._path.name}-wal) that can't be read in a folder that isn't "
-                "writable: copy both files to a folder that is, and read them there"
-            ) from error
+        return self._read(function, timeout, immutable=False)
 
     def _read(self, function: Callable[[Transaction], T], timeout: float | None, *, immutable: bool) -> T:
         clock = _Clock(timeout)
