@@ -17,6 +17,7 @@ from replaybuf.storage.sql.inspection.group_metadata import check_buffer
 from replaybuf.storage.sql.statements.buffer_facts import find_checkpoint as find_checkpoint
 from replaybuf.values.rollouts.statuses import Status
 
+_ENDLESS = 2**62
 #: The sort column of a view, newest first, where it isn't `id`.
 _KEYS = {"batch_groups": "uid", "checkpoints": "created_at", "workers": "last_seen"}
 
@@ -65,12 +66,10 @@ def history_of(tx: Transaction, buffer: str | None, since: float) -> list[tuple[
 
 # Checkpoints
 
-_HIGHEST_LIMIT = 2**62
-
 
 def read_checkpoints(tx: Transaction, buffer: str | None) -> list[dict[str, Any]]:
     """Return the checkpoints of one buffer or of all, in the order of their creation."""
-    rows = newest(tx, "checkpoints", buffer, _HIGHEST_LIMIT)
+    rows = newest(tx, "checkpoints", buffer, _ENDLESS)
     return sorted(rows, key=lambda row: (row["buffer"], row["created_at"]))
 
 
@@ -172,7 +171,6 @@ _NEXT_STEP = f"SELECT min(step) FROM rb_batch WHERE {_DRAWN} AND step > :after" 
 _HELD_COUNTS = "SELECT lease, count(*) FROM rb_group WHERE leased_until IS NOT NULL GROUP BY lease"
 _FIRST_OF_EPOCH = "SELECT epoch, min(step) FROM rb_batch WHERE buffer = :buffer GROUP BY epoch"
 _RESTORED_STEPS = "SELECT epoch, restored_step FROM rb_buffer WHERE name = :buffer AND restored_step IS NOT NULL"
-_ENDLESS = 2**62
 
 
 def recorded(tx: Transaction, buffer: str) -> Recorded:
