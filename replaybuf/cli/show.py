@@ -17,7 +17,6 @@ from replaybuf.rules.query import query_of
 from replaybuf.storage.sql.inspection.group_metadata import (
     Described,
     describe_group,
-    extreme_rollouts,
     facts_of,
     unknown_task,
 )
@@ -160,13 +159,10 @@ def _show_extremes(
 
     The rollouts are of one buffer and task, or of all (None), and of groups that match a query.
     """
-    if where is None:
-        places = reader.read(lambda tx: extreme_rollouts(tx, buffer, task, count, worst=worst))
-    else:
-        from replaybuf.storage.sql.inspection.group_queries import extremes_matching  # a slow import
+    from replaybuf.storage.sql.inspection import group_queries  # imports SQLAlchemy
 
-        query = query_of(where, task, None)
-        places = reader.read(lambda tx: extremes_matching(tx, buffer, query, count, worst=worst))
+    query = query_of(where, task, None)
+    places = reader.read(lambda tx: group_queries.extremes_matching(tx, buffer, query, count, worst=worst))
     groups: dict[int, tuple[Described, list[Decoded]]] = {}
     taken = set()  # since the query
     for uid in dict.fromkeys(uid for uid, _ in places):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from replaybuf import ReplayBufferConfig, RolloutState, Status
-from replaybuf.cli import show
+from replaybuf.storage.sql.inspection import group_queries
 from tests.cli.conftest import run, run_json, run_on_screen
 from tests.cli.example import HOSTILE
 from tests.cli.terminal import SIZES, needs_tmux, terminal
@@ -153,8 +153,10 @@ def test_the_worst_and_the_best_answers_of_a_task_are_found(filled: str) -> None
 
 
 def test_an_answer_whose_group_has_left_meanwhile_is_left_out(filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    places = show.extreme_rollouts
-    monkeypatch.setattr(show, "extreme_rollouts", lambda *args, **options: [(4711, 0), *places(*args, **options)])
+    places = group_queries.extremes_matching
+    monkeypatch.setattr(
+        group_queries, "extremes_matching", lambda *args, **options: [(4711, 0), *places(*args, **options)]
+    )
     result = run("show", filled, "--worst", 3, "--task", "math")
     assert result.stdout.count("The answer is") == 3
     assert "1 of them left the buffer" in result.stderr

@@ -128,39 +128,15 @@ SELECT uid, position FROM (
     FROM rollouts WHERE status = 'completed' AND reward IS NOT NULL AND uid {{in:uids}}
 ) of_groups
 ORDER BY reward {order}, nth, uid DESC LIMIT :count"""
-# Marks have the rewards of all rollouts, completed or not.
-_EXTREME = {
-    "sqlite": "(SELECT {lowest}(value) FROM json_each(g.marks, '$.reward'))",
-    "postgresql": "(SELECT {lowest}(value::double precision) FROM jsonb_array_elements_text(g.marks -> 'reward'))",
-}
-_CANDIDATES = """
-SELECT g.uid FROM rb_group g JOIN rb_lane l ON l.id = g.lane
-WHERE g.reward IS NOT NULL AND l.buffer = coalesce(:buffer, l.buffer) AND l.task_name = coalesce(:task, l.task_name)
-ORDER BY {extreme} {order}, 1 DESC LIMIT :most"""
 
 
-def extreme_rollouts(
-    tx: Transaction,
-    buffer: str | None,
-    task: str | None,
-    count: int,
-    *,
-    worst: bool,
-    among: Sequence[int] | None = None,
-) -> list[tuple[int, int]]:
-    """Return (uid, position) of the completed rollouts with the lowest rewards (`worst`), or with the highest.
+def extreme_rollouts(tx: Transaction, uids: Sequence[int], count: int, *, worst: bool) -> list[tuple[int, int]]:
+    """Return (uid, position) of the completed rollouts of these groups with the lowest rewards (`worst`), or highest.
 
-    Groups are those of a buffer and task (None: of all), restricted to the uids `among` if given. Of equal rewards one
-    of each group comes before a second one of any, and those of newer groups come first.
+    Of equal rewards one of each group comes before a second one of any, and those of newer groups come first.
     """
-    check_buffer(tx, buffer)
-    order, lowest = ("ASC", "min") if worst else ("DESC", "max")
-    uids = among
-    if uids is None:
-        # More than `count`, because of groups whose rollouts aren't all completed.
-        query = _CANDIDATES.format(extreme=_EXTREME[tx.dialect.name].format(lowest=lowest), order=order)
-        uids = tx.values(query, buffer=buffer, task=task, most=8 * count + 100)
-    return [(uid, position) for uid, position in tx.tuples(_EXTREMES.format(order=order), uids=uids, count=count)]
+    query = _EXTREMES.format(order="ASC" if worst else "DESC")
+    return [(uid, position) for uid, position in tx.tuples(query, uids=uids, count=count)]
 
 
 # Texts about groups, for the terminal and the page
