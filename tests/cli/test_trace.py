@@ -239,7 +239,7 @@ def test_a_group_has_a_life(url: str) -> None:
         ("leased", 5),
         ("given back", None),
         ("leased", 5),
-        ("lease over, back", None),
+        ("lease lapsed", None),
         ("taken", 6),
         ("consumed", 6),
     ]
@@ -376,7 +376,7 @@ def test_what_came_back_is_no_draw_to_be_trained_on(url: str) -> None:
     [run_of_8] = run_json("trace", url, "step", 8)["runs"]
     assert (run_of_8["groups"] != [], run_of_8["settled"]) == (True, 0)
     life = [row["what"] for row in run_json("trace", url, "uid", uid)["timeline"]]
-    assert life == ["put", "leased", "leased", "leased", "consumed"]
+    assert life == ["put", "leased", "leased", "leased"]
 
 
 def test_what_is_leased_still_is_a_draw_and_of_a_part_the_rest_came_back(url: str) -> None:

@@ -101,9 +101,6 @@ def _origin(tx: Transaction, row: dict[str, Any] | None, draws: Sequence[Batch])
 
 # The timeline
 
-#: Texts for kinds of events in a group's history; other kinds are shown by their names.
-_KINDS = {"lease_lapsed": "lease over, back"}
-
 
 def timeline(life: Life) -> list[dict[str, Any]]:
     """Return a group's history in order: `at`, `what`, `worker`, `step`, `detail`, and the `batch` of a draw."""
@@ -113,14 +110,10 @@ def timeline(life: Life) -> list[dict[str, Any]]:
     for draw, annotated in zip(life.draws, life.annotations, strict=True):
         label = "taken" if draw.lease is None else "leased"
         rows.append(_row(draw.taken_at, label, draw.worker, draw.step, _detail(draw, annotated)) | {"batch": draw.id})
-        if draw.lease is not None and draw.settled == draw.groups:
-            rows.append(_row(draw.taken_at, "consumed", draw.worker, draw.step, "its lease was acknowledged since"))
     for event in life.events:
-        label = _KINDS.get(event["kind"], event["kind"].replace("_", " "))
-        rows.append(_row(event["at"], label, event["worker"], event["step"], event["detail"]))
+        rows.append(_row(event["at"], event["kind"].replace("_", " "), event["worker"], event["step"], event["detail"]))
     if life.row is not None and life.row["status"] == Status.ARCHIVED:
         at = max([life.row["archived_at"], *(draw.taken_at for draw in life.draws)])  # a draw is recorded afterwards
-        rows = [row for row in rows if row["what"] != "consumed"]
         rows.append(_row(at, "consumed", None, life.row["trained_step"], "archived"))
     rows.sort(key=lambda row: row["at"].timestamp() if row["at"] else 0.0)
     return rows
@@ -135,7 +128,7 @@ def _detail(draw: Batch, annotations: Mapping[str, float]) -> str:
     facts = [f"batch {draw.id} of {units.number_of(draw.groups, 'group')}"]
     if member.staleness is not None:
         facts.append(stale_text(member.staleness))
-    if draw.lease is not None and draw.settled < draw.groups:
+    if draw.lease is not None:
         facts.append(f"{draw.settled} of them consumed")
     return ", ".join([*facts, units.annotated(annotations)] if annotations else facts)
 
