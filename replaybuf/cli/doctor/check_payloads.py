@@ -19,7 +19,6 @@ from replaybuf.common.units import groups, some
 from replaybuf.errors import DecodeError, PayloadStoreError, StorageError
 from replaybuf.storage.decoding import Places, extent_of, read_tails, wait_for
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
-from replaybuf.storage.sql.inspection.reader import driver_error
 from replaybuf.storage.sql.statements.counts import set_aside
 from replaybuf.storage.sql.statements.fence import join
 from replaybuf.storage.sql.statements.files import count_gone
@@ -108,7 +107,7 @@ class _Pass:
         try:
             stored, places = self._examination.read(lambda tx: (_read(tx, uids), tx.places()))
         except StorageError as error:
-            state = str(getattr(driver_error(error), "sqlstate", ""))
+            state = str(getattr(error.__cause__, "sqlstate", ""))
             if type(error) is not StorageError or state.startswith(_NO_DAMAGE):
                 raise
             if len(uids) == 1:

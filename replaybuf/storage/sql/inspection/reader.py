@@ -64,13 +64,6 @@ def _sqlite_reader(url: str, database: str, where: str | None = None) -> Reader:
     return SqliteReader(url, where, path.absolute())
 
 
-def driver_error(error: BaseException) -> BaseException:
-    """Return the driver's own exception that an error stands for."""
-    while (cause := error.__cause__) is not None:
-        error = cause
-    return error
-
-
 class Reader(ABC):
     """Runs functions in read transactions of a database.
 

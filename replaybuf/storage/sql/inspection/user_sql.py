@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 from replaybuf.common.units import brief
 from replaybuf.errors import AccessError, QueryError, StorageError
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.inspection.reader import Reader, driver_error
+from replaybuf.storage.sql.inspection.reader import Reader
 
 # Read-only transaction, change of the transaction, COMMIT inside of DO, write to a view that can't be written to.
 _WRITE_STATES = {"25006", "25001", "2D000", "55000"}
@@ -61,7 +61,7 @@ def run_statement(reader: Reader, statement: str, timeout: float) -> tuple[list[
 
 def _explain(error: StorageError) -> NoReturn:
     """Raise the error for a user that a database error of a statement stands for."""
-    cause = driver_error(error)
+    cause = error.__cause__ or error
     state = getattr(cause, "sqlstate", None)
     message = brief(str(cause), _LONGEST_MESSAGE)
     if state in _WRITE_STATES or any(words in message for words in _WRITES):
