@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -13,7 +13,7 @@ from replaybuf.common.checks import INT64
 from replaybuf.common.units import time_of
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.group_metadata import buffers_of, read_metadata
-from replaybuf.storage.sql.inspection.run_records import Batch, annotations_of, batches_with
+from replaybuf.storage.sql.inspection.run_records import Batch, batches_with
 from replaybuf.storage.sql.statements.buffer_facts import last_uid
 from replaybuf.values.rollouts.statuses import Status
 
@@ -25,8 +25,7 @@ class Life:
     The facts of its put are from its row or, after its removal, from its first draw; without one only the buffer is
     known. `row` is its row in the view `groups` with its trained step, None after its removal. `replaces` are the
     groups that its put replaced, as far as recorded (`schema.tables`), or the rollouts that filled it; `replaced_by`
-    are the groups that replaced it. `annotations` are their means in each draw. An event has the time `at`, `kind`,
-    `worker`, `step` and `detail`.
+    are the groups that replaced it. An event has the time `at`, `kind`, `worker`, `step` and `detail`.
     """
 
     uid: int
@@ -39,7 +38,6 @@ class Life:
     reward: float | None
     row: dict[str, Any] | None
     draws: Sequence[Batch]
-    annotations: Sequence[Mapping[str, float]]
     events: Sequence[dict[str, Any]]
     replaces: Sequence[int]
     replaced_by: Sequence[int]
@@ -63,9 +61,7 @@ def life_of(tx: Transaction, uid: int) -> Life | None:
         return None
     made_from = tx.value("SELECT made_from FROM rb_group WHERE uid = :uid", uid=uid)
     replaces = sorted(json.loads(made_from) if isinstance(made_from, str) else made_from or ())
-    by_draw = annotations_of(tx, draws)
-    annotated = [by_draw.get((draw.id, uid), {}) for draw in draws]
-    history = (current, draws, annotated, recorded_events, replaces, replaced_by, tx.now(), len(buffers) > 1)
+    history = (current, draws, recorded_events, replaces, replaced_by, tx.now(), len(buffers) > 1)
     task, created_at, worker, train_step, oldest, reward = _origin(tx, current, draws)
     return Life(uid, buffer, task, created_at, worker, train_step, oldest, reward, *history)
 
@@ -107,9 +103,9 @@ def timeline(life: Life) -> list[dict[str, Any]]:
     rows = []
     if life.created_at is not None:
         rows.append(_row(life.created_at, "put", life.worker, life.train_step, None))
-    for draw, annotated in zip(life.draws, life.annotations, strict=True):
+    for draw in life.draws:
         label = "taken" if draw.lease is None else "leased"
-        rows.append(_row(draw.taken_at, label, draw.worker, draw.step, _detail(draw, annotated)) | {"batch": draw.id})
+        rows.append(_row(draw.taken_at, label, draw.worker, draw.step, _detail(draw)) | {"batch": draw.id})
     for event in life.events:
         rows.append(_row(event["at"], event["kind"].replace("_", " "), event["worker"], event["step"], event["detail"]))
     if life.row is not None and life.row["status"] == Status.ARCHIVED:
@@ -123,14 +119,14 @@ def _row(at: datetime | None, label: str, worker: str | None, step: int | None, 
     return {"at": at, "what": label, "worker": worker, "step": step, "detail": detail, "batch": None}
 
 
-def _detail(draw: Batch, annotations: Mapping[str, float]) -> str:
+def _detail(draw: Batch) -> str:
     member = draw.members[0]
     facts = [f"batch {draw.id} of {units.number_of(draw.groups, 'group')}"]
     if member.staleness is not None:
         facts.append(stale_text(member.staleness))
     if draw.lease is not None:
         facts.append(f"{draw.settled} of them consumed")
-    return ", ".join([*facts, units.annotated(annotations)] if annotations else facts)
+    return ", ".join(facts)
 
 
 def stale_text(staleness: int) -> str:
