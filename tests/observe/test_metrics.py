@@ -7,7 +7,6 @@ import json
 import math
 import re
 import time
-from itertools import combinations
 from statistics import fmean
 from typing import Any
 
@@ -265,16 +264,6 @@ def test_every_query_asks_the_data_source_that_is_chosen() -> None:
     data_source = {"type": "prometheus", "uid": "${datasource}"}
     assert all(target["datasource"] == data_source for panel in PANELS for target in (panel, *panel["targets"]))
     assert [variable["name"] for variable in DASHBOARD["templating"]["list"]] == ["datasource", "job", "buffer", "task"]
-
-
-def test_panels_have_their_own_places_and_numbers() -> None:
-    numbers = [panel["id"] for panel in DASHBOARD["panels"]]
-    assert len(set(numbers)) == len(numbers)
-    places = [panel["gridPos"] for panel in DASHBOARD["panels"]]
-    assert all(at["x"] >= 0 and at["x"] + at["w"] <= 24 for at in places)
-    for place, other in combinations(places, 2):
-        beside = place["x"] + place["w"] <= other["x"] or other["x"] + other["w"] <= place["x"]
-        assert beside or place["y"] + place["h"] <= other["y"] or other["y"] + other["h"] <= place["y"]
 
 
 def test_a_rate_over_a_restore_is_left_out() -> None:

@@ -190,18 +190,6 @@ def test_a_text_is_looked_for_from_an_offset_on_or_behind_the_last_one() -> None
     assert texts.find("yy") is None
 
 
-async def test_whole_texts_stay_whole_wherever_groups_go(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/run.db"
-    query = "SELECT full_prompt, full_response FROM groups JOIN rollouts USING (uid)"
-    expected = [(LONG, LONG)]
-    async with build(url) as buffer:
-        await buffer.put([rollout(message=[{"role": "user", "content": LONG}], response=LONG)], TASK)
-        await buffer.save(tmp_path / "saved")
-    async with build(f"sqlite:///{tmp_path}/resumed.db") as resumed:
-        await resumed.resume(tmp_path / "saved")
-        assert await rows(resumed, query) == expected
-
-
 GROUPS, BATCHES, TAKEN = 1_000, 250, 4
 
 #: Queries of some rows. None may read a table whole that grows with the run.
