@@ -18,7 +18,7 @@ from replaybuf.cli.doctor import REPAIR, Examination, Finding, fine, in_one_tran
 from replaybuf.common import units
 from replaybuf.common.file_systems import filesystem_type, is_network
 from replaybuf.common.units import some
-from replaybuf.errors import DecodeError, PayloadStoreError
+from replaybuf.errors import DecodeError, PayloadStoreError, StorageError
 from replaybuf.storage.decoding import PATIENCE, in_thread, wait_for
 from replaybuf.storage.places.owners import (
     Home,
@@ -33,7 +33,7 @@ from replaybuf.storage.places.owners import (
 from replaybuf.storage.places.store import MARKER, Extent, PlaceStore, file_name
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.reader import Reader
-from replaybuf.storage.sql.schema import HEAD, State, state_of
+from replaybuf.storage.sql.schema import HEAD, check_schema
 from replaybuf.storage.sql.schema.create import create_index, create_views, drop_views
 from replaybuf.storage.sql.schema.tables import IDENTITY, metadata
 from replaybuf.storage.sql.schema.views import VIEWS
@@ -115,21 +115,15 @@ def _reindex(tx: Transaction) -> str:
 @in_one_transaction
 def check_revision(tx: Transaction, examination: Examination) -> Finding:
     """Check the revision of the schema."""
-    revision = tx.revision()
-    match state_of(revision):
-        case State.CURRENT:
+    try:
+        if check_schema(tx, examination.reader.where):
             return fine(f"schema {HEAD}")
-        case State.MISSING if examination.reader.path is None:
-            mend = "the first run makes them, if its role may: try it with --probe; if there was one, check the name"
-            return warning("no replaybuf tables yet", mend)
-        case State.MISSING:
-            return problem("no replaybuf tables", "check the name, or wait until a run has opened it")
-        case State.OLDER:
-            mend = f"close all users of it, then: replaybuf doctor {examination.reader.where} --upgrade"
-            return problem(f"schema {revision} of an older replaybuf, wanted {HEAD}", mend)
-        case State.NEWER:
-            text = f"schema {revision}, which this replaybuf doesn't know (newest known {HEAD})"
-            return problem(text, "upgrade replaybuf here, to the version that its run has")
+    except StorageError as error:
+        return problem(str(error), "")
+    if examination.reader.path is None:
+        mend = "the first run makes them, if its role may: try it with --probe; if there was one, check the name"
+        return warning("no replaybuf tables yet", mend)
+    return problem("no replaybuf tables", "check the name, or wait until a run has opened it")
 
 
 _USABLE_INDEXES = {

@@ -28,7 +28,7 @@ from replaybuf.storage.sql.engine.thread import KeepaliveLoop
 from replaybuf.storage.sql.engine.transaction import Transaction, after_commit, on_commit, on_statement
 from replaybuf.storage.sql.engine.urls import is_memory, url_or_path
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
-from replaybuf.storage.sql.schema import HEAD, State, check_schema, state_of
+from replaybuf.storage.sql.schema import HEAD, REVISIONS, check_schema
 from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.schema.tables import DIGEST, info
 
@@ -103,7 +103,7 @@ def _check_owner(tx: Transaction, where: str) -> None:
         raise StorageError(
             f"{where} belongs to something else (it has tables {names}); nothing was changed", reason="not a database"
         )
-    if state_of(revision) is State.NEWER:
+    if revision not in REVISIONS:
         check_schema(tx, where)
 
 
