@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -12,8 +11,7 @@ from replaybuf.rules.circumstances import Wait
 #: The counts of a worker's activity, in the order of its marks.
 ACTIVITIES = ("groups", "rollouts", "tokens", "failures", "taken")
 
-# Based on the start time, so that a process never repeats the numbers of an earlier one with its name and pid.
-_numbers = itertools.count(int(time.time() * 1_000_000))
+_numbers = itertools.count()
 
 
 @dataclass(slots=True, eq=False)
