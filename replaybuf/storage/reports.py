@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -11,7 +12,8 @@ from replaybuf.rules.circumstances import Wait
 #: The counts of a worker's activity, in the order of its marks.
 ACTIVITIES = ("groups", "rollouts", "tokens", "failures", "taken")
 
-_numbers = itertools.count()
+# Based on the start time, so that a process never repeats the numbers of an earlier one with its name and pid.
+_numbers = itertools.count(int(time.time() * 1_000_000))
 
 
 @dataclass(slots=True, eq=False)
