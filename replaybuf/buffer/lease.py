@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Unpack
 from replaybuf.buffer.put_options import PutOptions
 from replaybuf.buffer.putting import Putting
 from replaybuf.buffer.tracing import of_uid, traced
+from replaybuf.common import units
 from replaybuf.common.cancellation import shielded
 from replaybuf.common.checks import (
     check_list,
@@ -68,6 +69,23 @@ class Lease(Generic[R]):
 
     def __repr__(self) -> str:
         return f"<Lease {self.token}: {len(self._open_uids)} groups open>"
+
+    def _repr_html_(self) -> str:
+        items = [item for of_task in self._leased.items.values() for item in of_task]
+        headers = ("uid", "task", "status", "reward", "staleness", "rollouts", "open")
+        rows = [
+            (
+                item.uid,
+                item.task_name,
+                str(item.status),
+                item.reward,
+                item.staleness,
+                item.rollouts,
+                item.uid in self._open_uids,
+            )
+            for item in items
+        ]
+        return units.html_table(repr(self)[1:-1], headers, rows)
 
     @property
     def token(self) -> int:

@@ -16,6 +16,7 @@ from replaybuf.buffer.put_options import FillOptions, check_dropped
 from replaybuf.buffer.putting import PUT_TIMEOUT, Putting
 from replaybuf.buffer.tracing import of_uid, traced
 from replaybuf.buffer.waits import Waits
+from replaybuf.common import units
 from replaybuf.common.cancellation import shielded
 from replaybuf.common.checks import (
     Tags,
@@ -143,6 +144,16 @@ class ReplayBuffer(Generic[R]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.storage!r}, policy={self.policy.name!r})"
+
+    def _repr_html_(self) -> str:
+        """Return a table of the groups by task and status for notebooks. Blocks for the time of one query."""
+        if self.storage.closed:
+            return units.html_table(f"{self!r}, closed", (), ())
+        groups: dict[tuple[str, Status], list[int]] = {}
+        for (task, status, tally), n in sorted(self.storage.group_counts().items()):
+            groups.setdefault((task, status), [0, 0])[tally == Tally.LEASED] = n
+        rows = [(task, str(status), *numbers) for (task, status), numbers in groups.items()]
+        return units.html_table(repr(self), ("task", "status", "groups", "leased"), rows)
 
     def __bool__(self) -> bool:
         """Return True, also for an empty buffer: `if buffer:` tests for None."""

@@ -137,6 +137,9 @@ class SyncLease(Generic[R]):
     def __repr__(self) -> str:
         return f"<SyncLease {self.token}: {len(self.open)} groups open>"
 
+    def _repr_html_(self) -> str:
+        return self.asynchronous._repr_html_()
+
     acknowledge = mirrored(Lease[R].acknowledge, run)
     finish = mirrored(Lease[R].finish, run)
     save = mirrored(Lease[R].save, run)
@@ -249,6 +252,9 @@ class SyncReplayBuffer(Generic[R]):
 
     def __repr__(self) -> str:
         return f"Sync{self.asynchronous!r}"
+
+    def _repr_html_(self) -> str:
+        return self.asynchronous._repr_html_()
 
     def __len__(self) -> int:
         return len(self.asynchronous)

@@ -1,9 +1,10 @@
-"""Formats of values for the terminal, the page, sentences and programs: numbers, times, names, JSON."""
+"""Formats of values for the terminal, the page, notebooks, sentences and programs: numbers, times, names, JSON."""
 
 from __future__ import annotations
 
 import base64
 import csv
+import html
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,8 @@ _SIZES = {" B": 1000, " kB": 1000, " MB": 1000, " GB": 1000, " TB": math.inf}
 _MOST_NAMED = 3
 _LONGEST_BRIEF = 80
 _HALF_A_DAY = 12 * 3600.0
+_LONGEST_CELL = 200
+_MOST_ROWS = 50
 
 
 def number(value: float | int | None, digits: int = 0) -> str:
@@ -248,6 +251,26 @@ def _cell(value: Any) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
         return base64.b64encode(value).decode("ascii")
     return plain(value)
+
+
+def html_table(caption: str, headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return a table for notebooks (`_repr_html_`): at most 50 rows, texts escaped and cut after 200 characters."""
+    rows = list(rows)
+    head = "".join(f"<th>{_html(header)}</th>" for header in headers)
+    body = "".join(f"<tr>{''.join(map(_html_cell, row))}</tr>" for row in rows[:_MOST_ROWS])
+    more = f"<p>{len(rows) - _MOST_ROWS:,} more</p>" if len(rows) > _MOST_ROWS else ""
+    return f"<p><b>{_html(caption)}</b></p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+
+
+def _html_cell(value: Any) -> str:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f'<td style="text-align: {"right" if is_number else "left"}">{_html(value)}</td>'
+
+
+def _html(value: Any) -> str:
+    text = figure(value) if isinstance(value, int | float) else "" if value is None else as_text(value)
+    cut = text if len(text) <= _LONGEST_CELL else f"{text[:_LONGEST_CELL]}…"
+    return html.escape(escape(cut))
 
 
 # In sentences

@@ -204,6 +204,17 @@ class StorageItem(Generic[R]):
         """The number of rollouts, whatever they consist of."""
         return count_of(self.item, self.segments)
 
+    def _repr_html_(self) -> str:
+        facts = f"group {self.uid} of {self.task_name}, {self.status}, reward {units.figure(self.reward)}"
+        columns = ("rollout_id", "status", "reward", "finish_reason", "response", "error_msg")
+        rows = [[_field(rollout, name) for name in columns] for rollout in self.flat]
+        return units.html_table(f"{facts}, staleness {self.staleness}", columns, rows)
+
+
+def _field(rollout: Any, name: str) -> Any:
+    """Return a field of a rollout of any class, None where it has none."""
+    return rollout.get(name) if isinstance(rollout, dict) else getattr(rollout, name, None)
+
 
 @dataclass(frozen=True, slots=True)
 class Draw:

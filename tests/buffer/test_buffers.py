@@ -1,4 +1,4 @@
-"""Buffers of one database, which are apart; the buffer's calls: what they return and refuse."""
+"""Buffers of one database, which are apart; the buffer's calls: what they return and refuse; what notebooks show."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from replaybuf import (
 from replaybuf.buffer.drawing import DrawOptions, DrawRequest
 from replaybuf.buffer.putting import Putting
 from replaybuf.buffer.sync import SyncReplayBuffer
+from replaybuf.common.units import html_table
 from replaybuf.errors import ConflictError, InputError
 from replaybuf.integrations.chunks import ChunkBufferConfig
 from tests.cancellation.conftest import take
@@ -352,3 +353,39 @@ def test_all_draws_take_the_same_options() -> None:
     assert DrawOptions.__optional_keys__ == set(inspect.signature(DrawRequest.checked).parameters) - own
     for draw in (ReplayBuffer.get, ReplayBuffer.take_batch, ReplayBuffer.sample, ReplayBuffer.lease_batch):
         assert "Unpack[DrawOptions]" in str(inspect.signature(draw).parameters["options"].annotation)
+
+
+# What notebooks show of buffers, leases and groups
+
+
+async def test_a_buffer_is_a_table_of_its_groups(buffer: ReplayBuffer) -> None:
+    await fill(buffer, 3)
+    async with buffer.lease_batch({TASK: 1}):
+        page = buffer._repr_html_()
+    assert f'<td style="text-align: left">{TASK}</td>' in page
+    numbers = [part.partition("<")[0] for part in page.split('text-align: right">')[1:]]
+    assert numbers == ["2", "1"]
+    await buffer.close()
+    assert "closed" in buffer._repr_html_()
+
+
+async def test_a_lease_and_its_groups_are_tables(buffer: ReplayBuffer) -> None:
+    await fill(buffer, 2)
+    async with buffer.lease_batch({TASK: 2}) as lease:
+        assert "Lease" in lease._repr_html_()
+        assert lease._repr_html_().count("<tr>") == 3
+        [item, *_] = lease.items[TASK]
+        assert f"group {item.uid} of {TASK}" in item._repr_html_()
+
+
+def test_a_synchronous_buffer_is_shown_like_the_other(blocking: SyncReplayBuffer) -> None:
+    assert "status" in (blocking._repr_html_() or "")
+
+
+def test_nothing_that_is_shown_is_html_and_all_of_it_is_short() -> None:
+    hostile = "<script>alert(1)</script>\x1b[31m"
+    page = html_table(hostile, (hostile,), [(hostile,), ("x" * 1000,), (None,), (0.5,), *[(1,)] * 60])
+    assert "<script>" not in page
+    assert "\x1b" not in page
+    assert "x" * 201 not in page
+    assert "14 more" in page

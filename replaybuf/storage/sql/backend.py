@@ -64,8 +64,13 @@ class SQLStorage(Store):
 
     def __len__(self) -> int:
         """Return the number of groups but leased, archived and filling ones; callable in and outside event loops."""
+        counts = self.group_counts()
+        return sum(n for (_, status, name), n in counts.items() if name == Tally.SIZE and status not in _NOT_COUNTED)
+
+    def group_counts(self) -> Tallied:
+        """Return the numbers of groups, buffered and leased ones apart, by task and status; callable as `len` is."""
         tallies = self._run_blocking(lambda: self.transactions.read(lambda tx: read_tallies(tx, self.name)))
-        return sum(n for (_, status, name), n in tallies.items() if name == Tally.SIZE and status not in _NOT_COUNTED)
+        return {name: n for name, n in tallies.items() if n and name[2] in (Tally.SIZE, Tally.LEASED)}
 
     # Putting and taking
 
