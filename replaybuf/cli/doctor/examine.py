@@ -49,7 +49,7 @@ def doctor(
         bool, option("--take-over", "Make the places for payloads this database's: nobody may use another copy.")
     ] = False,
 ) -> None:
-    """Check a database: schema, integrity, orphans, checksums, counts, places of payloads, disk.
+    """Check a database: schema, integrity, orphans, checksums, counts, places of payloads.
 
     A line for each check says what is fine, or what is wrong and how to mend it. The exit code is 0 when there are no
     problems (warnings are none), and 1 when some are left. All payloads are read, unless --quick is given; nobody has
@@ -132,11 +132,7 @@ def _upgrade(reader: Reader, output: Output) -> None:
 _FAILURES = (ReplayBufError, *IMPOSSIBLE)
 
 _Checks = Sequence[tuple[str, Check]]
-_SQLITE_CHECKS: _Checks = (
-    ("files", check_database.check_files),
-    ("disk", check_database.check_disk),
-    ("integrity", check_database.check_integrity),
-)
+_SQLITE_CHECKS: _Checks = (("integrity", check_database.check_integrity),)
 # Places are checked before payloads, some of which are in them. Counts come last: other cures move groups.
 _ALL_CHECKS: _Checks = (
     ("tables", check_database.check_tables),
