@@ -163,24 +163,10 @@ def test_another_schema_is_a_problem_and_left_alone(
     code = 0 if revision is None and url.startswith("postgresql") else 1  # a server may have no tables yet
     findings = examine(url, code=code)
     assert list(findings) == ["revision"]
-    assert mend in findings["revision"][0]["mend"]
+    [row] = findings["revision"]
+    assert mend in row["text"] + (row["mend"] or "")
     assert examine(url, "--repair", code=code) == findings
     assert everything(url) == before
-
-
-@pytest.mark.parametrize(
-    ("statement", "named"),
-    [
-        ("ALTER TABLE rb_info RENAME TO other", "rb_info"),
-        ("ALTER TABLE rb_past RENAME COLUMN removed_at TO other", "rb_past.removed_at"),
-    ],
-)
-def test_tables_that_are_not_as_they_were_made_are_a_problem(url: str, statement: str, named: str) -> None:
-    """What can't be looked at because of it is said to be so."""
-    execute(url, statement)
-    findings = examine(url, code=1)
-    assert named in findings["tables"][0]["text"]
-    assert findings["tables"][0]["level"] == "problem"
 
 
 def test_a_sound_database_is_left_as_it_is(url: str) -> None:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeVar
 from replaybuf.cli.doctor import REPAIR, Examination, Finding, fine, in_one_transaction, problem, verdict, warning
 from replaybuf.common import units
 from replaybuf.common.units import some
-from replaybuf.errors import DecodeError, PayloadStoreError
+from replaybuf.errors import DecodeError, PayloadStoreError, StorageError
 from replaybuf.storage.decoding import PATIENCE, in_thread, wait_for
 from replaybuf.storage.places.owners import (
     Home,
@@ -27,10 +27,9 @@ from replaybuf.storage.places.owners import (
     take_over,
 )
 from replaybuf.storage.places.store import MARKER, Extent, PlaceStore, file_name
+from replaybuf.storage.sql import schema
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.reader import Reader
-from replaybuf.storage.sql.inspection.user_sql import read_columns
-from replaybuf.storage.sql.schema import HEAD, State, state_of
 from replaybuf.storage.sql.schema.create import create_index, create_views, drop_views
 from replaybuf.storage.sql.schema.damage import wrong_cells
 from replaybuf.storage.sql.schema.tables import IDENTITY, metadata, payload
@@ -80,36 +79,15 @@ def _reindex(tx: Transaction) -> str:
 @in_one_transaction
 def check_revision(tx: Transaction, examination: Examination) -> Finding:
     """Check the revision of the schema."""
-    revision = tx.revision()
-    match state_of(revision):
-        case State.CURRENT:
-            return fine(f"schema {HEAD}")
-        case State.MISSING if examination.reader.path is None:
-            mend = "the first run makes them, if its role may: try it with --probe; if there was one, check the name"
-            return warning("no replaybuf tables yet", mend)
-        case State.MISSING:
-            return problem("no replaybuf tables", "check the name, or wait until a run has opened it")
-        case State.OLDER:
-            mend = f"close all users of it, then: replaybuf doctor {examination.reader.where} --upgrade"
-            return problem(f"schema {revision} of an older replaybuf, wanted {HEAD}", mend)
-        case State.NEWER:
-            text = f"schema {revision}, which this replaybuf doesn't know (newest known {HEAD})"
-            return problem(text, "upgrade replaybuf here, to the version that its run has")
-
-
-@in_one_transaction
-def check_tables(tx: Transaction, examination: Examination) -> Finding:
-    """Check whether all tables exist, with their columns."""
-    nullable = read_columns(tx)
-    defective = [
-        f"{table.name}.{column.name}"
-        for table in metadata.tables.values()
-        for column in table.columns
-        if nullable.get((table.name, column.name)) != column.nullable
-    ]
-    defect = f"columns that are missing or not as they were made: {some(defective)}" if defective else ""
-    mend = "restore the database from a snapshot or a backup"
-    return verdict(defect, f"{len(metadata.tables)} tables with their columns", mend)
+    revision, where = tx.revision(), examination.reader.where
+    if revision is None and examination.reader.path is None:
+        mend = "the first run makes them, if its role may: try it with --probe; if there was one, check the name"
+        return warning("no replaybuf tables yet", mend)
+    try:
+        is_there = schema.check_revision(revision, where)
+    except StorageError as error:
+        return problem(str(error), "")
+    return fine(f"schema {schema.HEAD}") if is_there else problem(str(schema.no_tables_error(where)), "")
 
 
 _USABLE_INDEXES = {

@@ -135,7 +135,6 @@ _Checks = Sequence[tuple[str, Check]]
 _SQLITE_CHECKS: _Checks = (("integrity", check_database.check_integrity),)
 # Places are checked before payloads, some of which are in them. Counts come last: other cures move groups.
 _ALL_CHECKS: _Checks = (
-    ("tables", check_database.check_tables),
     ("indexes", check_database.check_indexes),
     ("lanes", check_groups.check_lanes),
     ("payload files", check_database.check_payload_files),

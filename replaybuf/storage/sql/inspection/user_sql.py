@@ -23,12 +23,6 @@ _INSTEAD = {
     "delete": "; `replaybuf rm` deletes groups",
     "update": "; a program changes groups by `await buffer.update(query, ...)`",
 }
-_COLUMNS = {
-    "sqlite": """SELECT m.name, c.name, NOT c."notnull" AND NOT c.pk FROM sqlite_master AS m,
-pragma_table_info(m.name) AS c WHERE m.type IN ('table', 'view') ORDER BY m.name, c.cid""",
-    "postgresql": """SELECT table_name, column_name, is_nullable = 'YES' FROM information_schema.columns
-WHERE table_schema = ANY (current_schemas(false)) ORDER BY table_name, ordinal_position""",
-}
 #: The maximum length of a database's message, which may quote the whole statement.
 _LONGEST_MESSAGE = 300
 _MARKUP = re.compile(r"`|\[([^]]*)\]\([^)]*\)")
@@ -67,11 +61,6 @@ def run_statement(reader: Reader, statement: str, timeout: float) -> tuple[list[
         _explain(error, statement)
     except (sqlite3.Warning, sqlite3.ProgrammingError) as error:  # the latter in 3.11
         raise QueryError(str(error)) from error
-
-
-def read_columns(tx: Transaction) -> dict[tuple[str, str], bool]:
-    """Return the columns of all tables and views, in order, and whether each may be NULL."""
-    return {(table, column): bool(null) for table, column, null in tx.tuples(_COLUMNS[tx.dialect.name])}
 
 
 def without_markup(text: str) -> str:
