@@ -77,10 +77,6 @@ DAMAGE = {
             "WHERE uid = (SELECT min(uid) FROM rb_group WHERE archived_at IS NOT NULL)"
         ],
     ),
-    "an annotation is of no draw": (
-        "annotations",
-        ["INSERT INTO rb_annotation (draw, uid, name, rows) VALUES (10000, 1, 'advantage', '[]')"],
-    ),
     "a size is wrong": ("counts", ["UPDATE rb_tally SET amount = amount + 3 WHERE name = 'size'"]),
     "a count of leased ones is wrong": ("counts", ["DELETE FROM rb_tally WHERE name = 'leased'"]),
 }

@@ -108,24 +108,6 @@ def test_payloads_are_kept_while_groups_seem_to_be_missing(url: str) -> None:
     assert len(everything(url)["rb_payload"]) == before - 1
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        """UPDATE rb_group SET scoped_key = replace(scoped_key, ', 3, ', ', 4, ') WHERE uid = {last}""",
-        """UPDATE rb_group SET scoped_key = NULL WHERE uid = {last}""",
-    ],
-    ids=["another size", "no place"],
-)
-def test_rollouts_that_belong_to_no_group_that_fills_are_found(url: str, statement: str) -> None:
-    with ReplayBufferConfig(url=url).build_sync() as buffer:
-        for index in (0, 1):
-            buffer.put(group(index), "math", group="a", size=3, index=index)
-    assert wrong(examine(url)) == {}
-    execute(url, statement.format(last="(SELECT max(uid) FROM rb_group)"))
-    assert wrong(examine(url, code=1)) == {"filling": "problem"}
-    assert wrong(examine(url, "--repair", code=1)) == {"filling": "problem"}
-
-
 def test_uids_that_would_be_given_again_are_found_and_mended(url: str) -> None:
     low = (
         "UPDATE rb_info SET number = 1 WHERE name = 'uid'" if url.startswith("sqlite") else "SELECT setval('rb_uid', 1)"

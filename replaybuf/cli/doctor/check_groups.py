@@ -1,4 +1,4 @@
-"""Checks that lanes, uids, checkpoints, counts and annotations agree with the stored groups."""
+"""Checks that lanes, uids, checkpoints and counts agree with the stored groups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from replaybuf.storage.sql.statements.counts import add_counts
 from replaybuf.storage.sql.statements.lanes import need_lanes
 from replaybuf.storage.sql.statements.new_rows import insert_rows
 from replaybuf.storage.sql.statements.ordering import enter_race
-from replaybuf.storage.sql.statements.rows import name_key, part_of
 from replaybuf.values.rollouts.statuses import Status
 
 #: The buffer and the task for groups whose own ones are unknown, and their error. No checkpoint is of that buffer.
@@ -142,45 +141,6 @@ def _raise_uids(tx: Transaction) -> str:
         tx.change("INSERT INTO rb_info (name, number) VALUES ('uid', 0)")
     raise_uid(tx, highest)
     return f"raised the counter of uids from {last or 0:,} to {highest:,}"
-
-
-# Rollouts of groups that fill, with the key of each, and whether their group is whole already.
-_FILLING_PARTS = """SELECT g.uid, g.scoped_key, l.buffer, l.task_name FROM rb_group g JOIN rb_lane l ON l.id = g.lane
-WHERE l.status = 'filling' ORDER BY g.uid"""
-_WHOLE_KEYS = "SELECT scoped_key FROM rb_group WHERE scoped_key {in_texts:keys}"
-
-
-@in_one_transaction
-def check_filling(tx: Transaction, examination: Examination) -> Finding:
-    """Check whether the rollouts of each group that fills belong together."""
-    kinds: dict[str, dict[int, tuple[str, int, int]]] = {}
-    misfits = []
-    for uid, key, buffer, task in tx.tuples(_FILLING_PARTS):
-        part = None if key is None else part_of(key)
-        if part is None or part.task_name != task or not part.index < part.size:
-            misfits.append(uid)
-        else:
-            kinds.setdefault(name_key(buffer, part.name), {})[uid] = (task, part.size, part.least)
-    whole = set(tx.values(_WHOLE_KEYS, keys=list(kinds)) if kinds else ())
-    misfits += [uid for name, parts in kinds.items() if name in whole or len({*parts.values()}) > 1 for uid in parts]
-    rollouts = units.number_of(len(misfits), "rollout")
-    defect = f"{rollouts} of groups that fill, which don't belong together: {some(misfits)}" if misfits else ""
-    return verdict(defect, groups(len(kinds)), "replaybuf rm --uid, and put them again")
-
-
-_UNDRAWN_ANNOTATIONS = "rb_annotation WHERE NOT EXISTS (SELECT 1 FROM rb_batch b WHERE b.id = rb_annotation.draw)"
-
-
-@in_one_transaction
-def check_annotations(tx: Transaction, examination: Examination) -> Finding:
-    """Check whether every annotation is of a draw that is on record."""
-    count = tx.value(f"SELECT count(*) FROM {_UNDRAWN_ANNOTATIONS}")  # noqa: S608
-    defect = f"{units.number_of(count, 'annotation')} of draws that are not on record" if count else ""
-    return verdict(defect, "all are of draws on record", cure=_delete_undrawn)
-
-
-def _delete_undrawn(tx: Transaction) -> str:
-    return f"deleted {tx.change(f'DELETE FROM {_UNDRAWN_ANNOTATIONS}'):,} annotations of no draw"  # noqa: S608
 
 
 # The groups and bytes of each checkpoint as recorded and as counted, and the number of its missing payloads.

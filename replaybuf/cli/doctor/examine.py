@@ -141,8 +141,6 @@ _ALL_CHECKS: _Checks = (
     ("places", check_database.check_places),
     ("payloads", check_payloads.check_payloads),
     ("leaked payloads", check_payloads.check_leaked),
-    ("filling", check_groups.check_filling),
-    ("annotations", check_groups.check_annotations),
     ("uids", check_groups.check_uids),
     ("checkpoints", check_groups.check_checkpoints),
     ("counts", check_groups.check_counts),
