@@ -59,13 +59,6 @@ DAMAGE = {
         [f"DELETE FROM rb_lane WHERE id = (SELECT lane FROM rb_group WHERE uid = {ONE})"],
     ),
     "a payload is missing": ("payloads", [f"DELETE FROM rb_payload WHERE uid = {ONE}"]),
-    "a payload leaked": (
-        "leaked payloads",
-        [
-            "INSERT INTO rb_payload (uid, outline, prompt, data) "
-            f"SELECT -1, outline, prompt, data FROM rb_payload WHERE uid = {ONE}"
-        ],
-    ),
     "a payload is damaged": (
         "payloads",
         [f"UPDATE rb_payload SET data = (SELECT data FROM rb_payload WHERE uid = -1) WHERE uid = {ONE}"],

@@ -65,7 +65,7 @@ def check_integrity(tx: Transaction, examination: Examination) -> Finding:
     defects = [f"PRAGMA {name}: {some(messages, 3)}"] if messages else []
     defects += [some(cells)] if cells else []
     mend = (SAVE_THE_REST, None) if cells or not all(map(_INDEX_MESSAGE.search, messages)) else (REPAIR, _reindex)
-    return verdict("; ".join(defects), f"PRAGMA {name} found nothing", *mend, groups_missing=bool(messages))
+    return verdict("; ".join(defects), f"PRAGMA {name} found nothing", *mend)
 
 
 def _reindex(tx: Transaction) -> str:

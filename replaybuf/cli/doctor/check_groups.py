@@ -103,9 +103,7 @@ def check_counts(tx: Transaction, examination: Examination) -> Finding:
     rows = tx.tuples(_WRONG_COUNTS)
     defects = [f"{label}: {counted:,} {name} counted, {real:,} there" for _, name, label, counted, real in rows]
     count = tx.value("SELECT count(*) FROM rb_group")
-    return verdict(
-        some(defects), f"{groups(count)} outside of checkpoints, as counted", cure=mend_counts, groups_missing=True
-    )
+    return verdict(some(defects), f"{groups(count)} outside of checkpoints, as counted", cure=mend_counts)
 
 
 def mend_counts(tx: Transaction) -> str:
@@ -162,7 +160,7 @@ def check_checkpoints(tx: Transaction, examination: Examination) -> Finding:
     defects = [text for row in rows if (text := _wrong_checkpoint(*map(int, row)))]
     summary = f"{len(rows):,}, all whole (steps {some([row[0] for row in rows])})" if rows else "none"
     mend = "make another one, then buffer.drop_checkpoint(step); a restore would bring back what is there"
-    return verdict(some(defects, 3), summary, mend, groups_missing=True)
+    return verdict(some(defects, 3), summary, mend)
 
 
 def _wrong_checkpoint(step: int, groups: int, nbytes: int, groups_there: int, bytes_there: int, missing: int) -> str:

@@ -22,7 +22,6 @@ from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.inspection.reader import driver_error
 from replaybuf.storage.sql.statements.counts import set_aside
 from replaybuf.storage.sql.statements.fence import join
-from replaybuf.storage.sql.statements.files import count_gone
 from replaybuf.storage.sql.statements.lanes import need_lanes
 from replaybuf.values.codec.payload_format import has_size, verify
 from replaybuf.values.rollouts.statuses import Status
@@ -237,19 +236,13 @@ def _set_aside(tx: Transaction, reasons: Mapping[int, str]) -> str:
 
 
 # Payloads that nothing refers to, and no sweep would delete.
-_LEAKED_PAYLOADS = """rb_payload WHERE NOT EXISTS (SELECT 1 FROM rb_group g WHERE g.uid = rb_payload.uid)
+_LEAKED = """SELECT count(*) FROM rb_payload WHERE NOT EXISTS (SELECT 1 FROM rb_group g WHERE g.uid = rb_payload.uid)
     AND NOT EXISTS (SELECT 1 FROM rb_past p WHERE p.uid = rb_payload.uid AND p.removed_at IS NOT NULL)"""
 
 
 @in_one_transaction
 def check_leaked(tx: Transaction, examination: Examination) -> Finding:
     """Check whether every payload belongs to a group, or waits for the sweep."""
-    count = tx.value(f"SELECT count(*) FROM {_LEAKED_PAYLOADS}")  # noqa: S608
-    defect = f"{count:,} payloads of groups that are gone, which nobody would delete" if count else ""
-    return verdict(defect, "none", cure=_delete_leaked, deletes=True)
-
-
-def _delete_leaked(tx: Transaction) -> str:
-    files = tx.values(f"DELETE FROM {_LEAKED_PAYLOADS} RETURNING file")  # noqa: S608
-    count_gone(tx, files)
-    return f"deleted {len(files):,} leaked payloads"
+    count = tx.value(_LEAKED)
+    defect = f"{count:,} payloads of groups that are gone, which take room" if count else ""
+    return verdict(defect, "none", "replaybuf checkpoint save: the snapshot is without them")

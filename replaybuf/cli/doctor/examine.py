@@ -55,9 +55,8 @@ def doctor(
     problems (warnings are none), and 1 when some are left. All payloads are read, unless --quick is given; nobody has
     to wait for that.
 
-    --repair mends what is safe to mend, and says what it did: payloads that nobody needs are deleted, damaged groups
-    are set aside as failed with the reason, counts and the counter of uids are corrected, missing indexes and views are
-    made. It never deletes a group.
+    --repair mends what is safe to mend, and says what it did: damaged groups are set aside as failed with the reason,
+    counts and the counter of uids are corrected, missing indexes and views are made. It deletes nothing.
 
     --probe tells whether a server has all that a run needs, and names the first call that fails. It makes the tables if
     they don't exist, as the first run would.
@@ -164,22 +163,13 @@ def examine(examination: Examination) -> Iterator[Finding]:
 def repair(reader: Reader, findings: Iterable[Finding]) -> list[str]:
     """Repair each problem that was found, in an exclusive write transaction, and return descriptions of the repairs.
 
-    No group and no payload that is needed is deleted: while groups seem to be missing, nothing is.
+    No group and no payload is deleted.
     """
-    findings = list(findings)
     cures = {finding.check: finding.cure for finding in findings if finding.cure}
     cures.setdefault("counts", check_groups.mend_counts)  # other cures move groups
-    deleting = {finding.check for finding in findings if finding.deletes}
-    missing = [finding.check for finding in findings if finding.groups_missing]
     sentences: list[str] = []
     with open_writer(reader) as writer:
         for name, cure in cures.items():
-            if name in deleting and missing:
-                sentences.append(
-                    f"left the {name}, since groups may be missing (see {', '.join(missing)}): copy the database; "
-                    "--repair once more deletes them"
-                )
-                continue
             try:
                 sentences.append(writer.write(cure))
             except _FAILURES as error:
@@ -197,12 +187,12 @@ def _findings_of(name: str, check: Check, examination: Examination) -> Sequence[
 
 
 def _failure_finding(error: Exception, path: Path | None) -> Finding:
-    """Return the finding of a check that can't be made, which may hide that groups are missing."""
+    """Return the finding of a check that can't be made."""
     is_damaged = path is not None and (
         not isinstance(error, ReplayBufError) or (error.reason == "not a database" and _was_a_database(path))
     )
     mend = check_database.SAVE_THE_REST if is_damaged else ""
-    return problem(f"can't be checked: {_error_text(error)}", mend, groups_missing=True)
+    return problem(f"can't be checked: {_error_text(error)}", mend)
 
 
 def _was_a_database(path: Path) -> bool:
