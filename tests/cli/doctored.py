@@ -53,11 +53,6 @@ def everything(url: str) -> dict[str, list[Any]]:
 DAMAGE = {
     "an index is missing": ("indexes", ["DROP INDEX rb_group_by_step"]),
     "a view is missing": ("indexes", ["DROP VIEW rollouts"]),
-    "a group has no lane": ("lanes", [f"UPDATE rb_group SET lane = 999 WHERE uid = {ONE}"]),
-    "a lane is gone": (
-        "lanes",
-        [f"DELETE FROM rb_lane WHERE id = (SELECT lane FROM rb_group WHERE uid = {ONE})"],
-    ),
     "a payload is missing": ("payloads", [f"DELETE FROM rb_payload WHERE uid = {ONE}"]),
     "a payload is damaged": (
         "payloads",

@@ -14,7 +14,6 @@ from sqlalchemy import make_url
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.cli.doctor import Examination, check_payloads
-from replaybuf.cli.doctor.check_groups import LOST
 from replaybuf.cli.doctor.examine import examine as find
 from replaybuf.cli.doctor.examine import repair
 from replaybuf.storage.sql import schema
@@ -71,30 +70,14 @@ def test_what_is_wrong_is_found_and_mended(url: str, check: str, statements: lis
     use(url)
 
 
-def test_groups_of_no_task_are_kept_apart(url: str) -> None:
-    break_it(url, list(DAMAGE["a group has no lane"][1]))
-    run("doctor", url, "--repair")
-    [row] = json.loads(run("ls", url, "--task", LOST, "--format=json").stdout)
-    assert (row["status"], row["error"]) == ("failed", "its task and status were lost")
-
-
-def test_groups_whose_lanes_are_all_gone_are_counted_where_they_are_kept(url: str) -> None:
-    """A new lane may have the id of a lost one, and not its counts."""
-    execute(url, "DELETE FROM rb_lane")
-    assert "counted again" not in run("doctor", url, "--repair").stdout
-    with ReplayBufferConfig(url=url, name=LOST).build_sync() as buffer:
-        tasks = buffer.metrics()["tasks"]
-    assert tasks[LOST]["put"] == tasks[LOST]["buffered"]["failed"] == len(everything(url)["rb_group"])
-
-
-def test_lanes_of_a_checkpoint_are_made_again(url: str) -> None:
-    """Though all are gone: a restore then brings all of its groups back. Those of later lanes are kept apart."""
-    checkpoint_and_take(url)
-    execute(url, "DELETE FROM rb_lane")
-    assert wrong(examine(url, code=1))["lanes"] == "problem"
-    assert wrong(examine(url, "--repair")) == {}
-    with ReplayBufferConfig(url=url, policy="fifo").build_sync() as buffer:
-        assert buffer.restore(5).groups == buffer.count_where({}) > 0
+def test_groups_of_no_task_are_a_problem_that_no_repair_mends(url: str) -> None:
+    execute(url, f"DELETE FROM rb_lane WHERE id = (SELECT lane FROM rb_group WHERE uid = {ONE})")
+    findings = examine(url, code=1)
+    assert wrong(findings)["lanes"] == "problem"
+    assert not findings["lanes"][0]["repairable"]
+    before = everything(url)["rb_group"]
+    assert wrong(examine(url, "--repair", code=1))["lanes"] == "problem"
+    assert everything(url)["rb_group"] == before
 
 
 def test_payloads_of_groups_that_are_gone_are_told_of_and_left_alone(url: str) -> None:

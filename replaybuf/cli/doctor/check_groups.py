@@ -2,75 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from pydantic_core import from_json
-
 from replaybuf.cli.doctor import Examination, Finding, in_one_transaction, problem, verdict
 from replaybuf.common import units
 from replaybuf.common.units import groups, some
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.engine.transaction import Scope, Transaction
-from replaybuf.storage.sql.schema.tables import lane
+from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.buffer_facts import find_last_uid
 from replaybuf.storage.sql.statements.checkpoints import raise_uid
 from replaybuf.storage.sql.statements.counts import add_counts
-from replaybuf.storage.sql.statements.lanes import need_lanes
-from replaybuf.storage.sql.statements.new_rows import insert_rows
-from replaybuf.storage.sql.statements.ordering import enter_race
-from replaybuf.values.rollouts.statuses import Status
 
-#: The buffer and the task for groups whose own ones are unknown, and their error. No checkpoint is of that buffer.
-LOST = "lost+found"
-_WHY_LOST = "its task and status were lost"
 _LANELESS = "SELECT uid FROM rb_group g WHERE NOT EXISTS (SELECT 1 FROM rb_lane l WHERE l.id = g.lane) ORDER BY uid"
-_SET_ASIDE = """UPDATE rb_group SET lane = :lane, error = :error, lease = NULL, leased_until = NULL, holder = NULL,
-pinned_staleness = coalesce(pinned_staleness, 0) WHERE uid {in:uids}"""
 
 
 @in_one_transaction
 def check_lanes(tx: Transaction, examination: Examination) -> Finding:
-    """Check whether every group has a lane, and every checkpoint those that it was made with."""
-    missing, uids = _lost_lanes(tx), tx.values(_LANELESS)
-    addition = f"; {units.number_of(len(missing), 'lane')} of checkpoints gone" if missing else ""
-    defect = f"{groups(len(uids))} of no task and status: {some(uids)}{addition}" if missing or uids else ""
+    """Check whether every group has a lane."""
+    uids = tx.values(_LANELESS)
+    defect = f"{groups(len(uids))} of no task and status: {some(uids)}" if uids else ""
     lanes = units.number_of(tx.value("SELECT count(*) FROM rb_lane"), "lane")
-    return verdict(defect, f"every group is in one of {lanes} (a task's groups of one status)", cure=_mend_lanes)
-
-
-def _lost_lanes(tx: Transaction) -> list[dict[str, Any]]:
-    """Return the lanes of checkpoints that are gone, as the newest one has them, unless others took their place."""
-    existing = tx.tuples("SELECT id, buffer, task_name, status, leased FROM rb_lane")
-    in_use: set[Any] = {row[0] for row in existing} | {tuple(row[1:]) for row in existing}
-    recorded = {
-        row["id"]: row
-        for lanes in tx.values("SELECT CAST(lanes AS text) FROM rb_checkpoint ORDER BY id")
-        for row in from_json(lanes)
-    }
-    names = ("buffer", "task_name", "status", "leased")
-    return [row for row in recorded.values() if in_use.isdisjoint({row["id"], tuple(row[name] for name in names)})]
-
-
-def _mend_lanes(tx: Transaction) -> str:
-    """Make lanes again as checkpoints have them, which a restore needs.
-
-    Groups of other lost lanes become FAILED ones of a buffer of their own.
-    """
-    sentences = []
-    if missing := _lost_lanes(tx):
-        insert_rows(tx, lane, missing)
-        sentences.append(f"made {units.number_of(len(missing), 'lane')} again, as checkpoints have them")
-    if uids := tx.values(_LANELESS):
-        scoped = tx.of(Scope(LOST))
-        tx.change("DELETE FROM rb_tally WHERE lane NOT IN (SELECT id FROM rb_lane)")  # SQLite gives their ids again
-        [home] = need_lanes(scoped, [(LOST, Status.FAILED)]).values()
-        tx.change(_SET_ASIDE, lane=home.id, error=_WHY_LOST, uids=uids)
-        enter_race(scoped, home, uids)
-        nbytes = int(tx.value("SELECT sum(bytes) FROM rb_group WHERE uid {in:uids}", uids=uids))
-        counts = {Tally.PUT: len(uids), Tally.SIZE: len(uids), Tally.BYTES: nbytes}
-        add_counts(tx, {(home.id, name): count for name, count in counts.items()})
-        sentences.append(f"set {groups(len(uids))} of no task aside, as failed ones of the buffer {LOST}: {some(uids)}")
-    return "; ".join(sentences)
+    mend = "restore the database from a snapshot or a backup"
+    return verdict(defect, f"every group is in one of {lanes} (a task's groups of one status)", mend)
 
 
 # The lane and the name of each tally that is wrong, for people what it counts, what is counted and what is there.
