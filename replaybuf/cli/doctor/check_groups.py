@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from replaybuf.cli.doctor import Examination, Finding, in_one_transaction, problem, verdict
+from replaybuf.cli.doctor import Examination, Finding, in_one_transaction, verdict
 from replaybuf.common import units
 from replaybuf.common.units import groups, some
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.statements.buffer_facts import find_last_uid
+from replaybuf.storage.sql.statements.buffer_facts import last_uid
 from replaybuf.storage.sql.statements.checkpoints import raise_uid
 from replaybuf.storage.sql.statements.counts import add_counts
 
@@ -77,19 +77,15 @@ SELECT max(uid) FROM (
 @in_one_transaction
 def check_uids(tx: Transaction, examination: Examination) -> Finding:
     """Check whether the next uid is unused."""
-    highest, last = tx.value(_HIGHEST_UID) or 0, find_last_uid(tx)
-    if last is None:
-        return problem("the counter of uids is gone", cure=_raise_uids)
+    highest, last = tx.value(_HIGHEST_UID) or 0, last_uid(tx)
     defect = f"uid {highest:,} is in use, and the counter is at {last:,}: puts would fail" if last < highest else ""
     return verdict(defect, f"the last one given is {last:,}", cure=_raise_uids)
 
 
 def _raise_uids(tx: Transaction) -> str:
-    highest, last = tx.value(_HIGHEST_UID) or 0, find_last_uid(tx)
-    if last is None:
-        tx.change("INSERT INTO rb_info (name, number) VALUES ('uid', 0)")
+    highest, last = tx.value(_HIGHEST_UID) or 0, last_uid(tx)
     raise_uid(tx, highest)
-    return f"raised the counter of uids from {last or 0:,} to {highest:,}"
+    return f"raised the counter of uids from {last:,} to {highest:,}"
 
 
 # The groups and bytes of each checkpoint as recorded and as counted, and the number of its missing payloads.

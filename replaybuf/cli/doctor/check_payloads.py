@@ -91,7 +91,7 @@ class _Pass:
     """Reads groups in several transactions: a long one would block vacuuming and checkpoints.
 
     `reasons` says why groups are damaged, `texts` are those with texts that can't be read; `lost` is the first error of
-    a place, and `unnamed` are the groups whose place the database doesn't name.
+    a place.
     """
 
     def __init__(self, examination: Examination) -> None:
@@ -100,7 +100,6 @@ class _Pass:
         self.reasons: dict[int, str] = {}
         self.texts: set[int] = set()
         self.lost: PayloadStoreError | None = None
-        self.unnamed: set[int] = set()
 
     def piece(self, uids: Sequence[int]) -> None:
         """Read some groups. What can't be read of a damaged file is found by reading smaller pieces."""
@@ -126,11 +125,9 @@ class _Pass:
 
     def _tails(self, stored: Sequence[_Stored], places: Places) -> Sequence[Any]:
         """Return the arrays of each payload that are in a file; None if they are not, or are out of reach."""
-        placed = [(item, _place_of(item.data)) for item in stored]
-        self.unnamed |= {item.uid for item, place in placed if place not in {None, *places[0]}}
-        reachable = places[0].keys() - self._examination.out_of_reach if self.lost is None else ()
+        unreachable = self._examination.out_of_reach
         try:
-            payloads = [item.data if place is None or place in reachable else None for item, place in placed]
+            payloads = [None if self.lost or _place_of(item.data) in unreachable else item.data for item in stored]
             return wait_for(read_tails(payloads, places, _PATIENCE))
         except PayloadStoreError as error:
             self.lost = error
@@ -170,12 +167,9 @@ def check_payloads(examination: Examination) -> Iterator[Finding]:
     note = f" (--quick: {len(sample):,} of {groups(len(sizes))} read)" if len(sample) < len(sizes) else ""
     if scan.lost:
         yield warning(f"arrays that are kept apart were not all checked: {scan.lost}")
-    if scan.unnamed:
-        text = f"the arrays of {groups(len(scan.unnamed))} are in a place that isn't among those of this database"
-        yield warning(f"{text}: they were not checked", "open the buffer with the payloads= of the run, which names it")
     if scan.reasons:
         yield from examination.read(lambda tx: list(_damage_findings(tx, scan, note)))
-    elif not scan.lost and not scan.unnamed:
+    elif not scan.lost:
         restriction = ", without what is out of reach (see places)" if examination.out_of_reach else ""
         summary = f"{groups(scan.read)} read, also those that only checkpoints have"
         yield fine(f"{summary}: all payloads and texts as they were written{restriction}{note}")
