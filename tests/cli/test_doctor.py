@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import make_url
 
 from replaybuf import ReplayBufferConfig
-from replaybuf.cli.doctor import Examination, check_payloads
+from replaybuf.cli.doctor import Examination
 from replaybuf.cli.doctor.examine import examine as find
 from replaybuf.cli.doctor.examine import repair
 from replaybuf.storage.sql import schema
@@ -141,7 +141,6 @@ def test_looking_changes_nothing(url: str) -> None:
     break_it(url, [statement for _, statements in DAMAGE.values() for statement in statements])
     before = everything(url)
     examine(url, code=1)
-    examine(url, "--quick", code=1)
     assert everything(url) == before
 
 
@@ -175,12 +174,6 @@ def test_a_payload_that_is_another_groups_is_found_by_its_size(url: str) -> None
         other = buffer.put(group(1, response="longer than others" * 9), "math")
     execute(url, f"UPDATE rb_payload SET data = (SELECT data FROM rb_payload WHERE uid = {other}) WHERE uid = {ONE}")
     assert wrong(examine(url, code=1)) == {"payloads": "problem"}
-
-
-def test_with_quick_a_sample_is_read_and_said_so(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_payloads, "SAMPLE", 2)
-    assert "(--quick: 2 of 6 groups read)" in examine(url, "--quick")["payloads"][0]["text"]
-    assert examine(url)["payloads"][0]["text"].startswith("6 groups read")
 
 
 def test_it_is_safe_to_repair_while_a_run_goes_on(url: str) -> None:

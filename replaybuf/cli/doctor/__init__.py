@@ -51,7 +51,6 @@ class Examination:
     """The state that checks share. Long checks call `tell(done, total)` from time to time."""
 
     reader: Reader
-    quick: bool = False
     tell: Callable[[int, int], None] = lambda done, total: None
     out_of_reach: set[int] = field(default_factory=set)  # numbers of unreachable places
 

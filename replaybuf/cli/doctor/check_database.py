@@ -53,19 +53,14 @@ _INDEX_MESSAGE = re.compile(r"missing from index |wrong # of entries in index |n
 
 @in_one_transaction
 def check_integrity(tx: Transaction, examination: Examination) -> Finding:
-    """Run SQLite's own check of all pages, and look for values of a wrong type.
-
-    A quick one doesn't compare indexes with their tables.
-    """
-    name = "quick_check" if examination.quick else "integrity_check"
-    rows = tx.values(f"PRAGMA {name}({_MOST_MESSAGES})")
+    """Run SQLite's own check of all pages, and look for values of a wrong type."""
+    rows = tx.values(f"PRAGMA integrity_check({_MOST_MESSAGES})")
     messages = [str(row).replace("*** in database main ***\n", "") for row in rows if row != "ok"]
     # Those of payloads are found by `check_payloads`, which sets their groups aside.
     cells = [] if messages else [cell for cell in wrong_cells(tx) if not cell.startswith(f"{payload.name}.")]
-    defects = [f"PRAGMA {name}: {some(messages, 3)}"] if messages else []
-    defects += [some(cells)] if cells else []
+    defect = f"PRAGMA integrity_check: {some(messages, 3)}" if messages else some(cells)
     mend = (SAVE_THE_REST, None) if cells or not all(map(_INDEX_MESSAGE.search, messages)) else (REPAIR, _reindex)
-    return verdict("; ".join(defects), f"PRAGMA {name} found nothing", *mend)
+    return verdict(defect, "PRAGMA integrity_check found nothing", *mend)
 
 
 def _reindex(tx: Transaction) -> str:

@@ -26,8 +26,6 @@ from replaybuf.storage.sql.statements.lanes import need_lanes
 from replaybuf.values.codec.payload_format import has_size, verify
 from replaybuf.values.rollouts.statuses import Status
 
-#: The number of groups read with `--quick`.
-SAMPLE = 200
 _PIECE_BYTES = 16 * 1024 * 1024
 _PIECE_GROUPS = 2000
 #: The timeout for reading a piece's payloads from a place, in seconds.
@@ -158,40 +156,37 @@ def _damage(item: _Stored, tail: Any) -> str | None:
 def check_payloads(examination: Examination) -> Iterator[Finding]:
     """Check whether every group has its payload, as it was written, and whether its texts can be read."""
     sizes = examination.read(lambda tx: tx.tuples(_GROUPS))
-    sample = sizes[:: len(sizes) // SAMPLE + 1] if examination.quick else sizes
     scan, count = _Pass(examination), 0
-    for piece in in_pieces(sample, itemgetter(1), _PIECE_GROUPS, _PIECE_BYTES):
+    for piece in in_pieces(sizes, itemgetter(1), _PIECE_GROUPS, _PIECE_BYTES):
         scan.piece([uid for uid, _ in piece])
         count += len(piece)
-        examination.tell(count, len(sample))
-    note = f" (--quick: {len(sample):,} of {groups(len(sizes))} read)" if len(sample) < len(sizes) else ""
+        examination.tell(count, len(sizes))
     if scan.lost:
         yield warning(f"arrays that are kept apart were not all checked: {scan.lost}")
     if scan.reasons:
-        yield from examination.read(lambda tx: list(_damage_findings(tx, scan, note)))
+        yield from examination.read(lambda tx: list(_damage_findings(tx, scan.reasons, scan.texts)))
     elif not scan.lost:
         restriction = ", without what is out of reach (see places)" if examination.out_of_reach else ""
         summary = f"{groups(scan.read)} read, also those that only checkpoints have"
-        yield fine(f"{summary}: all payloads and texts as they were written{restriction}{note}")
+        yield fine(f"{summary}: all payloads and texts as they were written{restriction}")
 
 
 _IN_BUFFERS = "SELECT uid, error IS NOT NULL FROM rb_group WHERE uid {in:uids} ORDER BY uid"
 
 
-def _damage_findings(tx: Transaction, scan: _Pass, note: str) -> Iterator[Finding]:
-    reasons = scan.reasons
+def _damage_findings(tx: Transaction, reasons: Mapping[int, str], texts: Collection[int]) -> Iterator[Finding]:
     in_buffers = dict(map(tuple, tx.tuples(_IN_BUFFERS, uids=list(reasons))))
-    new = [uid for uid, is_aside in in_buffers.items() if not is_aside or uid in scan.texts]
+    new = [uid for uid, is_aside in in_buffers.items() if not is_aside or uid in texts]
     known = [uid for uid in in_buffers if uid not in new]
     if new:
         examples = some([f"{uid} ({reasons[uid]})" for uid in new], 3)
-        text = f"{groups(len(new))} can't be read (put lost files of payloads back before a repair): {examples}{note}"
+        text = f"{groups(len(new))} can't be read (put lost files of payloads back before a repair): {examples}"
         yield problem(text, cure=partial(_set_aside, reasons={uid: reasons[uid] for uid in new}))
     if known:
-        text = f"the payloads of {groups(len(known))} are damaged, set aside already: {some(known)}{note}"
+        text = f"the payloads of {groups(len(known))} are damaged, set aside already: {some(known)}"
         yield warning(text, _FORGET)
     if uids := sorted(reasons.keys() - in_buffers):
-        text = f"the payloads of {groups(len(uids))} that only checkpoints have are damaged: {some(uids)}{note}"
+        text = f"the payloads of {groups(len(uids))} that only checkpoints have are damaged: {some(uids)}"
         yield problem(text, "buffer.drop_checkpoint(step), or restore without them")
 
 

@@ -35,9 +35,6 @@ _INDENT = 26
 def doctor(
     url: Url,
     output: Out = TEXT,
-    quick: Annotated[
-        bool, option("--quick", "Read a sample of the payloads only, and leave out what takes long.")
-    ] = False,
     repair: Annotated[bool, option("--repair", "Mend what is safe to mend, also while a run goes on.")] = False,
     probe: Annotated[
         bool, option("--probe", "Also make each call once in a buffer of its own, which is removed afterwards.")
@@ -52,8 +49,7 @@ def doctor(
     """Check a database: schema, integrity, orphans, checksums, counts, places of payloads.
 
     A line for each check says what is fine, or what is wrong and how to mend it. The exit code is 0 when there are no
-    problems (warnings are none), and 1 when some are left. All payloads are read, unless --quick is given; nobody has
-    to wait for that.
+    problems (warnings are none), and 1 when some are left. All payloads are read; nobody has to wait for that.
 
     --repair mends what is safe to mend, and says what it did: damaged groups are set aside as failed with the reason,
     counts and the counter of uids are corrected, missing indexes and views are made. It deletes nothing.
@@ -82,7 +78,7 @@ def doctor(
         for line in check_database.take_over_places(reader) or ["all places of this database are its own"]:
             output.note(f"take-over: {line}")
     rows = []
-    for finding in _examine_and_repair(reader, output, quick=quick, mend=repair, trial=probe):
+    for finding in _examine_and_repair(reader, output, mend=repair, trial=probe):
         rows.append(finding.row())
         if output.for_people:
             print_finding(finding)
@@ -92,16 +88,16 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _examine_and_repair(reader: Reader, output: Output, *, quick: bool, mend: bool, trial: bool) -> Iterator[Finding]:
+def _examine_and_repair(reader: Reader, output: Output, *, mend: bool, trial: bool) -> Iterator[Finding]:
     """Yield the findings; with `mend`, those that remain after the repair; those of a trial last."""
     with progress_bar("payloads") as bar:
-        findings = examine(Examination(reader, quick=quick, tell=bar))
+        findings = examine(Examination(reader, tell=bar))
         if mend:
             findings = iter(initial := list(findings))
             if any(finding.cure for finding in initial):
                 for line in repair(reader, initial):
                     output.note(f"repair: {line}")
-                findings = examine(Examination(reader, quick=quick, tell=bar))
+                findings = examine(Examination(reader, tell=bar))
             elif any(finding.level == Severity.PROBLEM for finding in initial):
                 output.note("nothing of this can be repaired; see below what to do")
             else:
