@@ -226,21 +226,16 @@ def argument(name: str, help: str) -> Any:
     return typer.Argument(metavar=name, help=help, show_default=False)
 
 
-def format_option(help: str, *more: str) -> Any:
-    """Return the option --format, of the formats of `Output` and `more`."""
-    formats = (*FORMATS, *more)
-
-    def output(format: str | Output) -> Output:
-        if isinstance(format, str) and format not in formats:
-            raise typer.BadParameter(f"{format!r:.100} is none of {', '.join(formats)}.")
-        return Output(format) if isinstance(format, str) else format
-
-    return option("--format", help, metavar="FORMAT", parser=output, show_default=False)
+def _output(format: str | Output) -> Output:
+    """Parse --format. Raises a usage error."""
+    if isinstance(format, str) and format not in FORMATS:
+        raise typer.BadParameter(f"{format!r:.100} is none of {', '.join(FORMATS)}.")
+    return Output(format) if isinstance(format, str) else format
 
 
 #: The default of --format.
 TEXT = Output()
-Out = Annotated[Output, format_option("text, json, or csv: the rows of the table.")]
+Out = Annotated[Output, option("--format", "text or json.", metavar="FORMAT", parser=_output, show_default=False)]
 
 
 #: The option --yes of commands that ask for confirmation.

@@ -158,7 +158,6 @@ def sql(
     Examples:
       replaybuf sql run.db
       replaybuf sql run.db "SELECT task_name, count(*) FROM groups GROUP BY 1"
-      replaybuf sql run.db "SELECT * FROM rollouts" --format csv > all.csv
       replaybuf sql run.db "SELECT tags ->> 'level', reward FROM groups"
       replaybuf sql run.db "SELECT step, worker, reward FROM batch_groups"
       replaybuf sql run.db "SELECT worker, wants, reason FROM waiters"

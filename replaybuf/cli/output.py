@@ -1,4 +1,4 @@
-"""Printing: tables and sentences for people, JSON and CSV for programs.
+"""Printing: tables and sentences for people, JSON for programs.
 
 Data goes to stdout, everything else to stderr. Control characters are escaped in tables and on a terminal; programs
 get values as they are.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from replaybuf.common.redact import escape, escape_json, escape_line
-from replaybuf.common.units import csv_lines, plain
+from replaybuf.common.units import plain
 from replaybuf.view.columns import Column, used
 
 if TYPE_CHECKING:
@@ -45,37 +45,22 @@ STYLES = {
 
 
 #: The formats of --format.
-FORMATS = ("text", "json", "csv")
+FORMATS = ("text", "json")
 
 
 class Output:
-    """Prints rows, or a value, in a format."""
+    """Prints rows as a table for people, or as JSON."""
 
     def __init__(self, format: str = "text") -> None:
-        self.format = format
-
-    @property
-    def for_people(self) -> bool:
-        return self.format == "text"
+        self.for_people = format == "text"
 
     def rows(self, rows: Sequence[Any], columns: Sequence[Column] = (), now: datetime | None = None) -> None:
         """Print rows, as a table of `columns` or with all their fields."""
         if self.for_people:
             print_table(rows, columns, now)
-        elif self.format == "csv":
-            keep = "\n" if sys.stdout.isatty() else None
-            write(line if keep is None else escape(line, keep=keep) for line in csv_lines(rows))
         else:
             write(f"{',' if i else '['}\n {encode(row)}" for i, row in enumerate(rows))
             write("\n]\n" if rows else "[]\n")
-
-    def printed(self, value: Callable[[], Any], rows: Callable[[], Sequence[Row]]) -> bool:
-        """Print a value as JSON, or rows as CSV; return False, printing nothing, if the format is text."""
-        if self.format == "json":
-            print_json(value())
-        elif not self.for_people:
-            self.rows(rows())
-        return not self.for_people
 
     def note(self, text: str) -> None:
         """Print a note about the output on stderr."""

@@ -9,7 +9,7 @@ import typer
 
 from replaybuf.cli.commands import TEXT, Buffer, OfTask, Out, Url, Where, argument, option
 from replaybuf.cli.groups import ARCHIVE, gone_of
-from replaybuf.cli.output import STYLES, Output, Row, console, print_facts, print_table, write
+from replaybuf.cli.output import STYLES, Output, Row, console, print_facts, print_json, print_table, write
 from replaybuf.common import units
 from replaybuf.common.redact import escape, escape_line
 from replaybuf.errors import DecodeError, InputError
@@ -58,8 +58,6 @@ def show(
     a million take a while. Of equal rewards one of each group is shown before a second one of any, from each task in
     turn. Up to 2,000 characters of each are shown, unless --full is given.
 
-    --format csv prints the rollouts, json all there is.
-
     \b
     Examples:
       replaybuf show run.db 17
@@ -83,9 +81,9 @@ def show(
         groups = [_read(reader, number, full=full) for number in uids]
     except DecodeError as error:
         raise DecodeError(f"{error} (without --full its metadata can be shown)") from error
-    values = [_value(*group) for group in groups]
-    rollouts = [row for value in values for row in value["rollouts"]]
-    if output.printed(lambda: values[0] if len(values) == 1 else values, lambda: rollouts):
+    if not output.for_people:
+        values = [_value(*group) for group in groups]
+        print_json(values[0] if len(values) == 1 else values)
         return
     for number, (described, decoded) in enumerate(groups):
         write(["\n"] if number else [])
@@ -180,7 +178,8 @@ def _show_extremes(
             groups[uid] = described, decoded or []
     pairs = [(groups[uid], position) for uid, position in places if uid in groups]
     rows = [{**described.rollouts[position], **_fields(decoded[position])} for (described, decoded), position in pairs]
-    if output.printed(lambda: rows, lambda: rows):
+    if not output.for_people:
+        print_json(rows)
         return
     if not places:
         unknown = reader.read(lambda tx: unknown_task(tx, buffer, task))

@@ -16,25 +16,23 @@ import typer
 
 from replaybuf.buffer.buffer_metrics import TOTALS
 from replaybuf.cli import why
-from replaybuf.cli.commands import TEXT, Buffer, Url, format_option, option
+from replaybuf.cli.commands import TEXT, Buffer, Out, Url, option
 from replaybuf.cli.groups import trainer_text
-from replaybuf.cli.output import Output, console, print_line, print_table, write
+from replaybuf.cli.output import console, print_json, print_line, print_table, write
 from replaybuf.common import units
-from replaybuf.common.redact import escape, escape_line
+from replaybuf.common.redact import escape_line
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.inspection.measures import rows_of_lanes
 from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_reader
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import LANES, columns
-from replaybuf.view.metrics import figures_of, prometheus, read_figures
+from replaybuf.view.metrics import figures_of
 from replaybuf.view.wait_reasons import Waits, read_waits
 
 if TYPE_CHECKING:
     from rich.text import Text
 
 _ALWAYS_SHOWN = ("put", "sampled_new", "taken")
-_PROMETHEUS = "prometheus"
-_Out = Annotated[Output, format_option("text, json, csv, or prometheus.", _PROMETHEUS)]
 
 #: The maximum fraction of the time spent reading: slow readings are made less often.
 _SHARE = 0.1
@@ -43,7 +41,7 @@ _TERMINATED = 128 + 15
 _PORT, _LOCALHOST = 8321, "127.0.0.1"
 
 
-def stats(url: Url, output: _Out = TEXT, buffer: Buffer = None) -> None:
+def stats(url: Url, output: Out = TEXT, buffer: Buffer = None) -> None:
     """Show how many groups there are of each task and status, and what went in and out.
 
     "groups" can be drawn, "leased" ones are with a consumer; of those that are "overdue" the lease is over, and they
@@ -60,25 +58,19 @@ def stats(url: Url, output: _Out = TEXT, buffer: Buffer = None) -> None:
     says that it is; the last checkpoint; and the size of the database with the WAL of a SQLite file. Where payloads
     are kept apart, the bytes are those of the files, each of which goes with its last group.
 
-    With --format json all of it is there, for each buffer what buffer.metrics() gives; csv has the rows of the first
-    table; prometheus prints metrics with their meaning, as "replaybuf serve" has them at /metrics, for node_exporter's
-    textfile collector and the like.
+    With --format json all of it is there, for each buffer what buffer.metrics() gives.
 
     \b
     Examples:
       replaybuf stats run.db
       replaybuf stats postgresql://rl@db/run7 --format json | jq .buffers
-      replaybuf stats run.db --buffer eval --format csv
-      replaybuf stats run.db --format prometheus > replaybuf.prom
     """
     reader = open_reader(url)
-    if output.format == _PROMETHEUS:
-        text = prometheus(read_figures(reader, buffer=buffer))
-        write([escape(text, keep="\n") if sys.stdout.isatty() else text])
-        return
     figures, now = reader.read(lambda tx: (_read_figures(tx, buffer), tx.now()))
-    if not output.printed(lambda: figures, lambda: figures["groups"]):
+    if output.for_people:
         _print_stats(figures, now)
+    else:
+        print_json(figures)
 
 
 def watch(

@@ -12,7 +12,7 @@ import typer
 
 from replaybuf.cli.commands import TEXT, OfTask, OneBuffer, Out, Url, argument, option, read_limit
 from replaybuf.cli.groups import ARCHIVE
-from replaybuf.cli.output import Output, console, print_facts, print_line, print_table, write
+from replaybuf.cli.output import Output, console, print_facts, print_json, print_line, print_table, write
 from replaybuf.common import units
 from replaybuf.common.redact import escape, redact
 from replaybuf.errors import InputError
@@ -179,7 +179,8 @@ def _show_step(
 
     train_step, runs, now = reader.read(read)
     value = {"step": train_step, "runs": [asdict(run.summary) | asdict(run) for run in runs]}
-    if output.printed(lambda: value, lambda: [group for run in runs for group in run.groups]):
+    if not output.for_people:
+        print_json(value)
         return
     for run in runs:
         _print_step(run, now, limit)
@@ -237,7 +238,8 @@ def _show_life(reader: Reader, output: Output, uid: int) -> None:
 
     life = reader.read(read)
     value = asdict(life.origin) | asdict(life) | {"now": place_of(life), "timeline": timeline(life)}
-    if output.printed(lambda: value, lambda: timeline(life)):
+    if not output.for_people:
+        print_json(value)
         return
     suffix = f" of {life.origin.task_name}" if life.origin.task_name else ""
     print_facts(f"group {life.uid}{suffix}", _life_facts(life), 13)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from replaybuf.cli import commands
 from replaybuf.cli.groups import trainer_text
-from replaybuf.cli.output import print_line, print_table, write
+from replaybuf.cli.output import print_json, print_line, print_table, write
 from replaybuf.common import units
 from replaybuf.common.redact import escape_line
 from replaybuf.common.units import joined
@@ -58,7 +58,7 @@ def why(
     those of its last heartbeat. It is "replaced" once a later one does the same. A "fenced" one had the buffer open
     when another process restored it.
 
-    With --format json all of it is there; csv has a row for each wait.
+    With --format json all of it is there.
 
     \b
     Examples:
@@ -72,7 +72,8 @@ def why(
     asked = not (size is None and status is None and where is None)
     reader = open_reader(url)
     rows = reader.read(lambda tx: read_waits(tx, buffer, question, asked=asked))
-    if output.printed(lambda: [asdict(row) for row in rows], lambda: [_row(w) for row in rows for w in row.waits]):
+    if not output.for_people:
+        print_json([asdict(row) for row in rows])
         return
     several = len(rows) > 1
     for number, row in enumerate(rows):
@@ -88,10 +89,6 @@ def why(
         write(["\n"])
         for line in notes:
             print_line(line)
-
-
-def _row(wait: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in wait.items() if name not in ("limits", "facts")}
 
 
 def print_waits(waits: Waits, *, several: bool, about_a_draw: bool = False) -> bool:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import csv
-import io
 import re
 from functools import partial
 from random import Random
@@ -192,8 +190,6 @@ def test_a_step_has_its_groups_and_where_they_are(trained: str) -> None:
     assert step["reward"] == pytest.approx(sum(rewards) / GROUPS)
     assert step["workers"][0] | {"reward": 0.0, "stands_out": True} == step["workers"][0]
     assert {group["prompt"] for group in step["groups"]} == {"How many primes are there below 100?"}
-    rows = csv.DictReader(io.StringIO(run("trace", trained, "step", FELL, "--format=csv").stdout))
-    assert [int(row["uid"]) for row in rows] == [group["uid"] for group in step["groups"]]
 
 
 def test_a_step_has_its_worst_answers(trained: str) -> None:

@@ -154,7 +154,7 @@ def test_what_the_terminal_cannot_show_is_escaped(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(__file__).parents[2])}
     (tmp_path / "x.db").touch()
     command = [sys.executable, "-m", "replaybuf", "sql", str(tmp_path / "x.db"), "SELECT 'é' AS a"]
-    for format, escaped in (("--format=json", "\\u00e9"), ("--format=csv", "\\xe9")):
+    for format, escaped in (("--format=json", "\\u00e9"), ("--format=text", "\\xe9")):
         process = subprocess.run([*command, format], capture_output=True, text=True, env=env, timeout=60)
         assert (process.returncode, process.stderr) == (0, "")
         assert escaped in process.stdout

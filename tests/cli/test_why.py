@@ -483,10 +483,7 @@ def test_who_leases_groups_is_below(busy: str) -> None:
     assert any(re.search(r" in (1\.0h|\d+m)$", line) for line in below)
 
 
-def test_rows_for_programs(filled: str) -> None:
-    header, *rows = run("why", filled, "--format=csv").stdout.splitlines()
-    assert header.startswith("reason,sentence,task_name,final,buffer,wants,kind,status,query,worker")
-    assert [row.split(",")[0] for row in rows] == ["ready", "ready"]
+def test_json_has_the_facts_and_the_tasks(filled: str) -> None:
     answer = run_json("why", filled, "math", "--size", 64)[0]
     assert answer["somebody_waits"] is False
     assert answer["waits"][0]["facts"][0]["text"] == "task math: 8 completed groups there, 64 needed (1 expired)"

@@ -12,8 +12,8 @@ from typing import Annotated
 
 import typer
 
-from replaybuf.cli.commands import TEXT, Url, format_option, option
-from replaybuf.cli.output import Output, print_json
+from replaybuf.cli.commands import TEXT, Out, Url, option
+from replaybuf.cli.output import print_json
 from replaybuf.common.redact import escape_line
 
 
@@ -34,7 +34,7 @@ def bench(
     payloads: Annotated[
         str, option("--payloads", "Keep large payloads in this folder or object store.", metavar="PLACE")
     ] = "database",
-    output: Annotated[Output, format_option("text or json.")] = TEXT,
+    output: Out = TEXT,
 ) -> None:
     """Put load on a database: processes that put and take groups, as workers and trainers do.
 
