@@ -91,12 +91,7 @@ def console(width: int | None = None) -> Console:
 
     if width is None and not sys.stdout.isatty():
         width = _UNLIMITED_WIDTH
-
-    class Piped(Console):
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # as when others write, instead of an end with 1
-
-    return Piped(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
+    return Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
 
 
 def print_line(text: str, style: str = "", indent: str = "") -> None:

@@ -108,7 +108,6 @@ def test_a_restore_asks_and_says_whom_it_fences_off(url: str) -> None:
 
 def test_checkpoints_are_listed_and_dropped(url: str) -> None:
     make_checkpoints(url, 43, 44)
-    assert "Did you mean 'restore'?" in run("checkpoint", "restor", url, 43, code=2).stderr
     output = run("checkpoint", "drop", url, 43, answer="\n", code=1).stderr
     assert "Drop the checkpoint of step 43 of buffer default" in output
     assert run_json("checkpoint", "drop", url, 43, "--yes")[0]["step"] == 43

