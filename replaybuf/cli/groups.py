@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,14 +11,12 @@ import typer
 from replaybuf.cli import commands
 from replaybuf.cli.output import Output, print_table
 from replaybuf.common import units
-from replaybuf.common.checks import nearest
 from replaybuf.common.redact import redact
 from replaybuf.errors import InputError
 from replaybuf.rules.policies import Order, parse_order
-from replaybuf.rules.query import LogicNode, Node, ScalarNode, SetNode, query_of, to_text
-from replaybuf.rules.transitions import Tally
+from replaybuf.rules.query import LogicNode, Node, ScalarNode, SetNode, query_of
 from replaybuf.storage.sql.inspection.group_metadata import list_oldest, listed, unknown_task
-from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_reader
+from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 from replaybuf.storage.sql.inspection.user_sql import VIEW_COLUMNS, run_statement, without_markup
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import GROUPS, Column, columns
@@ -38,18 +35,6 @@ def trainer_text(trainer: Mapping[str, Any], suffix: str = "") -> str:
 ARCHIVE = 'archive= in the config of the trainer says how many are kept (1000 of each task, or those of "7d")'
 
 
-def gone_of(tx: Transaction, buffer: str | None, task: str | None) -> str | None:
-    """Return a sentence, with advice, if all trained groups are gone with their texts; else None."""
-    from replaybuf.storage.sql.inspection.measures import tallies_of
-
-    tallies = [tally.items() for tally in tallies_of(tx, buffer).values()]
-    counts = [(status, name, n) for items in tallies for (of_task, status, name), n in items if task in (None, of_task)]
-    taken = sum(n for status, name, n in counts if (status, name) == (Status.COMPLETED, Tally.TAKEN))
-    if not taken or any(n for status, name, n in counts if (status, name) == (Status.ARCHIVED, Tally.SIZE)):
-        return None
-    return f"the texts of all {taken:,} groups that were trained on are gone: {ARCHIVE}"
-
-
 # Selected by options
 
 
@@ -58,25 +43,9 @@ def order_of(order_by: list[str] | None) -> Order:
     return parse_order([redact(term) for term in order_by or ()])
 
 
-_TAG = re.compile(r'"tags\.([^"\\]+)":')
-_MOST_TAGGED = 1000
-
-
-def nothing_in(reader: Reader, buffer: str | None, task: str | None, query: Node | None = None) -> str:
-    """Return a sentence for an empty result: about an unknown task, or a tag that groups have under a similar name."""
-
-    def read(tx: Transaction) -> str:
-        names = _TAG.findall("" if query is None else to_text(query))
-        if (unknown := unknown_task(tx, buffer, task)) or not names:
-            return unknown
-        groups = list_oldest(tx, buffer, task, None, _MOST_TAGGED, count=False).rows
-        tags = {tag for group in groups for tag in group["tags"] or ()}
-        for name in names:
-            if name not in tags and (similar := nearest(name, tags)):
-                return f"did you mean tags.{similar}, for tags.{name}?"
-        return ""
-
-    unknown = reader.read(read)
+def nothing_in(reader: Reader, buffer: str | None, task: str | None) -> str:
+    """Return a sentence for an empty result, perhaps about an unknown task."""
+    unknown = reader.read(lambda tx: unknown_task(tx, buffer, task))
     return f"no such groups: {unknown}" if unknown else "no such groups"
 
 
@@ -116,7 +85,7 @@ def ls(
         listing = reader.read(lambda tx: list_oldest(tx, buffer, task, status, at_most, count=count))
     rows = listing.rows
     if not rows and at_most != 0 and output.for_people:
-        output.note(nothing_in(reader, buffer, task, query) if where or task or status else "the buffer is empty")
+        output.note(nothing_in(reader, buffer, task) if where or task or status else "the buffer is empty")
         return
     output.rows(
         listed(rows) if output.for_people else rows,
@@ -245,7 +214,7 @@ def _change(
     if selection.leased:
         output.note(f"leased, and therefore left alone: {units.groups(selection.leased)}")
     elif not selection.groups and output.for_people:
-        output.note(nothing_in(reader, name, task, query))
+        output.note(nothing_in(reader, name, task))
     counts, sentence = dict.fromkeys(results, 0), "nothing was changed (--dry-run)" if dry_run else ""
     if selection.groups and not dry_run:
         commands.ask(f"{verb} {units.groups(selection.groups)} of buffer {name} in {reader.where}?", yes=yes)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from replaybuf.cli.commands import TEXT, Buffer, OfTask, Out, Url, Where, argument, option
-from replaybuf.cli.groups import ARCHIVE, gone_of
+from replaybuf.cli.groups import ARCHIVE
 from replaybuf.cli.output import STYLES, Output, Row, console, print_facts, print_json, print_table, write
 from replaybuf.common import units
 from replaybuf.common.redact import escape, escape_line
@@ -191,8 +191,6 @@ def _show_extremes(
         _print_rollouts([described.rollouts[position]], [decoded[position]], described.group["prompt"], heading, cut)
     if missing := sum(uid in taken for uid, _ in places):
         output.note(f"{missing} of them left the buffer while they were read")
-    if where is None and (sentence := reader.read(lambda tx: gone_of(tx, buffer, task))):
-        output.note(sentence)
 
 
 # Conversations

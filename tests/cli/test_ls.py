@@ -39,14 +39,6 @@ def test_what_nobody_matches_is_an_empty_list(filled: str) -> None:
     assert run("show", filled, "--worst", 1, "--task", "cod").stderr == unknown
 
 
-def test_a_misspelt_tag_is_named_where_nothing_matches(filled: str) -> None:
-    for command in (["ls"], ["rm", "--yes"], ["requeue"]):
-        said = run(*command[:1], filled, *command[1:], "--where", '{"$not": {"tags.levle": null}}').stderr
-        assert said == "no such groups: did you mean tags.level, for tags.levle?\n"
-    for query in ('{"tags.level": 99}', '{"tags.other": 1}', '{"priority": 77}'):
-        assert run("ls", filled, "--where", query).stderr == "no such groups\n"
-
-
 def test_the_worker_of_each_group_is_listed_and_all_fields_are_named(filled: str) -> None:
     assert "gpu-node-7" in run("ls", filled).stdout
     words = set(re.split(r"[^a-z_]+", run("ls", "--help").stdout))
