@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import signal
 import sys
 import time
 from dataclasses import replace
@@ -37,7 +36,7 @@ _ALWAYS_SHOWN = ("put", "sampled_new", "taken")
 #: The maximum fraction of the time spent reading: slow readings are made less often.
 _SHARE = 0.1
 _READ_TIMEOUT = 20.0
-_TERMINATED = 128 + 15
+_INTERVAL = 2.0  # seconds between readings
 _PORT, _LOCALHOST = 8321, "127.0.0.1"
 
 
@@ -73,34 +72,26 @@ def stats(url: Url, output: Out = TEXT, buffer: Buffer = None) -> None:
         print_json(figures)
 
 
-def watch(
-    url: Url,
-    buffer: Buffer = None,
-    interval: Annotated[
-        float, option("--interval", "Read every so many seconds.", metavar="S", min=0.1, max=3600)
-    ] = 2.0,
-    once: Annotated[bool, option("--once", "Print the view once and end, as on a pipe.")] = False,
-) -> None:
+def watch(url: Url, buffer: Buffer = None) -> None:
     """Watch a database, full screen: who waits and why, then who is there and what "stats" prints, every two seconds.
 
     The processes that wait come first, of every buffer, with the cause to remove; then leases and workers, the groups
     with their rewards and staleness, the totals. What the terminal has no lines for is left out at the end.
 
-    It only reads. Where that takes long, it is done less often than --interval says. The error of a database that is
-    gone or locked is shown, and the read is tried again. Ctrl-C ends it; on a pipe the view is printed once.
+    It only reads. Where that takes long, it is done less often. The error of a database that is gone or locked is
+    shown, and the read is tried again. Ctrl-C ends it; on a pipe the view is printed once.
 
     \b
     Examples:
       replaybuf watch run.db
-      replaybuf watch postgresql://rl@db/run7 --interval 10
-      replaybuf watch run.db --once | head -20
+      replaybuf watch postgresql://rl@db/run7
+      replaybuf watch run.db | head -20
     """
     reader = open_reader(url)
-    if once or not sys.stdout.isatty():
+    if sys.stdout.isatty():
+        _show_live(reader, buffer)
+    else:
         _print_view(_read_view(reader, buffer))
-        return
-    signal.signal(signal.SIGTERM, _terminate)
-    _show_live(reader, buffer, interval)
 
 
 def serve(
@@ -232,10 +223,6 @@ def _total_row(rows: list[dict[str, Any]]) -> dict[str, Any]:
 # The live view
 
 
-def _terminate(*_: Any) -> None:
-    raise SystemExit(_TERMINATED)  # an exception, so that context managers restore the terminal
-
-
 #: The waits of each buffer, buffers in which somebody waits first, the figures of `stats`, and the time.
 _View = tuple[list[Waits], dict[str, Any], datetime]
 
@@ -261,7 +248,7 @@ def _print_view(view: _View) -> None:
     _print_stats(figures, now)
 
 
-def _show_live(reader: Reader, buffer: str | None, interval: float) -> None:
+def _show_live(reader: Reader, buffer: str | None) -> None:
     from rich.console import ConsoleDimensions, Group
     from rich.live import Live
     from rich.text import Text
@@ -279,7 +266,7 @@ def _show_live(reader: Reader, buffer: str | None, interval: float) -> None:
             except Exception as error:  # of any kind: the next reading may succeed
                 kind = "" if isinstance(error, ReplayBufError) else f"{type(error).__name__}: "
                 failure = Text(escape_line(f"trying again: {kind}{error}"), style="bold red")
-            pause = max(interval, (time.monotonic() - started) / _SHARE if not failure else 0)
+            pause = max(_INTERVAL, (time.monotonic() - started) / _SHARE if not failure else 0)
             out.size = ConsoleDimensions(*os.get_terminal_size(sys.stdout.fileno()))  # COLUMNS isn't updated
             live.update(Group(head, *([failure] if failure else []), body), refresh=True)
             time.sleep(pause)

@@ -91,7 +91,7 @@ def test_a_task_without_usable_rewards_is_named_with_its_figures(url: str) -> No
             buffer.put([RolloutState(message=[], response="7", reward=reward, status=Status.COMPLETED)], task)
         assert "no completed group of chat and math has a usable reward: a finite" in run("stats", url).stdout
         buffer.put([RolloutState(message=[], response="7", reward=0.0)], "math")
-        assert "no completed group of chat has a usable reward: a finite" in run("watch", url, "--once").stdout
+        assert "no completed group of chat has a usable reward: a finite" in run("watch", url).stdout
 
 
 def test_what_a_group_goes_without_is_in_the_life_of_both(url: str) -> None:

@@ -42,7 +42,7 @@ async def test_who_waits_is_told_first_and_with_the_reason(empty: str) -> None:
     async with ReplayBufferConfig(url=empty, name="b", worker="trainer-0").build() as buffer:
         waiting = asyncio.create_task(buffer.get(5, "math", timeout=60))
         while not waiting.done():
-            output = (await asyncio.to_thread(run, "watch", empty, "--once")).stdout
+            output = (await asyncio.to_thread(run, "watch", empty)).stdout
             if "trainer-0 of b has waited" in output:
                 break
             await asyncio.sleep(0.1)
@@ -65,7 +65,7 @@ def is_screen(text: str, height: int) -> bool:
 @pytest.mark.parametrize("hostile", ["sqlite"], indirect=True)
 def test_it_fits_the_terminal_whatever_its_size(hostile: str, tmp_path: Path) -> None:
     with terminal(tmp_path) as screen:
-        screen.start(SIZES[0], "watch", hostile, "--interval", "0.5")
+        screen.start(SIZES[0], "watch", hostile)
         for size in (SIZES[0], SIZES[1], (20, 6), SIZES[0]):
             screen.resize(size)
             text = screen.wait(lambda text, lines=size[1]: is_screen(text, lines))
@@ -77,7 +77,7 @@ def test_it_fits_the_terminal_whatever_its_size(hostile: str, tmp_path: Path) ->
 @needs_tmux
 def test_a_database_that_goes_away_is_told_and_tried_again(file: Path, tmp_path: Path) -> None:
     with terminal(tmp_path) as screen:
-        screen.start(SIZES[1], "watch", file, "--interval", "0.2")
+        screen.start(SIZES[1], "watch", file)
         screen.wait("completed")
         file.rename(tmp_path / "gone.db")
         assert "completed" in screen.wait("there is no database")
