@@ -100,16 +100,6 @@ def serve(
     host: Annotated[
         str, option("--host", "Where to listen; all but 127.0.0.1 and ::1 need a token.", metavar="ADDRESS")
     ] = _LOCALHOST,
-    token: Annotated[
-        str | None,
-        option(
-            "--token",
-            "Ask for this token; without it one is made, where one is needed. Rather set REPLAYBUF_TOKEN: what is "
-            "typed here other users of the machine can see.",
-            envvar="REPLAYBUF_TOKEN",
-            metavar="TEXT",
-        ),
-    ] = None,
     buffer: Buffer = None,
     prefix: Annotated[
         str, option("--prefix", "The path under which a proxy has the page, such as /rl.", metavar="PATH")
@@ -119,7 +109,8 @@ def serve(
 
     The page only reads, and the run doesn't notice. It is at http://127.0.0.1:8321/ and for this machine only; on a
     server, forward the port: ssh -L 8321:localhost:8321 HOST. With --host 0.0.0.0 others reach it, too, with the token
-    that is printed. Ctrl-C ends it. It needs other packages: pip install starlette uvicorn jinja2.
+    in the environment variable REPLAYBUF_TOKEN, or else one that is made; it is printed with the address. Ctrl-C ends
+    it. It needs other packages: pip install starlette uvicorn jinja2.
 
     \b
     Examples:
@@ -134,14 +125,14 @@ def serve(
 
     reader = open_reader(url)
     reader.read(lambda tx: None)
-    if token is not None:
+    if token := os.environ.get("REPLAYBUF_TOKEN"):
         server.check_token(token)
     elif not server.is_loopback(host):
         token = server.new_token()
-    app = create_app(reader, buffer=buffer, token=token, prefix=prefix)
+    app = create_app(reader, buffer=buffer, token=token or None, prefix=prefix)
     listening = server.bind(host, port)
     address = server.address_of(listening, host) + server.check_prefix(prefix).lstrip("/")
-    if token is not None:
+    if token:
         address += f"?token={token}"
     typer.echo(f"{reader.where} is at {address}  (Ctrl-C ends it)")
     server.serve(app, listening)

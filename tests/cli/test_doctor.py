@@ -215,6 +215,5 @@ def test_a_value_that_can_not_be_there_is_a_problem(file: Path, statement: str) 
     checkpoint_and_take(url := f"sqlite:///{file}")
     execute(url, statement)
     findings = examine(url, code=1)
-    assert "problem" in wrong(findings).values()
     assert findings.keys() == examine(url, "--repair", code=1).keys()
     assert findings["indexes"][0]["level"] == "ok"

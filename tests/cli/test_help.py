@@ -49,7 +49,7 @@ LIVE = [("demo",), ("serve",), ("watch",)]
 
 @pytest.mark.parametrize(("path", "command"), COMMANDS)
 def test_help_has_examples_and_a_text_for_every_option_also_of_the_format(path: tuple[str, ...], command: Any) -> None:
-    """None but the token has a variable."""
+    """None has a variable, but the URL."""
     assert path in LIVE or "--format" in {option for parameter in command.params for option in parameter.opts}
     page = run(*path, "--help").stdout
     assert f"\n    replaybuf {' '.join(path)} " in page
@@ -60,8 +60,7 @@ def test_help_has_examples_and_a_text_for_every_option_also_of_the_format(path: 
             continue
         assert parameter.help
         if parameter.param_type_name == "option":
-            [option] = parameter.opts
-            assert parameter.envvar == ("REPLAYBUF_TOKEN" if option == "--token" else None)
+            assert parameter.envvar is None
         elif parameter.name == "url":
             assert parameter.envvar == "REPLAYBUF_URL"
 
