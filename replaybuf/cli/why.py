@@ -27,14 +27,10 @@ from replaybuf.view.wait_reasons import (
     unequal_sentence,
 )
 
-_MOST_WAITS = 20
 _MOST_WORKERS = 20
 
 Task = Annotated[str | None, commands.argument("TASK", "Only waits for groups of this task.")]
 Size = Annotated[int | None, commands.option("--size", "Ask for a draw of so many groups.", min=1)]
-OfStatus = Annotated[
-    str | None, commands.option("--status", "Ask for a draw of groups of this status.", metavar="STATUS")
-]
 
 
 def why(
@@ -43,14 +39,12 @@ def why(
     task: Task = None,
     buffer: commands.Buffer = None,
     size: Size = None,
-    status: OfStatus = None,
     where: commands.Where = None,
 ) -> None:
     """Say why a trainer or a producer waits: the cause to remove in one sentence, the numbers below.
 
     Each cause has a line, with those who wait for it now. Where nobody waits, the line is about a draw of one group
-    that somebody might do now; --size, --status and --where ask about another draw. Causes that may come next follow as
-    "also".
+    that somebody might do now; --size and --where ask about another draw. Causes that may come next follow as "also".
 
     Below are the groups of each task, leases, workers, the limits in force, the last draw, and the last wait that timed
     out, which comes first while nothing was drawn since. Of workers of one name those that are alive are shown, or else
@@ -68,8 +62,8 @@ def why(
       replaybuf why run.db --format json | jq -r '.[].waits[].reason'
     """
     query_of(where, None, None)  # raises for an invalid query before the database is opened
-    question = DrawQuestion(task, size or 1, commands.status_of(status) or Status.COMPLETED, where)
-    asked = not (size is None and status is None and where is None)
+    question = DrawQuestion(task, size or 1, Status.COMPLETED, where)
+    asked = not (size is None and where is None)
     reader = open_reader(url)
     rows = reader.read(lambda tx: read_waits(tx, buffer, question, asked=asked))
     if not output.for_people:
@@ -101,7 +95,7 @@ def print_waits(waits: Waits, *, several: bool, about_a_draw: bool = False) -> b
     for wait in waits.waits:
         queues.setdefault(wait["sentence"], []).append(wait)
     causes = [queue[0] for queue in queues.values()]
-    for wait in causes[:_MOST_WAITS]:
+    for wait in causes:
         lead = _lead(queues[wait["sentence"]], waits, scope) if waits.somebody_waits else f"If somebody drew now{scope}"
         if waits.somebody_waits or wait is causes[0]:
             print_line(f"{lead}: {wait['sentence']}")
@@ -110,8 +104,6 @@ def print_waits(waits: Waits, *, several: bool, about_a_draw: bool = False) -> b
         for fact in wait["facts"]:
             if fact["reason"] is not None:
                 print_line(f"also: {fact['text']}", indent="  ")
-    if len(causes) > _MOST_WAITS:
-        write([f"and {len(causes) - _MOST_WAITS:,} more\n"])
     return bool(sentence or causes)
 
 

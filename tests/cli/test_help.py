@@ -141,7 +141,6 @@ MISTAKES = [
     ("show - 1 --worst 3", 2, "--worst"),
     ("show - 1 --task math", 2, "--task"),
     ("show - 1 --where '{}'", 2, "--where"),
-    ("why - --status done", 1, "unknown status 'done'"),
     ("""why - --where '{"reward": {"$gte": "x"}}'""", 1, "reward.$gte"),
     ("why - --where 'reward > 1'", 1, "a query is JSON"),
     *(

@@ -464,9 +464,6 @@ def test_a_draw_may_be_asked_for(filled: str) -> None:
     assert first.endswith("Did you mean math?")
     [line] = [line for line in run("why", filled, "--size", 64).stdout.splitlines() if "no producer is left" in line]
     assert "Too little is ready for code (3 of 64) and math (8 of 64): no producer is left" in line
-    assert run("why", filled, "code", "--status", "expired").stdout.startswith(
-        "If somebody drew now: Ready: 1 expired group of code"
-    )
 
 
 def test_each_buffer_is_explained(busy: str) -> None:
