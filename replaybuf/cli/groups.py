@@ -163,30 +163,6 @@ def _view_columns() -> list[dict[str, str]]:
 
 # Deleting, and bringing back
 
-Uids = Annotated[list[int] | None, commands.option("--uid", "Only this group. May be repeated.", metavar="UID")]
-Everything = Annotated[bool, commands.option("--all", "All groups, if no condition is given.")]
-
-
-def _query(
-    where: str | None, task: str | None, status: str | None, uids: list[int] | None, everything: bool, effect: str
-) -> Node:
-    """Return the conjunction of all conditions. Raises InputError when there is none and --all isn't given.
-
-    `effect` is the part of its message about the effect on all groups ("this deletes all").
-    """
-    query = query_of(where, task, status)
-    if uids:
-        query = LogicNode("$and", (query, SetNode("uid", "$in", tuple(uids))))
-    if _is_everything(query) and not everything:
-        raise InputError(f"without a condition (--where, --task, --status, --uid) {effect}: give --all to do so")
-    return query
-
-
-def _is_everything(query: Node) -> bool:
-    """Return whether a query has no condition."""
-    return isinstance(query, LogicNode) and query.relation == "$and" and all(map(_is_everything, query.conditions))
-
-
 def _change(
     url: str,
     output: Output,
@@ -235,28 +211,28 @@ def rm(
     where: commands.Where = None,
     task: commands.OfTask = None,
     status: commands.OfStatus = None,
-    uid: Uids = None,
-    everything: Everything = False,
     buffer: commands.OneBuffer = None,
     dry_run: Annotated[bool, commands.option("--dry-run", "Only say what would be deleted.")] = False,
     yes: Annotated[bool, commands.YES] = False,
 ) -> None:
     """Delete groups, as buffer.delete() does, after asking with their exact number.
 
-    All the conditions have to hold; without any, --all is needed. Groups that are leased stay, and so do those that are
+    All the conditions have to hold, and one has to be there. Groups that are leased stay, and so do those that are
     put after the count. A run may go on meanwhile. What is deleted is gone, unless a checkpoint has it.
 
     \b
     Examples:
       replaybuf rm run.db --status expired --dry-run
       replaybuf rm run.db --task math --where '{"reward": 0}'
-      replaybuf rm run.db --uid 17 --uid 23 --yes
+      replaybuf rm run.db --where '{"uid": {"$in": [17, 23]}}' --yes
     """
+    if where is None and task is None and status is None:
+        raise InputError("without --where, --task or --status this deletes all: give --where '{}' to do so")
 
     async def work(storage: SQLStorage, selected: Node) -> dict[str, int]:
         return {"deleted": await storage.delete(selected)}
 
-    query = _query(where, task, status, uid, everything, "this deletes all")
+    query = query_of(where, task, status)
     _change(url, output, buffer, task, query, "Delete", work, {"deleted": "deleted"}, dry_run=dry_run, yes=yes)
 
 
@@ -268,11 +244,7 @@ def requeue(
     output: commands.Out = commands.TEXT,
     where: commands.Where = None,
     task: commands.OfTask = None,
-    status: Annotated[
-        str | None, commands.option("--status", "Only groups that are failed, filtered or expired.", metavar="STATUS")
-    ] = None,
-    uid: Uids = None,
-    everything: Everything = False,
+    status: commands.OfStatus = None,
     buffer: commands.OneBuffer = None,
     dry_run: Annotated[bool, commands.option("--dry-run", "Only say what would come back.")] = False,
     yes: Annotated[bool, commands.YES] = False,
@@ -284,21 +256,18 @@ def requeue(
     expired ones, whose responses are gone. A group's error and failed deliveries are forgotten; what its rollouts say
     of errors stays with them until they are generated again. Each requeue is an event.
 
-    All the conditions have to hold; without any, --all is needed. A run may go on meanwhile.
+    All the conditions have to hold. A run may go on meanwhile.
 
     \b
     Examples:
       replaybuf requeue run.db --status failed --dry-run
       replaybuf requeue run.db --status filtered --where '{"worker": "gpu-7"}'
-      replaybuf requeue run.db --uid 17 --uid 23 --yes
+      replaybuf requeue run.db --where '{"uid": 17}' --yes
     """
-    if status is not None and status not in _SET_ASIDE:
-        raise typer.BadParameter(f"{status!r:.100} is none of {', '.join(_SET_ASIDE)}.", param_hint="--status")
-    query = _query(where, task, status, uid, everything, "all of them come back")
-    set_aside = LogicNode("$and", (query, SetNode("status", "$in", _SET_ASIDE)))
+    query = LogicNode("$and", (query_of(where, task, status), SetNode("status", "$in", _SET_ASIDE)))
 
     async def work(storage: SQLStorage, selected: Node) -> dict[str, int]:
         return {str(status): count for status, count in (await storage.requeue(selected)).items()}
 
     results = {"completed": "now completed", "aborted": "now aborted"}
-    _change(url, output, buffer, task, set_aside, "Requeue", work, results, dry_run=dry_run, yes=yes)
+    _change(url, output, buffer, task, query, "Requeue", work, results, dry_run=dry_run, yes=yes)
