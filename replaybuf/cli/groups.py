@@ -163,6 +163,7 @@ def _view_columns() -> list[dict[str, str]]:
 
 # Deleting, and bringing back
 
+
 def _change(
     url: str,
     output: Output,

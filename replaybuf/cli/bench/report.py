@@ -40,7 +40,6 @@ def results_of(outcome: Outcome) -> Results:
         "database": outcome.where,
         "began": units.time_of(outcome.began),
         "seconds": seconds,
-        "ended_early": bool(outcome.signalled),
         "settings": {name: value for name, value in asdict(settings).items() if name != "url"},
         "bytes_of_group": size,
         "per_second": {
@@ -109,11 +108,10 @@ def print_results(results: Results) -> None:
     """Print the results."""
     settings = results["settings"]
     processes = [units.number_of(settings[f"{role}s"], role) for role in ("worker", "trainer") if settings[f"{role}s"]]
-    early = ", ended early" if results["ended_early"] else ""
     group = f"groups of {settings['rollouts']} x {settings['tokens']:,} tokens, {units.size(results['bytes_of_group'])}"
     pace = f"{units.figure(settings['rate'], 2)} groups/s a worker" if settings["rate"] else "as fast as they go"
     take = f"{'leases' if settings['leases'] else 'takes'} of {settings['take']}"
-    print_line(f"{' and '.join(processes)}, {results['seconds']:,.0f} s{early}, on {results['database']}")
+    print_line(f"{' and '.join(processes)}, {results['seconds']:,.0f} s, on {results['database']}")
     print_line(f"{group}; {pace}; {take}\n")
     calls = [{"call": CALLS[name], **latencies} for name, latencies in results["calls"].items()]
     figures = {"mean_ms": "mean", **{name: label for name, (label, _) in QUANTILES.items()}}
