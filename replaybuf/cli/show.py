@@ -166,13 +166,10 @@ def _show_extremes(
         query = query_of(where, task, None)
         places = reader.read(lambda tx: extremes_matching(tx, buffer, query, count, worst=worst))
     groups: dict[int, tuple[Described, list[Decoded]]] = {}
-    taken = set()  # since the query
     for uid in dict.fromkeys(uid for uid, _ in places):
         try:
             described, decoded = _read(reader, uid, full=True)
-        except InputError:
-            taken.add(uid)
-        except DecodeError as error:
+        except (InputError, DecodeError) as error:  # taken since the query, or damaged
             typer.echo(escape_line(f"{error}; its answers are left out"), err=True)
         else:
             groups[uid] = described, decoded or []
@@ -189,8 +186,6 @@ def _show_extremes(
         heading = f"group {described.group['uid']}, {described.group['task_name']}, {worker}"
         cut = None if full else _CUT_CHARACTERS
         _print_rollouts([described.rollouts[position]], [decoded[position]], described.group["prompt"], heading, cut)
-    if missing := sum(uid in taken for uid, _ in places):
-        output.note(f"{missing} of them left the buffer while they were read")
 
 
 # Conversations
