@@ -133,7 +133,7 @@ def test_another_schema_is_a_problem_and_left_alone(
 
 def test_a_sound_database_is_left_as_it_is(url: str) -> None:
     before = everything(url)
-    assert "there was nothing to repair" in run("doctor", url, "--repair").stderr
+    assert "there is nothing that can be repaired" in run("doctor", url, "--repair").stderr
     assert everything(url) == before
 
 

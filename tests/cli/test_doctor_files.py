@@ -83,7 +83,7 @@ def test_texts_of_a_group_whose_payload_is_damaged_too(file: Path) -> None:
 def test_what_cannot_be_repaired_is_not_called_fine(tmp_path: Path) -> None:
     (tmp_path / "run.db").write_bytes(b"SQLite format 3\0" + b"\0" * 5000)
     note = run("doctor", tmp_path / "run.db", "--repair", code=1).stderr
-    assert "nothing of this can be repaired" in note
+    assert "there is nothing that can be repaired" in note
 
 
 def test_an_index_that_differs_from_its_table_is_made_anew(file: Path) -> None:

@@ -155,15 +155,6 @@ def test_a_place_that_hangs_in_a_write_is_one_warning(url: str, folder: Path, mo
     assert wrong(findings) == {"places": "warning"}
 
 
-def test_of_a_place_without_payloads_the_doctor_says_that_it_is_not_there(url: str, folder: Path) -> None:
-    execute(url, "UPDATE rb_file SET groups = 0", "DELETE FROM rb_payload", "DELETE FROM rb_group")
-    shutil.rmtree(folder)
-    [finding] = examine(url, code=None)["places"]
-    assert finding["level"] == "ok"
-    assert finding["text"].startswith(f"{folder} isn't there")
-    assert finding["text"].endswith("no payload of this database is there")
-
-
 def test_a_place_that_this_user_may_not_write_to_is_one_warning(
     url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -190,11 +190,8 @@ def check_places(examination: Examination) -> Iterator[Finding]:
         try:
             yield _ask(place, _examine_place, 2 * PATIENCE)
         except PayloadStoreError as error:
-            if place.files:
-                examination.out_of_reach.add(place.number)
-                yield warning(f"{error}; what is there was not checked", "then run replaybuf doctor again")
-            else:
-                yield fine(f"{error}; no payload of this database is there")
+            examination.out_of_reach.add(place.number)
+            yield warning(f"{error}; what is there was not checked", "then run replaybuf doctor again")
 
 
 def _examine_place(place: _Place) -> Finding:

@@ -98,10 +98,8 @@ def _examine_and_repair(reader: Reader, output: Output, *, mend: bool, trial: bo
                 for line in repair(reader, initial):
                     output.note(f"repair: {line}")
                 findings = examine(Examination(reader, tell=bar))
-            elif any(finding.level == Severity.PROBLEM for finding in initial):
-                output.note("nothing of this can be repaired; see below what to do")
             else:
-                output.note("there was nothing to repair")
+                output.note("there is nothing that can be repaired")
         yield from findings
     if trial:
         from replaybuf.cli.doctor.probe import probe  # it imports what only open buffers need
