@@ -83,9 +83,9 @@ def trace(
         _show_life(reader, output, _number(which, "uid"))
     elif what == "step":
         step = None if which == _LAST else _number(which, "step")
-        _show_step(reader, output, buffer, step, _limit_or_default(limit, _GROUPS), worst or 0, task, worker)
+        _show_step(reader, output, buffer, step, read_limit(limit or str(_GROUPS)), worst or 0, task, worker)
     else:
-        _show_steps(reader, output, buffer, before, _limit_or_default(limit, STEPS_SHOWN), task, worker)
+        _show_steps(reader, output, buffer, before, read_limit(limit or str(STEPS_SHOWN)), task, worker)
 
 
 def _number(text: str | None, kind: str) -> int:
@@ -97,11 +97,6 @@ def _number(text: str | None, kind: str) -> int:
     except ValueError:
         pass
     raise typer.BadParameter(f"{redact(text)!r:.100} is no number of a {kind}.", param_hint="WHICH")
-
-
-def _limit_or_default(limit: str | None, default: int) -> int | None:
-    """Return the limit or its default; None for all."""
-    return default if limit is None else read_limit(limit)
 
 
 # The last steps

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import replaybuf
 from replaybuf import RolloutState
 from replaybuf.cli.bench.load import MODEL_STEP, BenchSettings, GroupMaker
 from replaybuf.cli.bench.run import Outcome
@@ -36,9 +35,7 @@ def results_of(outcome: Outcome) -> Results:
     latencies = puts.latencies | takes.latencies
     errors = puts.errors + takes.errors
     return {
-        "replaybuf": replaybuf.__version__,
         "database": outcome.where,
-        "began": units.time_of(outcome.began),
         "seconds": seconds,
         "settings": {name: value for name, value in asdict(settings).items() if name != "url"},
         "bytes_of_group": size,
@@ -55,16 +52,13 @@ def results_of(outcome: Outcome) -> Results:
         },
         "ledger": ledger_of(outcome),
         "errors": [{"call": call, "error": redact_words(text), "count": n} for (call, text), n in errors.items()],
-        "notes": [redact_words(note) for note in outcome.notes],
         "failed": [redact_words(cause) for cause in outcome.failed],
     }
 
 
 def passed(results: Results) -> bool:
     """Return whether there were no errors, and no group was lost or doubled."""
-    return (
-        not (results["errors"] or results["failed"] or results["notes"]) and results["ledger"]["balanced"] is not False
-    )
+    return not (results["errors"] or results["failed"]) and results["ledger"]["balanced"] is not False
 
 
 def bytes_of_group(settings: BenchSettings) -> int:
@@ -139,5 +133,5 @@ def _facts(results: Results) -> Iterator[tuple[str, str]]:
         yield "ledger", f"{counts}: {ledger['lost']:,} {words[0]}, {ledger['doubled']:,} {words[1]}"
     errors = (f"{error['count']:,} {error['call']} {error['error']:.300}" for error in results["errors"])
     yield "errors", "; ".join(errors) or "none"
-    for failure in (*results["failed"], *results["notes"]):
+    for failure in results["failed"]:
         yield "failed", failure

@@ -102,19 +102,17 @@ async def _run(role: Role, number: int) -> Report:
 class Outcome:
     """The measurements of a load.
 
-    `began` is in seconds since the epoch; `seconds` is the time in which puts were begun. `reports` are the sums of the
-    workers' and the trainers' reports, `failed` says which processes have none, and why. `left` are the uids in the
-    buffer at the end, None if they can't be read, with the reason in `notes`.
+    `seconds` is the time in which puts were begun. `reports` are the sums of the workers' and the trainers' reports.
+    `left` are the uids in the buffer at the end, None if they can't be read. `failed` says which processes have no
+    report, and what else failed.
     """
 
     settings: BenchSettings
     where: str
-    began: float = 0.0
     seconds: float = 0.0
     reports: dict[Role, Report] = field(default_factory=lambda: {"worker": Report(), "trainer": Report()})
     left: list[int] | None = None
     failed: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
 
 def run(settings: BenchSettings, tell: Tell) -> Outcome:
@@ -131,13 +129,13 @@ def run(settings: BenchSettings, tell: Tell) -> Outcome:
         _measure(outcome, tell)
         outcome.left = reader.read(lambda tx: [int(uid) for uid in tx.values(_LEFT_UIDS, buffer=settings.buffer)])
     except StorageError as error:
-        outcome.notes.append(f"the database can't be read any more: {error}")
+        outcome.failed.append(f"the database can't be read any more: {error}")
     finally:
         try:
             asyncio.run(_remove(settings, reader))
             forget_buffer(reader, settings.buffer)
         except ReplayBufError as error:
-            outcome.notes.append(f"the groups of this load, in buffer {settings.buffer}, are left: {error}")
+            outcome.failed.append(f"the groups of this load, in buffer {settings.buffer}, are left: {error}")
         if is_new and reader.path and settings.payloads == "database":  # a place belongs to its database
             for suffix in ("", "-wal", "-shm"):
                 Path(f"{reader.path}{suffix}").unlink(missing_ok=True)
@@ -176,7 +174,7 @@ def _measure(outcome: Outcome, tell: Tell) -> None:
         try:
             shared.opened.wait(_OPENING + _OPENING_EACH * count)
             tell(f"they put and take groups, for {settings.seconds:,.0f} s at most")
-            start, outcome.began = time.monotonic(), time.time()
+            start = time.monotonic()
             _collect(outcome, "worker", workers, start + settings.seconds, shared)
             outcome.seconds = max(1e-3, min(time.monotonic() - start, settings.seconds))
             shared.workers_ended.set()
