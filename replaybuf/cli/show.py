@@ -39,7 +39,7 @@ _CUT_CHARACTERS = 2000
 def show(
     url: Url,
     output: Out = TEXT,
-    uids: Annotated[list[int] | None, argument("UID", "The uids of groups, from replaybuf ls.")] = None,
+    uid: Annotated[int | None, argument("UID", "The uid of a group, from replaybuf ls.")] = None,
     full: Annotated[
         bool, option("--full", "Decode the payload: messages and responses in full, all fields in JSON.")
     ] = False,
@@ -49,7 +49,7 @@ def show(
     task: OfTask = None,
     buffer: Buffer = None,
 ) -> None:
-    """Show groups: their metadata, prompts and rollouts; or the best and worst rollouts.
+    """Show a group: its metadata, prompt and rollouts; or the best and worst rollouts of all.
 
     Of a group, prompt and responses are shown by their beginnings (200 characters). --full decodes the payload and
     shows all of it, arrays and tensors by their types and shapes.
@@ -68,26 +68,23 @@ def show(
     """
     reader = open_reader(url)
     if worst is not None or best is not None:
-        if uids or (worst is not None and best is not None):
-            raise typer.BadParameter("give uids, or --worst, or --best", param_hint="--worst")
+        if uid is not None or (worst is not None and best is not None):
+            raise typer.BadParameter("give a uid, or --worst, or --best", param_hint="--worst")
         _show_extremes(reader, output, worst or best or 1, worst is not None, buffer, task, where, full=full)
         return
     for name, value in {"--where": where, "--task": task, "--buffer": buffer}.items():
         if value is not None:
             raise typer.BadParameter("it goes with --worst and --best", param_hint=name)
-    if not uids:
+    if uid is None:
         raise typer.BadParameter("it is missing. --worst N and --best N choose the rollouts instead.", param_hint="UID")
     try:
-        groups = [_read(reader, number, full=full) for number in uids]
+        described, decoded = _read(reader, uid, full=full)
     except DecodeError as error:
         raise DecodeError(f"{error} (without --full its metadata can be shown)") from error
-    if not output.for_people:
-        values = [_value(*group) for group in groups]
-        print_json(values[0] if len(values) == 1 else values)
-        return
-    for number, (described, decoded) in enumerate(groups):
-        write(["\n"] if number else [])
+    if output.for_people:
         _print_group(described, decoded)
+    else:
+        print_json(_value(described, decoded))
 
 
 def _read(reader: Reader, uid: int, *, full: bool) -> tuple[Described, list[Decoded] | None]:
