@@ -111,9 +111,7 @@ def check_checkpoints(tx: Transaction, examination: Examination) -> Finding:
 
 
 def _wrong_checkpoint(step: int, groups: int, nbytes: int, groups_there: int, bytes_there: int, missing: int) -> str:
-    if (groups_there, bytes_there) != (groups, nbytes):
-        recorded = f"{groups:,} groups of {nbytes:,} bytes"
-        return f"the checkpoint of step {step} had {recorded}, and has {groups_there:,} of {bytes_there:,}"
-    if missing:
-        return f"{missing:,} of the {groups_there:,} payloads of the checkpoint of step {step} are missing"
-    return ""
+    if (groups_there, bytes_there, missing) == (groups, nbytes, 0):
+        return ""
+    there = f"{groups_there:,} of {bytes_there:,}, {missing:,} of them without payload"
+    return f"the checkpoint of step {step} had {groups:,} groups of {nbytes:,} bytes, and has {there}"

