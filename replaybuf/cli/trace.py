@@ -124,8 +124,6 @@ def _show_steps(
             _print_by_task(steps.workers)
             write(["\n"])
     output.rows(steps.rows if output.for_people else [asdict(row) for row in steps.rows], STEPS, steps.now)
-    if unusable := [row.step for row in steps.rows if row.reward is None]:
-        output.note(f"no usable reward (a finite number) in any group of step {units.some(unusable)}")
     _note_earlier(output, steps)
     if steps.known.without_step:
         draws = f"{units.number(steps.known.without_step)} of {units.number(steps.known.batches)} draws"
