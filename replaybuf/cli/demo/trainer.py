@@ -129,8 +129,7 @@ def folder_of(url: str) -> Path:
 async def begin(buffer: ReplayBuffer, folder: RunFolder, steps: int) -> Run:
     """Return the folder's run, with the buffer restored to it, or a new run. Raises ReplayBufError for a mismatch.
 
-    It is to do so many steps, or, after these, as many again; one that was stopped before keeps its target, unless
-    fewer are named.
+    It is to do so many steps, or, after these, as many again.
     """
     run = folder.load()
     if run is None:
@@ -146,10 +145,7 @@ async def begin(buffer: ReplayBuffer, folder: RunFolder, steps: int) -> Run:
         raise ReplayBufError(
             f"the weights in {folder.path} are of another buffer than this one ({error}): move them away"
         ) from error
-    if run.step < steps:
-        run.target = steps
-    elif run.step >= run.target:
-        run.target = run.step + steps
+    run.target = steps if run.step < steps else run.step + steps
     drawn_prompts = (await buffer.cursors.read(TASK)).position  # more than are needed, if an earlier target was higher
     run.prompts = max(run.target * BATCH_GROUPS, drawn_prompts)
     folder.save(run)
