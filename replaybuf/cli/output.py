@@ -85,12 +85,11 @@ def encode(value: Any, indent: int | None = None) -> str:
     return escape_json(json.dumps(plain(value), ensure_ascii=not speaks_unicode, indent=indent))
 
 
-def console(width: int | None = None) -> Console:
+def console() -> Console:
     """Return rich's console for stdout: data isn't parsed as markup, and only terminals get colours."""
     from rich.console import Console
 
-    if width is None and not sys.stdout.isatty():
-        width = _UNLIMITED_WIDTH
+    width = None if sys.stdout.isatty() else _UNLIMITED_WIDTH
     return Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
 
 
@@ -119,19 +118,15 @@ def print_facts(title: str, facts: Mapping[str, object], width: int, styles: Map
 
 
 def print_labelled(label: str, text: str, *, label_style: str = "", style: str = "") -> None:
-    """Print a text after a label; on a terminal its lines are indented to the end of the label."""
+    """Print a text after a label; further lines are indented to the end of the label."""
     from rich.table import Table
     from rich.text import Text
 
-    out, body = console(), Text(escape(text), style=style)
-    if not out.is_terminal:
-        out.print(Text(label, style=label_style).append(body), soft_wrap=True)
-        return
     grid = Table.grid()
     grid.add_column(no_wrap=True, width=len(label))
     grid.add_column(overflow="fold")
-    grid.add_row(Text(label, style=label_style), body)
-    out.print(grid)
+    grid.add_row(Text(label, style=label_style), Text(escape(text), style=style))
+    console().print(grid)
 
 
 def print_table(
