@@ -27,6 +27,7 @@ from replaybuf.cli.commands import (
 )
 from replaybuf.cli.output import Output, Row
 from replaybuf.common import units
+from replaybuf.common.checks import check_step
 from replaybuf.common.units import iso, time_of
 from replaybuf.errors import ConfigError
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
@@ -64,7 +65,23 @@ _Yes = Annotated[bool, YES]
 
 @app.callback()
 def checkpoint() -> None:
-    """Step checkpoints in a database (ls, restore, drop), and snapshots of a buffer in files (save, resume)."""
+    """Step checkpoints in a database (ls, make, restore, drop), and snapshots of a buffer in files (save, resume)."""
+
+
+@app.command("make")
+def make(url: Url, step: _Step, output: Out = TEXT, buffer: OneBuffer = None) -> None:
+    """Make a checkpoint of a buffer at a train step.
+
+    Others go on meanwhile, as with buffer.checkpoint(). It replaces an older one of the same step, and drops no other.
+
+    \b
+    Examples:
+      replaybuf checkpoint make run.db 400
+    """
+    train_step = check_step(step, "STEP")
+    reader, name = open_buffer(url, buffer)
+    on_storage(reader.url, name, lambda storage: storage.checkpoint(train_step, None))
+    _tell(output, reader, reader.read(lambda tx: find_checkpoint(tx, name, train_step)))
 
 
 @app.command("restore")

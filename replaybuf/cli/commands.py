@@ -112,7 +112,7 @@ def replaybuf(
 
     URL is what the training config names, sqlite:///run.db or postgresql://user@host/database, or the path of a SQLite
     file. The environment variable REPLAYBUF_URL stands in for it where nothing else is named. All commands but "demo",
-    "bench", "import", "rm", "requeue", "checkpoint" (restore, drop, resume) and "doctor" (--repair, --probe,
+    "bench", "import", "rm", "requeue", "checkpoint" (make, restore, drop, resume) and "doctor" (--repair, --probe,
     --upgrade, --take-over) only read; they don't create a database and don't wait for the run.
 
     \b

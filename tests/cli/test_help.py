@@ -30,7 +30,7 @@ from tests.postgres import execute
 
 
 def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command with its path: ("checkpoint", "save")."""
+    """Every command with its path: ("checkpoint", "make")."""
     group = group or typer.main.get_command(app)
     for name in group.list_commands(None):
         command = group.get_command(None, name)

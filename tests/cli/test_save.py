@@ -145,3 +145,5 @@ def test_a_run_is_moved_as_the_page_says(shared_url: str, tmp_path: Path, monkey
         buffer.restore(43)
         moved_numbers = [rollouts[0].rollout_id for rollouts in buffer.get(9, "math", at_least=1)]
     assert moved_numbers == [group(number)[0].rollout_id for number in (1, 2, 3)]
+    [row] = run_json("checkpoint", "make", shared_url, 44, "--buffer", "own")
+    assert (row["buffer"], row["step"], row["groups"]) == ("own", 44, 0)
