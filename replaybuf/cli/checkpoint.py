@@ -16,7 +16,6 @@ from replaybuf.cli.commands import (
     Buffer,
     OneBuffer,
     Out,
-    Subcommands,
     Url,
     argument,
     ask,
@@ -58,7 +57,7 @@ def ls(url: Url, output: Out = TEXT, buffer: Buffer = None) -> None:
         output.note("there are no checkpoints")
 
 
-app = typer.Typer(cls=Subcommands, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 app.command("ls")(ls)
 
 _Step = Annotated[int, argument("STEP", "The train step of the checkpoint.")]

@@ -33,15 +33,10 @@ def test_limit_bounds_the_list_and_all_does_not(filled: str) -> None:
 
 def test_what_nobody_matches_is_an_empty_list(filled: str) -> None:
     assert run("ls", filled, "--task", "nope", "--format=json").stdout == "[]\n"
-    assert run("ls", filled, "--task", "nope", "--format=csv").stdout == ""
     nothing = run("ls", filled, "--task", "cod")
     unknown = "nothing was ever put into this task; there are the tasks code and math. Did you mean code?\n"
     assert (nothing.stdout, nothing.stderr) == ("", f"no such groups: {unknown}")
     assert run("show", filled, "--worst", 1, "--task", "cod").stderr == unknown
-
-
-def test_a_query_that_nothing_matches_is_said(filled: str) -> None:
-    assert run("ls", filled, "--where", '{"tags.level": 99}').stderr == "no such groups\n"
 
 
 def test_the_worker_of_each_group_is_listed_and_all_fields_are_named(filled: str) -> None:

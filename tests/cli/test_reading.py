@@ -16,7 +16,7 @@ from tests.cli.conftest import run, run_json
 from tests.scripts import Script
 
 COMMANDS = [("stats",), ("ls",), ("show", "15"), ("show", "15", "--full"), ("sql", "SELECT 1"), ("checkpoint", "ls")]
-COMMANDS += [("why",), ("trace",), ("doctor",), ("doctor", "--quick")]
+COMMANDS += [("why",), ("trace",), ("doctor",)]
 
 
 def at(command: tuple[str, ...], url: object) -> tuple[object, ...]:

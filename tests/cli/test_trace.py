@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import csv
-import io
 import re
 from functools import partial
 from random import Random
@@ -88,7 +86,7 @@ def test_a_task_without_usable_rewards_is_named_with_its_figures(url: str) -> No
             buffer.put([RolloutState(message=[], response="7", reward=reward, status=Status.COMPLETED)], task)
         assert "no completed group of chat and math has a usable reward: a finite" in run("stats", url).stdout
         buffer.put([RolloutState(message=[], response="7", reward=0.0)], "math")
-        assert "no completed group of chat has a usable reward: a finite" in run("watch", url, "--once").stdout
+        assert "no completed group of chat has a usable reward: a finite" in run("watch", url).stdout
 
 
 def test_what_a_group_goes_without_is_in_the_life_of_both(url: str) -> None:
@@ -187,8 +185,6 @@ def test_a_step_has_its_groups_and_where_they_are(trained: str) -> None:
     assert step["reward"] == pytest.approx(sum(rewards) / GROUPS)
     assert step["workers"][0] | {"reward": 0.0, "stands_out": True} == step["workers"][0]
     assert {group["prompt"] for group in step["groups"]} == {"How many primes are there below 100?"}
-    rows = csv.DictReader(io.StringIO(run("trace", trained, "step", FELL, "--format=csv").stdout))
-    assert [int(row["uid"]) for row in rows] == [group["uid"] for group in step["groups"]]
 
 
 def test_a_step_has_its_worst_answers(trained: str) -> None:
@@ -316,7 +312,7 @@ def test_a_step_that_was_trained_again_is_shown_apart(url: str) -> None:
 
 def test_the_last_step_has_a_name(trained: str, url: str) -> None:
     newest = run_json("trace", trained)[0]["step"]
-    assert [run_json("trace", trained, *words)["step"] for words in (["step", "last"], ["last"])] == [newest] * 2
+    assert run_json("trace", trained, "step", "last")["step"] == newest
     with ReplayBufferConfig(url=url).build_sync() as buffer:
         buffer.put([RolloutState(message=[], response="7", reward=1.0)], "math")
         assert "nothing was taken yet" in run("trace", url, "step", "last", code=1).stderr

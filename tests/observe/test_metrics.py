@@ -19,7 +19,7 @@ from replaybuf.buffer.buffer_metrics import DISTRIBUTIONS, TOTALS, flatten
 from replaybuf.errors import InputError
 from replaybuf.view.metrics import KINDS, METRICS, OF_DATABASE, Metric, batch_metrics, prometheus, read_figures
 from tests import sql_example
-from tests.cli.conftest import run, run_json
+from tests.cli.conftest import run_json
 from tests.cli.example import fill
 from tests.observe.test_spans import group, numbers
 from tests.pages import DOCS, Page
@@ -64,10 +64,9 @@ def test_overdue_leases_are_counted(busy: str) -> None:
     }
 
 
-def test_the_command_prints_the_exposition(busy: str) -> None:
-    samples = numbers(parse(run("stats", busy, "--format=prometheus").stdout))
+def test_the_exposition_has_the_totals_of_each_buffer_and_task(busy: str) -> None:
+    samples = numbers(parse(prometheus(read_figures(busy))))
     assert samples["replaybuf_groups_put_total", (("buffer", "default"), ("task", "math"))] == 5
-    assert "none of text, json, csv, prometheus" in run("stats", busy, "--format=nl", code=2).stderr
 
 
 def test_who_works_and_waits_and_what_was_drawn_last(empty: str) -> None:
