@@ -213,7 +213,6 @@ class FileError(ReplayBufError, ValueError):
     """The file can't be read or written, or not as rollouts; the message says where in it, and what was wrong."""
 
     REASONS: ClassVar[Mapping[str, str]] = {
-        "ends": "The file ends in the middle of a row or a group; it was cut short.",
         "exists": "There is a file of this name already; it was left as it is.",
     }
 
