@@ -140,7 +140,8 @@ async def export_lines(
 async def _export(storage: SQLStorage, selection: ExportQuery, writer: Writer, progress: OnProgress | None) -> Exported:
     at_most = selection.limit
     if at_most is not None:  # rollouts of prompts in flight are found, too, and left out
-        at_most += await storage.count(LogicNode("$and", (selection.query, ScalarNode("status", "$eq", Status.FILLING))))
+        filling = LogicNode("$and", (selection.query, ScalarNode("status", "$eq", Status.FILLING)))
+        at_most += await storage.count(filling)
     total = await storage.count(selection.query, at_most=at_most)
     exported, items = Exported(), list[StorageItem]()
     reporter = ProgressReporter(progress, total if selection.limit is None else min(total, selection.limit))

@@ -167,7 +167,7 @@ def _status(place: str, rollout: Row, mapping: ColumnMapping) -> Status:
     if value is None:
         if rollout.get("response") is None and rollout.get("response_ids") is None:
             raise FileError(
-                f"{place} has no response: say which column has it (fields={{\"response\": ...}}, --field response=), or "
+                f'{place} has no response: say which column has it (fields={{"response": ...}}, --field response=), or '
                 "what the rollouts are (as_status=, --as-status init)"
             )
         return Status.COMPLETED

@@ -218,10 +218,9 @@ def _parse_row(place: str, row: Row, names: set[str]) -> Row:
 
 def _values(name: str, column: Any, first: int) -> list[Any]:
     """Return the values of a column; `first` is the number of its first row. FileError for values that Python lacks."""
-    values: list[Any] = []
     try:
-        for scalar in column:
-            values.append(scalar.as_py())
+        values: list[Any] = column.to_pylist()
     except (ValueError, TypeError, LookupError, ArithmeticError, arrow().ArrowException) as error:
-        raise FileError(f"row {first + len(values)}, column {name!r:.60}: it can't be read ({error!s:.200})") from error
+        places = f"rows {first} to {first + len(column) - 1}"
+        raise FileError(f"{places}, column {name!r:.60}: it can't be read ({error!s:.200})") from error
     return values

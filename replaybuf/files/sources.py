@@ -126,7 +126,8 @@ class RolloutFile:
         yield json.dumps([sorted(mapping.fields.items()), mapping.task, mapping.status]).encode()
         with file_errors(self.path, "read"):
             if not stat.S_ISREG(self.path.stat().st_mode):  # to open a pipe could block for ever
-                raise FileError(f"{redact_path(str(self.path))} is no file; copy what a pipe or a device gives into one")
+                redacted = redact_path(str(self.path))
+                raise FileError(f"{redacted} is no file; copy what comes out of a pipe or a device into one")
             with self.path.open("rb") as raw:
                 while piece := raw.read(_PIECE):
                     yield piece

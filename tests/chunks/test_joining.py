@@ -170,7 +170,7 @@ async def test_damage__a_fragment_that_can_not_be_read_takes_its_chunk_with_it(s
     chunks.buffer.find = damaged  # type: ignore[method-assign]
     await send(chunks, range(2, 6))
     assert await starts(chunks) == [3]
-    assert (await chunks.dropped())["damaged"] == 1
+    assert await chunks.buffer.dropped("chunks.damaged") == 1
 
 
 def test_config__is_checked() -> None:
@@ -237,7 +237,7 @@ async def test_death__between_the_selection_and_its_end_gives_the_chunks_back(
 ) -> None:
     reopened = stores.open(1)
     await send(reopened, [0])
-    mortal = stores.open(1, buffer_type=Preparing, lease_seconds=600)
+    mortal = stores.open(1, buffer_type=Preparing)
     with monkeypatch.context() as patch:
         patch.setattr(Lease, "give_back", AsyncMock(side_effect=Died))  # the dead give nothing back
         with pytest.raises(Died):

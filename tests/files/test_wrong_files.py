@@ -176,11 +176,11 @@ WRONG_TABLES: list[tuple[Any, str]] = [
     (lambda pa: _ours(pa, **{"group.more": [5]}), "row 1, column 'group.more': no JSON"),
     (
         lambda pa: pa.table({"at": pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])}),
-        "row 1, column 'at': it can't be read .*duplicate",
+        "rows 1 to 1, column 'at': it can't be read .*duplicate",
     ),
-    (lambda pa: pa.table({"day": pa.array([0, 2**30], pa.date32())}), "row 2, column 'day': it can't be read"),
-    (lambda pa: pa.table({"at": pa.array([0, 2**62], pa.timestamp("us"))}), "row 2, column 'at': it can't be"),
-    (lambda pa: pa.table({"text": pa.array([b"a", b"\xff"]).view(pa.string())}), "row 2, column 'text': it ca"),
+    (lambda pa: pa.table({"day": pa.array([0, 2**30], pa.date32())}), "rows 1 to 2, column 'day': it can't be read"),
+    (lambda pa: pa.table({"at": pa.array([0, 2**62], pa.timestamp("us"))}), "rows 1 to 2, column 'at': it can't"),
+    (lambda pa: pa.table({"text": pa.array([b"a", b"\xff"]).view(pa.string())}), "rows 1 to 2, column 'text': it"),
 ]
 
 

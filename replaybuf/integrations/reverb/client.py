@@ -90,7 +90,8 @@ class Client:
 
         `data` is a number, a text, an array or tensor, or nested lists, tuples and dicts of them; the table's option
         `types` names the classes of named tuples in it. Each item is committed by itself. If a table has no room within
-        `timeout` seconds (by default its `put_timeout`), FullError is raised, and the tables before it keep their items.
+        `timeout` seconds (by default its `put_timeout`), FullError is raised, and the tables before it keep their
+        items.
         """
         if not isinstance(priorities, Mapping) or not priorities:
             raise InputError(f"priorities must be a dict with the priority for each table, got {shown(priorities)}")

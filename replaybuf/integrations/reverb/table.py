@@ -1,4 +1,4 @@
-"""A Reverb table over the store, as it is defined: a buffer of its own, with one task, where every group is one item."""
+"""The definition of a Reverb table: a buffer of its own, with one task, where every group is one item."""
 
 from __future__ import annotations
 
