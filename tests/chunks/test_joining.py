@@ -106,13 +106,6 @@ async def test_duplicate__is_an_error_also_when_its_chunk_has_left(stores: Store
         assert (error.reason, error.expected) == ("duplicate", 4)
 
 
-async def test_session__an_older_one_is_an_error(stores: Stores) -> None:
-    chunks = stores.open()
-    await send(chunks, [0], session=4)
-    error = await problem(chunks.put(1, worker="other", index=0, session=3, version=9))
-    assert (error.reason, error.expected, error.session) == ("session", 4, 3)
-
-
 async def test_session__a_newer_one_begins_and_all_of_the_older_leaves(stores: Stores) -> None:
     chunks = stores.open(2, max_times_sampled=0)
     await send(chunks, range(3), version=9)

@@ -50,27 +50,6 @@ async def test_a_file_is_known_by_its_own_bytes_and_how_its_columns_are_read(
         assert (await buffer.import_from(longer)).groups == 5
 
 
-async def test_a_failure_in_the_middle_is_made_good_by_the_next_import(
-    file: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(importing, "_GROUPS", 2)
-    async with ReplayBufferConfig(url=url).build() as buffer:
-        original_put, calls = buffer.storage.put_with_cursor, []  # type: ignore[attr-defined]
-
-        async def failing(*args: Any) -> bool:
-            calls.append(args)
-            if len(calls) == 2:
-                raise OSError("the network is down")
-            return bool(await original_put(*args))
-
-        monkeypatch.setattr(buffer.storage, "put_with_cursor", failing)
-        with pytest.raises(OSError, match="network"):
-            await buffer.import_from(file)
-        assert len(buffer) == 2
-        assert (await buffer.import_from(file)).groups == 3
-        assert [group[0].rollout_id for _, group in await contents(buffer)] == [0, 2, 4, 6, 8]
-
-
 async def test_a_restore_of_a_checkpoint_takes_the_import_back(file: Path, url: str) -> None:
     async with ReplayBufferConfig(url=url).build() as buffer:
         await buffer.checkpoint(1)
