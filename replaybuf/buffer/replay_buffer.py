@@ -632,8 +632,9 @@ class ReplayBuffer(Generic[R]):
 
         A row is a rollout, with its group's metadata and all its fields, of any class. Their values are JSON's or
         Parquet's, and text where these have no such values. With `exact` the groups' payloads are there, too, and an
-        import gives the same rollouts. The groups are those that match `where` when the export begins; groups removed
-        before they are read are left out. `order_by` is that of `find`. Memory use is bounded.
+        import gives the same rollouts. The groups are those that match `where` when the export begins; left out are
+        groups removed before they are read, leased ones, and rollouts of groups that fill. `order_by` is that of
+        `find`. Memory use is bounded.
 
         The file gets its name when it is complete. An existing one is replaced only with `force`. Raises FileError,
         StorageError, AccessError, QueryError and, for Parquet, MissingDriverError without pyarrow. `progress` is called

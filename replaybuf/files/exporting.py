@@ -138,29 +138,21 @@ async def export_lines(
 
 
 async def _export(storage: SQLStorage, selection: ExportQuery, writer: Writer, progress: OnProgress | None) -> Exported:
-    at_most = selection.limit
-    if at_most is not None:  # rollouts of prompts in flight are found, too, and left out
-        filling = LogicNode("$and", (selection.query, ScalarNode("status", "$eq", Status.FILLING)))
-        at_most += await storage.count(filling)
-    total = await storage.count(selection.query, at_most=at_most)
+    query = LogicNode("$and", (selection.query, ScalarNode("status", "$ne", Status.FILLING)))
     exported, items = Exported(), list[StorageItem]()
-    reporter = ProgressReporter(progress, total if selection.limit is None else min(total, selection.limit))
+    reporter = ProgressReporter(progress, await storage.count(query, at_most=selection.limit))
 
     async def write() -> None:
         await in_thread(lambda: writer.write(_rows(storage.codec, items, selection)))
         reporter.add(len(items), 0)
         items.clear()
 
-    matches = cast(Any, storage.find(selection.query, order=selection.order, limit=at_most))
+    matches = cast(Any, storage.find(query, order=selection.order, limit=selection.limit))
     async with aclosing(matches):
         async for item in matches:
-            if exported.groups + len(exported.unreadable) == selection.limit:
-                break
             if not item.item:
                 exported.unreadable.append(item.uid)
                 continue
-            if item.part is not None and isinstance(item.part.name, int):
-                continue  # of a prompt in flight, which is leased
             items.append(item)
             exported.groups += 1
             exported.rollouts += item.rollouts

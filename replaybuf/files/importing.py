@@ -21,11 +21,11 @@ from replaybuf.common.progress import OnProgress, ProgressReporter, in_pieces
 from replaybuf.common.worker_name import worker_name
 from replaybuf.errors import ConflictError, FileError, ReplayBufError, RolloutError
 from replaybuf.files.exporting import in_thread
-from replaybuf.files.row_format import FileGroup, Row
+from replaybuf.files.row_format import FileGroup
 from replaybuf.files.sources import RolloutFile
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.values import NewGroup, Part
+from replaybuf.storage.values import NewGroup
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.marks import Marks
 from replaybuf.values.rollouts.outline import outline
@@ -41,25 +41,15 @@ def checked_group(group: FileGroup, codec: Codec) -> NewGroup:
     """Return a group as every store accepts it, validated. Raises FileError with the place in the file."""
     try:
         payload = _PLAIN_CODEC.encode(group.rollouts) if group.payload is None else group.payload
-        metadata = group.metadata | _place_of(group.metadata)
-        entry = NewGroup(**metadata, rollouts=codec.decode(payload), payload=payload, segments=group.segments)
+        if group.metadata["status"] == Status.FILLING:
+            raise FileError("a rollout of a group that fills is put by itself: put(group=, size=)")
+        entry = NewGroup(**group.metadata, rollouts=codec.decode(payload), payload=payload, segments=group.segments)
         if len(entry.rollouts) != len(group.rollouts):
             raise FileError(f"the payload has {len(entry.rollouts)} rollouts, and there are {len(group.rollouts)} here")
         _check_rollouts(entry.rollouts, codec.rollout_type)
     except (ReplayBufError, ArithmeticError) as error:
         raise FileError(f"{group.place}: {error}") from error
     return entry
-
-
-def _place_of(metadata: Row) -> Row:
-    """Return the key of a group; of a rollout of a group that fills, its place in that instead. Raises FileError."""
-    key, part = metadata["key"], metadata["part"]
-    if (part is None) != (metadata["status"] != Status.FILLING) or (part is not None and key is None):
-        raise FileError("a group is filling if it has a key, and a part: its size, min_size and index")
-    if part is None:
-        return {"key": key, "part": None}
-    size, min_size, index = part
-    return {"key": None, "part": Part(key, size, min_size, index, metadata["task_name"], wanted=index)}
 
 
 def _check_rollouts(rollouts: Sequence[Any], kind: RolloutType) -> None:

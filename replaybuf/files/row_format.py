@@ -103,9 +103,7 @@ def _checked(kind: Any, check: Callable[..., Any], *arguments: Any) -> Any:
 
 
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
-_ThreeCounts = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=3, max_length=3)]
-#: The metadata of a group in a file: its type, its default (... if it needs one), and its type in Arrow. `part` is the
-#: place of a rollout in a group that fills: its size and min_size, and the index.
+#: The metadata of a group in a file: its type, its default (... if it needs one), and its type in Arrow.
 METADATA: Final[dict[str, tuple[Any, Any, str]]] = {
     "uid": (int, None, "int64"),
     "task_name": (_checked(str, checks.check_task_name), ..., "string"),
@@ -121,7 +119,6 @@ METADATA: Final[dict[str, tuple[Any, Any, str]]] = {
     "deliveries": (_Count, 0, "int64"),
     "worker": (_checked(str, check_worker) | None, None, "string"),
     "trained_step": (_checked(int, checks.check_step, "trained_step") | None, None, "int64"),
-    "part": (_ThreeCounts | None, None, JSON),
 }
 _FIELDS: Final[dict[str, Any]] = {name: (kind, default) for name, (kind, default, _) in METADATA.items()}
 _Metadata: Final = create_model("_Metadata", __config__=ConfigDict(strict=True), **_FIELDS)
@@ -147,7 +144,6 @@ def metadata_of(place: str, values: Row, prefix: str = "") -> Row:
 def rows_of(item: StorageItem, rollouts: Sequence[Mapping[Any, Any]], payload: bytes | None) -> list[Row]:
     """Return the rows of a group, whose rollouts are given as dicts; of an exact export with its payload."""
     metadata: Row = {PREFIX + name: getattr(item, name) for name in METADATA} | {f"{PREFIX}status": str(item.status)}
-    metadata[f"{PREFIX}part"] = None if item.part is None else [item.part.size, item.part.least, item.part.index]
     exact: Row = {} if payload is None else {PAYLOAD: payload}
     rows = []
     for index, rollout in enumerate(rollouts):
