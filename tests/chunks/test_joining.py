@@ -75,21 +75,11 @@ async def test_put__arguments_are_checked(stores: Stores) -> None:
 # Problems
 
 
-async def test_put__numbers_may_be_those_of_numpy(stores: Stores) -> None:
-    chunks = stores.open(2)
-    for index in np.arange(4):
-        await chunks.put(int(index), worker=W, index=index, session=np.int64(0), version=np.int32(0))
-    await chunks.advance(np.int64(1), session=np.uint8(0))
-    selection = await chunks.fetch(np.int64(2), timeout=np.float32(5))
-    prepared = await chunks.prepared(after=np.int64(selection.number - 1))
-    assert (prepared.number, len(prepared)) == (selection.number, 2)
-
-
 async def test_gap__is_an_error_that_says_what_to_do(stores: Stores) -> None:
     chunks = stores.open()
     await send(chunks, range(2))
     error = await problem(chunks.put(1, worker=W, index=3, session=1, version=0))
-    assert (error.reason, error.expected, error.index, error.worker, error.session) == ("gap", 2, 3, W, 1)
+    assert (error.reason, error.expected) == ("gap", 2)
     assert "the next one is 2" in str(error)
     assert isinstance(error, ReplayBufError)
     await send(chunks, [2])
@@ -122,7 +112,7 @@ async def test_session__a_worker_with_a_wrong_one_does_no_harm(stores: Stores) -
     chunks = stores.open(2)
     await send(chunks, range(3))
     error = await problem(chunks.put(1, worker="lost", index=0, session=2, version=9))
-    assert (error.reason, error.expected, error.session) == ("session", 1, 2)
+    assert (error.reason, error.expected) == ("session", 1)
     assert "hasn't begun" in str(error)
     await send(chunks, [3])
     assert await starts(chunks) == [0, 2]
