@@ -19,7 +19,7 @@ from replaybuf.common.progress import OnProgress, ProgressReporter
 from replaybuf.common.redact import redact_path
 from replaybuf.errors import FileError, ReplayBufError
 from replaybuf.files.parquet_files import TableWriter
-from replaybuf.files.row_format import Row, as_json, rows_of
+from replaybuf.files.row_format import Row, plain, rows_of
 from replaybuf.files.sources import dump, file_errors, format_of
 from replaybuf.rules.policies import Order, OrderTerm
 from replaybuf.rules.query import LogicNode, Node, ScalarNode
@@ -37,7 +37,7 @@ class JSONLinesWriter:
         self._raw = raw
 
     def write(self, rows: Sequence[Row]) -> None:
-        self._raw.write(b"".join(dump(as_json(row)) for row in rows))
+        self._raw.write(b"".join(dump(plain(row)) for row in rows))
 
     def close(self) -> None:
         """Do nothing: a file of lines has no end of its own."""

@@ -177,13 +177,6 @@ def _fields(rollout: Mapping[Any, Any]) -> Row:
     return fields
 
 
-def as_json(row: Row) -> Row:
-    """Return a row with the values of JSON, its payload as text."""
-    if type(row.get(PAYLOAD)) is bytes:
-        row = {**row, PAYLOAD: base64.b64encode(row[PAYLOAD]).decode("ascii")}
-    return {name: plain(value) for name, value in row.items()}
-
-
 def is_ours(row: Row) -> bool:
     """Return whether a row is from an export of replaybuf."""
     return f"{PREFIX}uid" in row

@@ -27,21 +27,18 @@ class Selector:
     is_random: ClassVar[bool] = False
 
 
-@dataclass(frozen=True)
 class Fifo(Selector):
     """The oldest item."""
 
     policy = FIFOPolicy
 
 
-@dataclass(frozen=True)
 class Lifo(Selector):
     """The newest item."""
 
     policy = LIFOPolicy
 
 
-@dataclass(frozen=True)
 class Uniform(Selector):
     """Any item, each with the same probability."""
 
