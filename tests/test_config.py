@@ -358,7 +358,7 @@ async def test_a_change_of_the_working_directory_leads_to_no_other_file(
         assert buffer.storage.url.database == str(tmp_path / "here" / "run.db")
         assert await asyncio.gather(*(buffer.count_where({}) for _ in range(20))) == [30] * 20
         assert buffer.storage.engine._wal_checkpoints._path == str(tmp_path / "here" / "run.db-wal")  # type: ignore[attr-defined]
-        calls = (buffer.save("saved"), buffer.export("all.jsonl"), buffer.to_pandas())
+        calls = (buffer.save("saved"), buffer.export("all.jsonl"))
         tasks = [asyncio.ensure_future(call) for call in calls]
         await asyncio.sleep(0)  # they have begun
         monkeypatch.chdir(tmp_path / "here")

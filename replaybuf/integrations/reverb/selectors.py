@@ -11,62 +11,39 @@ from replaybuf.errors import ConfigError, InputError
 from replaybuf.rules.policies import (
     FIFOPolicy,
     LIFOPolicy,
-    LowestPriorityPolicy,
-    OrderTerm,
     PrioritizedPolicy,
     ReplayPolicy,
     UniformPolicy,
 )
 
 
-class HighestFirstPolicy(ReplayPolicy):
-    """Highest priority first, then oldest."""
-
-    name = "highest_first"
-    order = (OrderTerm("priority", descending=True), OrderTerm("timestamp_id"))
-
-
 class Selector:
-    """A selector, as a policy of buffers. Samples of a random one have the probability of their draw, others 1."""
+    """A selector: the `policy` of a buffer, also one of your own.
+
+    Samples of a random one have the probability of their draw, others 1.
+    """
 
     policy: type[ReplayPolicy]
     is_random: ClassVar[bool] = False
 
 
-@dataclass(frozen=True)
 class Fifo(Selector):
     """The oldest item."""
 
     policy = FIFOPolicy
 
 
-@dataclass(frozen=True)
 class Lifo(Selector):
     """The newest item."""
 
     policy = LIFOPolicy
 
 
-@dataclass(frozen=True)
 class Uniform(Selector):
     """Any item, each with the same probability."""
 
     policy = UniformPolicy
     is_random = True
-
-
-@dataclass(frozen=True)
-class MinHeap(Selector):
-    """The item of the lowest priority; of several, the oldest (in Reverb the one least recently updated)."""
-
-    policy = LowestPriorityPolicy
-
-
-@dataclass(frozen=True)
-class MaxHeap(Selector):
-    """The item of the highest priority; of several, the oldest (in Reverb the one least recently updated)."""
-
-    policy = HighestFirstPolicy
 
 
 @dataclass(frozen=True)
