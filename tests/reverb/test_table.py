@@ -18,17 +18,10 @@ from replaybuf import ConfigError, FullError, NotReadyError
 from replaybuf.errors import CheckpointError, InputError, RolloutError
 from replaybuf.integrations.reverb import SAMPLE_TIMEOUT, Client, Table
 from replaybuf.integrations.reverb.rate_limiters import MinSize, SampleToInsertRatio
-from replaybuf.integrations.reverb.selectors import Fifo, Lifo, Prioritized, Selector
-from replaybuf.rules.policies import LowestPriorityPolicy
+from replaybuf.integrations.reverb.selectors import Fifo, Lifo, MaxHeap, MinHeap, Prioritized, Selector
 from tests.scripts import Script
 
 SOON = 20
-
-
-class MinHeap(Selector):
-    """One of the user's own."""
-
-    policy = LowestPriorityPolicy
 
 
 def table(**changes: Any) -> Table:
@@ -86,7 +79,10 @@ def test_tables_in_one_database_are_apart(shared_url: str) -> None:
         assert sizes(client, "queue", "replay") == {"queue": 0, "replay": 1}
 
 
-@pytest.mark.parametrize(("sampler", "expected"), [(Fifo(), [1, 5, 3]), (Lifo(), [3, 5, 1]), (MinHeap(), [1, 3, 5])])
+@pytest.mark.parametrize(
+    ("sampler", "expected"),
+    [(Fifo(), [1, 5, 3]), (Lifo(), [3, 5, 1]), (MinHeap(), [1, 3, 5]), (MaxHeap(), [5, 3, 1])],
+)
 def test_a_sampler_gives_items_in_its_order(url: str, sampler: Selector, expected: list[int]) -> None:
     with opened(url, sampler=sampler) as client:
         for number in (1, 5, 3):

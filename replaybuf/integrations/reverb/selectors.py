@@ -11,10 +11,19 @@ from replaybuf.errors import ConfigError, InputError
 from replaybuf.rules.policies import (
     FIFOPolicy,
     LIFOPolicy,
+    LowestPriorityPolicy,
+    OrderTerm,
     PrioritizedPolicy,
     ReplayPolicy,
     UniformPolicy,
 )
+
+
+class HighestFirstPolicy(ReplayPolicy):
+    """Highest priority first, then oldest."""
+
+    name = "highest_first"
+    order = (OrderTerm("priority", descending=True), OrderTerm("timestamp_id"))
 
 
 class Selector:
@@ -44,6 +53,18 @@ class Uniform(Selector):
 
     policy = UniformPolicy
     is_random = True
+
+
+class MinHeap(Selector):
+    """The item of the lowest priority; of several, the oldest (in Reverb the one least recently updated)."""
+
+    policy = LowestPriorityPolicy
+
+
+class MaxHeap(Selector):
+    """The item of the highest priority; of several, the oldest (in Reverb the one least recently updated)."""
+
+    policy = HighestFirstPolicy
 
 
 @dataclass(frozen=True)
