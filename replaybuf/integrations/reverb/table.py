@@ -14,8 +14,8 @@ class Table:
     """The definition of a table: items are inserted with a priority, sampled, and removed beyond `max_size`.
 
     `sampler` and `remover` are of the module `selectors`, `rate_limiter` is of `rate_limiters`. An item is removed with
-    its sample number `max_times_sampled`; with 0 or less, never. `options` are further ones of ReplayBufferConfig, such as
-    `seed` or `durability`. All processes that open a table of this name should have the same definition.
+    its sample number `max_times_sampled`; with 0 or less, never. `options` are further ones of ReplayBufferConfig, such
+    as `seed` or `durability`. All processes that open a table of this name should have the same definition.
 
     Raises ConfigError for what can't work, in the words of the config: `max_size` is its `capacity`.
     """
