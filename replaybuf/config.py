@@ -156,9 +156,6 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     payload_threshold: int = Field(default=PAYLOAD_THRESHOLD, ge=0)
     """Groups with fewer bytes of arrays, tensors and images keep them in the database."""
 
-    compression: Literal["none", "zstd"] = "none"
-    """With "zstd", payloads are compressed; this needs the package zstandard."""
-
     lock_timeout: float = Field(default=LOCK_SECONDS, gt=0, le=86_400)
     """Bounds the wait for a lock, in seconds."""
 
@@ -261,7 +258,6 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
             )
             codec = Codec(
                 rollout_type,
-                compression=self.compression,
                 tensors=self.tensors,
                 object_refs=self.object_refs,
                 object_ref_timeout=self.object_ref_timeout,

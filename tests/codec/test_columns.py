@@ -17,14 +17,14 @@ from replaybuf.values.codec.blocks import GROUPED, MOST_USES
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout import RolloutState, Status
 from replaybuf.values.rollouts.rollout_type import RolloutType
-from tests.codec.values import DICTS, STATES, ZSTD, same, values
+from tests.codec.values import DICTS, STATES, same, values
 
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (400, 900, 3), np.uint8))
 LARGE = np.arange(GROUPED)
 
 
-def back(group: list[Any], codec: Codec = DICTS) -> list[Any]:
-    for restored in (codec.decode(codec.encode(group)), codec.decode(bytearray(codec.encode(group)), owned=True)):
+def back(group: list[Any]) -> list[Any]:
+    for restored in (DICTS.decode(DICTS.encode(group)), DICTS.decode(bytearray(DICTS.encode(group)), owned=True)):
         assert same(restored, group)
     return restored
 
@@ -64,14 +64,13 @@ def test_values_that_are_shared_by_some_rollouts_come_back_shared(chosen: list[A
 def test_one_object_comes_back_as_one_and_two_equal_ones_as_two(make: Any) -> None:
     first, second = make(), make()
     group = [{"a": value, "b": number} for number, value in enumerate((first, second, first, second))]
-    for codec in (DICTS, ZSTD):
-        fields = [value["a"] for value in back(group, codec)]
-        assert fields[0] is fields[2]
-        assert fields[1] is fields[3]
-        assert fields[0] is not fields[1]
-        if isinstance(first, np.ndarray):
-            fields[0][...] = 7
-            assert same(fields[1], first)
+    fields = [value["a"] for value in back(group)]
+    assert fields[0] is fields[2]
+    assert fields[1] is fields[3]
+    assert fields[0] is not fields[1]
+    if isinstance(first, np.ndarray):
+        fields[0][...] = 7
+        assert same(fields[1], first)
 
 
 @pytest.mark.parametrize("array", [LARGE, np.arange(100), np.arange(3)], ids=["large", "column", "small"])
@@ -266,15 +265,14 @@ KINDS = {
 def test_segments_come_back_in_memory_of_their_own(kind: str, tree: list[tuple[int, int | None]], common: int) -> None:
     group = grown(KINDS[kind], [size for size, _ in tree], common)
     parents = [None if parent is None or parent >= place else parent for place, (_, parent) in enumerate(tree)]
-    for codec in (DICTS, ZSTD):
-        payload = codec.encode(group, parents=parents)
-        for copy in (codec.decode(payload), codec.decode(bytearray(payload), owned=True)):
-            assert same(
-                copy, [{**row, "a": np.ascontiguousarray(row["a"])} for row in group] if kind == "strided" else group
-            )
-            arrays = [array for row in copy for array in (row["a"], row["n"]["b"]) if isinstance(array, np.ndarray)]
-            assert all(array.flags.writeable and array.flags.aligned for array in arrays)
-            assert not any(np.shares_memory(array, other) for array, other in combinations(arrays, 2))
+    payload = DICTS.encode(group, parents=parents)
+    for copy in (DICTS.decode(payload), DICTS.decode(bytearray(payload), owned=True)):
+        assert same(
+            copy, [{**row, "a": np.ascontiguousarray(row["a"])} for row in group] if kind == "strided" else group
+        )
+        arrays = [array for row in copy for array in (row["a"], row["n"]["b"]) if isinstance(array, np.ndarray)]
+        assert all(array.flags.writeable and array.flags.aligned for array in arrays)
+        assert not any(np.shares_memory(array, other) for array, other in combinations(arrays, 2))
 
 
 @pytest.mark.parametrize("kind", KINDS)

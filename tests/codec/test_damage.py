@@ -21,7 +21,7 @@ from replaybuf.values.codec import packed_columns as columns
 from replaybuf.values.codec import value_types as ext
 from replaybuf.values.codec.payload_format import verify
 from replaybuf.values.rollouts.rollout import RolloutState, Status
-from tests.codec.values import DICTS, MARK, PAYLOAD, STATES, ZSTD, hostile_field, sealed, with_checksum
+from tests.codec.values import DICTS, MARK, PAYLOAD, STATES, hostile_field, sealed, with_checksum
 
 
 def shared_group() -> list[RolloutState]:
@@ -63,16 +63,6 @@ def decodes_or_decode_error(payload: bytes) -> None:
         DICTS.decode_deferred(payload, {"field"}, {}, lambda array: array)
 
 
-def test_every_flipped_bit_of_a_compressed_payload_is_noticed() -> None:
-    payload = ZSTD.encode([{"a": "x" * 200}])
-    for bit in range(8 * len(payload)):
-        damaged = bytearray(payload)
-        damaged[bit // 8] ^= 1 << bit % 8
-        for read in (DICTS.decode, verify):
-            with pytest.raises(DecodeError):
-                read(damaged)
-
-
 def test_bytes_beyond_the_end_are_noticed() -> None:
     with pytest.raises(DecodeError):
         DICTS.decode(PAYLOAD + b"x")
@@ -95,7 +85,6 @@ MUTATED = [
     segments(),
     STATES.encode(shared_group()),
     STATES.encode(ragged_group()),
-    ZSTD.encode([dict(rollout) for rollout in shared_group()]),
 ]
 
 
@@ -109,7 +98,7 @@ def test_changed_payloads_with_a_right_checksum_raise_nothing_else(examples: int
             body[data.draw(st.integers(4, min(len(body), 1500) - 1))] = data.draw(st.integers(0, 255))
         if data.draw(st.booleans()):
             del body[data.draw(st.integers(40, len(body))) :]
-        head = int.from_bytes(body[28:32], "little") if payload[5] == 0 else len(body)
+        head = int.from_bytes(body[28:32], "little")
         tracemalloc.start()
         try:
             decodes_or_decode_error(with_checksum(bytes(body[:8]), bytes(body[16:head]), bytes(body[head:])))
@@ -347,7 +336,7 @@ def test_each_kind_of_damage_has_its_own_message() -> None:
         "its checksum doesn't match": PAYLOAD[:39] + b"\xff" + PAYLOAD[40:],
         "checksum of a block": PAYLOAD[:-1] + b"\xff",
         "upgrade replaybuf": sealed(b"", 0, version=2),
-        "no such header": sealed(b"", 0, flags=2),
+        "there is no format 0": sealed(b"", 0, version=0),
     }
     for message, payload in cases.items():
         with pytest.raises(DecodeError, match=message):

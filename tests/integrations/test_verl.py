@@ -261,7 +261,7 @@ async def test_a_batch_comes_out_of_a_buffer_as_it_went_in(seed: int) -> None:
 
 async def test_databases_hold_them(shared_url: str) -> None:
     batch = batch_of()
-    async with ReplayBufferConfig(url=shared_url, policy="fifo", compression="zstd").build() as buffer:
+    async with ReplayBufferConfig(url=shared_url, policy="fifo").build() as buffer:
         for group in to_groups(batch):
             await buffer.put(group, "math")
         check_same(from_groups(await buffer.get(3, "math")), batch)

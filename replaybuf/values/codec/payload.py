@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
-from replaybuf.errors import ConfigError, RolloutError
+from replaybuf.errors import RolloutError
 from replaybuf.values.codec import payload_format as form
 from replaybuf.values.codec.blocks import (
     BlockReader,
@@ -44,7 +44,7 @@ from replaybuf.values.codec.msgpack_values import (
     lenient,
 )
 from replaybuf.values.codec.packed_columns import Parents
-from replaybuf.values.codec.payload_format import Buffer, Compression, Head, SplitPayload
+from replaybuf.values.codec.payload_format import Buffer, Head, SplitPayload
 from replaybuf.values.codec.user_classes import ConverterMap, Converters, Instances
 from replaybuf.values.codec.value_types import DECODERS, SCALARS, Decoders
 from replaybuf.values.rollouts.rollout_type import RolloutType
@@ -54,10 +54,7 @@ Pieces = Mapping[int, Any]
 
 
 class Codec:
-    """Encodes groups of rollouts of one type.
-
-    `compression` applies to `encode`; `decode` reads either. Raises ConfigError for an unknown compression, and
-    MissingDriverError when zstd isn't installed. Thread-safe.
+    """Encodes groups of rollouts of one type. Thread-safe.
 
     Values keep their types: None, bool, int of any size, float (bit for bit), str (lone surrogates too), bytes, list,
     tuple, set, frozenset, dict (order and any hashable keys), complex, Decimal, UUID, datetime, date, timedelta, paths,
@@ -75,18 +72,12 @@ class Codec:
         self,
         rollout_type: RolloutType,
         *,
-        compression: Compression = "none",
         tensors: RestoreTensors = "torch",
         object_refs: RestoreRefs = "ref",
         object_ref_timeout: float = 60.0,
         converters: ConverterMap | None = None,
         as_plain: bool = False,
     ) -> None:
-        if compression not in ("none", "zstd"):
-            raise ConfigError(f"compression must be 'none' or 'zstd', not {compression!r}")
-        if compression == "zstd":
-            form.zstandard_module()
-        self.compression = compression
         self._refs = ObjectRefs(object_refs, object_ref_timeout)
         self.rollout_type = rollout_type
         self._converters = Converters(converters or {}, as_plain=as_plain)
@@ -135,11 +126,8 @@ class Codec:
                 raise UnfetchedError(missing)
             refs = RefValues(refs.values | self.fetch(missing))
             packed = self._pack(fields, refs, numeric, parents)
-        plainly = self.compression == "none"
-        sealed_from = sealed_from if plainly else math.inf
         parts, blocks, values = packed
-        payload = form.written(len(fields), parts, blocks.blocks, blocks.sizes, values, sealed_from=sealed_from)
-        return payload if plainly else form.compressed(payload)
+        return form.written(len(fields), parts, blocks.blocks, blocks.sizes, values, sealed_from=sealed_from)
 
     @form.as_damage
     def decode(self, payload: Buffer, *, owned: bool = False, tail: Buffer | None = None) -> list[Any]:
@@ -151,22 +139,21 @@ class Codec:
 
         A payload stored in two parts is given as its head and its blocks, the `tail`.
 
-        Raises DecodeError for a damaged payload, a newer version or another rollout type, and MissingDriverError when
-        zstd is needed and not installed. Memory use is proportional to the payload.
+        Raises DecodeError for a damaged payload, a newer version or another rollout type. Memory use is proportional
+        to the payload.
         """
-        head, plain = self._open_payload(payload)
+        head = Head.opened(payload)
         lends = owned and head.blocks > 0 and not self.runs_code  # which may need the payload again
         if tail is not None:
             blocks = memoryview(tail)
             lends = lends and not blocks.readonly and type(tail) is not memoryview
-        elif lends and plain is payload and isinstance(payload, (bytes, bytearray)):
+        elif lends and isinstance(payload, (bytes, bytearray)):
             blocks = form.as_writable(payload)[head.head :]
         else:
-            blocks, lends = memoryview(plain)[head.head :], False
-        if plain is payload:
-            head.verify(blocks)
+            blocks, lends = memoryview(payload)[head.head :], False
+        head.verify(blocks)
         kept = head.size if tail is None else len(blocks)
-        return self._unpack(head, plain, BlockReader(head, blocks, kept=kept, lends=lends))
+        return self._unpack(head, payload, BlockReader(head, blocks, kept=kept, lends=lends))
 
     @form.as_damage
     def decode_deferred(self, head: Buffer, deferred: Collection[str], pieces: Pieces, handles: Instead) -> list[Any]:
@@ -175,12 +162,12 @@ class Codec:
         `head` is a whole payload, or the head of one whose blocks are elsewhere: `pieces` has those that are needed
         (`wanted`), which are verified. Raises the errors of `decode`.
         """
-        opened, plain = self._open_payload(head)
-        blocks = None if form.is_apart(head) else memoryview(plain)[opened.head :]
-        if blocks is not None and plain is head:
+        opened = Head.opened(head)
+        blocks = None if form.is_apart(head) else memoryview(head)[opened.head :]
+        if blocks is not None:
             opened.verify(blocks)
         reader = PartReader(opened, blocks, from_pieces(pieces), handles)
-        return self._unpack(opened, plain, reader, frozenset(deferred))
+        return self._unpack(opened, head, reader, frozenset(deferred))
 
     @form.as_damage
     def decode_head(self, head: Buffer) -> list[Any]:
@@ -189,14 +176,14 @@ class Codec:
         def instead(array: Any) -> Any:
             return None if isinstance(array, DeferredArray) else array
 
-        opened, plain = self._open_payload(head)
+        opened = Head.opened(head)
         reader = PartReader(opened, None, instead, instead)  # for arrays that a value is made of, too
-        return self._unpack(opened, plain, reader, decoders=lenient(self._decoders))
+        return self._unpack(opened, head, reader, decoders=lenient(self._decoders))
 
     def split(self, payload: bytes | bytearray) -> SplitPayload:
         """Return a whole payload in two parts; the tail shares its memory."""
         head = Head.read(payload)
-        if head.flags or not head.blocks:
+        if not head.blocks:
             return SplitPayload(bytes(payload))
         tail = memoryview(payload)[head.head :]
         return SplitPayload(bytes(payload[: head.head]), (tail,), len(tail))
@@ -216,18 +203,10 @@ class Codec:
         def nothing(_: Any) -> None:
             pass
 
-        opened, plain = self._open_payload(head)
+        opened = Head.opened(head)
         unpacking = Unpacking(dict.fromkeys(self._decoders, nothing), PartReader(opened, None, note, nothing))
-        unpacking.rollouts(opened, plain, deferred)
+        unpacking.rollouts(opened, head, deferred)
         return sorted(needs)
-
-    def _open_payload(self, payload: Buffer) -> tuple[Head, Buffer]:
-        """Return the verified head of a payload, and the payload, decompressed if necessary."""
-        head = Head.opened(form.as_buffer(payload), verified=False)
-        if not head.flags:
-            return head, payload
-        plain = form.decompressed(payload)
-        return Head.opened(plain), plain
 
     def fetch(self, refs: Sequence[Any]) -> Fetched:
         """Return the values of Ray ObjectRefs, for `encode`; blocks for up to `object_ref_timeout`, raises nothing."""
