@@ -12,7 +12,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from replaybuf.errors import RolloutError
 from replaybuf.values.codec.blocks import GROUPED, MOST_USES
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout import RolloutState, Status
@@ -140,14 +139,6 @@ NUMBERS = [
 def test_long_lists_of_numbers_keep_the_type_and_the_bits_of_each(rows: int, numbers: list[Any], times: int) -> None:
     back([{"a": numbers * times, "b": {"c": [numbers[0]] * times}, "n": row} for row in range(rows)])
     back([{"a": (numbers * (times if row else 300))[row:]} for row in range(rows)])
-
-
-@pytest.mark.parametrize("values", [[1, None], [None] * 300, (1.5, None), np.array([1, None])], ids=repr)
-def test_numeric_fields_hold_no_none(values: Any) -> None:
-    for group in ([{"a": values}], [{"a": [1]}, {"a": values}]):
-        DICTS.encode_split(group, numeric=frozenset("b"))
-        with pytest.raises(RolloutError, match=r"a\[\d+\] is None"):
-            DICTS.encode_split(group, numeric=frozenset("ab"))
 
 
 def test_a_number_that_is_repeated_takes_no_room() -> None:

@@ -127,7 +127,6 @@ _CODEC = [
     ("numbers-of-other-sizes", "values/codec/number_lists.py", "    if len(raw) != ends[-1]:\n        return None\n", "", "an integer of 64 bits among others stays"),
     ("numbers-of-a-byte", "values/codec/number_lists.py", "<= numbers.max() < 256)", "<= numbers.max())", "larger numbers than a byte's come back"),
     ("numbers-not-spent", "values/codec/number_lists.py", "    spend(total)\n", "", "a few bytes can't claim any number of numbers"),
-    ("numbers-none", "values/codec/packed_columns.py", "and kind not in _NUMBER_KINDS:", "and kind in _NUMBER_KINDS:", "None among the values of tokens is refused"),
     ("field-twice-alone", "values/codec/msgpack_values.py", "if 3 * len(fields) == len(flat):", "if True:", "a lone rollout has no field twice"),
     ("field-twice-deferred", "values/codec/msgpack_values.py", "if 3 * len(values) != count or ", "if ", "deferred reads notice a field that is there twice"),
     ("users-code-changes-payloads", "values/codec/payload.py", "head.blocks > 0 and not self.runs_code", "head.blocks > 0", "users' code that runs in a read changes no payload"),

@@ -65,16 +65,15 @@ class Packing:
         rows: Sequence[dict[str, Any]],
         omitted: frozenset[str],
         refs: RefValues,
-        numeric: frozenset[str] = frozenset(),
         parents: Parents = None,
     ) -> Packed:
         """Pack the fields of rollouts, without those `omitted` that are None; blocks may share their memory.
 
-        Raises RolloutError for None among the values of a field in `numeric`; TypeError, ValueError, RecursionError or
-        the like for a value that can't be stored, which `explain` then locates.
+        Raises TypeError, ValueError, RecursionError or the like for a value that can't be stored, which `explain` then
+        locates.
         """
         blocks = BlockWriter()
-        columns = ColumnWriter(blocks, numeric, parents)
+        columns = ColumnWriter(blocks, parents)
         # One growing buffer, read in place, halves the copies that msgpack.packb would make.
         packer = msgpack.Packer(
             default=partial(self._stand_in, blocks, {}, refs),

@@ -27,11 +27,8 @@ import numpy as np
 from replaybuf.values.codec.blocks import GROUPED, BlockWriter
 from replaybuf.values.codec.number_lists import FEWEST, pack_numbers, unpack_numbers
 from replaybuf.values.codec.value_types import SCALARS, are_counts
-from replaybuf.values.rollouts.group_fields import refuse_none
 
 SHARED, LIST, ARRAYS, INDEXED, DICT, NUMBERS, PARTIAL = range(7)
-#: Columns in which no list holds None.
-_NUMBER_KINDS: Final = (ARRAYS, NUMBERS)
 
 #: For each segment the index of an earlier one that it continues, or None; None for whole rollouts.
 Parents = Sequence[int | None] | None
@@ -46,23 +43,19 @@ _MISSING: Final = object()
 
 
 class ColumnWriter:
-    """Makes the columns of one group; the values in the fields `numeric` must hold no None."""
+    """Makes the columns of one group."""
 
-    __slots__ = ("_blocks", "_numeric_fields", "_origins", "values")
+    __slots__ = ("_blocks", "_origins", "values")
 
-    def __init__(self, blocks: BlockWriter, numeric: frozenset[str], parents: Parents = None) -> None:
+    def __init__(self, blocks: BlockWriter, parents: Parents = None) -> None:
         self._blocks = blocks
-        self._numeric_fields = numeric
         # Of segments: the one whose values each may begin with. Those that continue none often have the same prompt.
         self._origins = [parent or 0 for parent in parents] if parents is not None else None
         #: The number of values of all columns.
         self.values = 0
 
     def rollouts(self, rows: Sequence[dict[str, Any]], omitted: frozenset[str]) -> list[Any]:
-        """Return the columns of rollouts, without fields `omitted` that are None in all of them.
-
-        Raises RolloutError for None among the values of a numeric field.
-        """
+        """Return the columns of rollouts, without fields `omitted` that are None in all of them."""
         self.values += len(rows)
         if len(rows) == 1:
             return self._columns_of_one(rows[0], omitted)
@@ -71,7 +64,7 @@ class ColumnWriter:
         if keys.count(names) == len(rows):
             for name, values in zip(names, zip(*[row.values() for row in rows], strict=True), strict=True):
                 if values[0] is not None or name not in omitted or not _ONLY_NONE.issuperset(map(type, values)):
-                    columns += (name, *self._field(name, values, values))
+                    columns += (name, *self._column(values, 0))
             return columns
         origins = self._origins
         self.values += len(rows) * len(union := dict.fromkeys(chain.from_iterable(keys)))
@@ -79,8 +72,8 @@ class ColumnWriter:
             indices = [index for index, row in enumerate(rows) if name in row]
             whole = len(indices) == len(rows)
             self._origins = origins if whole else None  # which are indices of rollouts
-            field = self._field(name, [rows[index][name] for index in indices], [row.get(name) for row in rows])
-            columns += (name, *field) if whole else (name, PARTIAL, [indices, *field])
+            column = self._column([rows[index][name] for index in indices], 0)
+            columns += (name, *column) if whole else (name, PARTIAL, [indices, *column])
         return columns
 
     def _columns_of_one(self, row: dict[str, Any], omitted: frozenset[str]) -> list[Any]:
@@ -90,19 +83,10 @@ class ColumnWriter:
         self._blocks.put_together(fields.values())
         columns: list[Any] = [SHARED] * (3 * len(fields))
         columns[::3], columns[2::3] = fields, fields.values()
-        for index, (name, value) in enumerate(fields.items()):
+        for index, value in enumerate(fields.values()):
             if type(value) is list and len(value) >= FEWEST:
                 columns[3 * index + 1 : 3 * index + 3] = self._lists([value])
-            if name in self._numeric_fields and columns[3 * index + 1] != NUMBERS:
-                refuse_none(name, (value,))
         return columns
-
-    def _field(self, name: str, values: Sequence[Any], all_values: Sequence[Any]) -> tuple[int, Any]:
-        """Return the kind and the content of a field's column; `all_values` has the values of all rollouts."""
-        kind, content = self._column(values, 0)
-        if name in self._numeric_fields and kind not in _NUMBER_KINDS:
-            refuse_none(name, all_values)
-        return kind, content
 
     def _column(self, values: Sequence[Any], depth: int) -> tuple[int, Any]:
         """Return the kind and the content of a column."""

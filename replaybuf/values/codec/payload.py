@@ -109,23 +109,21 @@ class Codec:
         fetched: Fetched | None = None,
         *,
         sealed_from: float = 0,
-        numeric: frozenset[str] = frozenset(),
         parents: Parents = None,
     ) -> SplitPayload:
         """Return the payload of a group as `encode` does, in two parts. The tail shares the memory of the rollouts.
 
-        The checksums of a tail with fewer bytes than `sealed_from` are computed only by `joined`. RolloutError is
-        raised for None among the values of a field in `numeric`, too.
+        The checksums of a tail with fewer bytes than `sealed_from` are computed only by `joined`.
         """
         fields = self.rollout_type.rows(rollouts)
         refs = RefValues(fetched or {})
-        packed = self._pack(fields, refs, numeric, parents)
+        packed = self._pack(fields, refs, parents)
         while refs.missing:  # the values of ObjectRefs may contain further ones
             missing = tuple(refs.missing)
             if fetched is not None:
                 raise UnfetchedError(missing)
             refs = RefValues(refs.values | self.fetch(missing))
-            packed = self._pack(fields, refs, numeric, parents)
+            packed = self._pack(fields, refs, parents)
         parts, blocks, values = packed
         return form.written(len(fields), parts, blocks.blocks, blocks.sizes, values, sealed_from=sealed_from)
 
@@ -218,9 +216,9 @@ class Codec:
         for rollout in rollouts:
             releasing.replace(rollout)
 
-    def _pack(self, fields: Sequence[Any], refs: RefValues, numeric: frozenset[str], parents: Parents) -> Packed:
+    def _pack(self, fields: Sequence[Any], refs: RefValues, parents: Parents) -> Packed:
         try:
-            return self._packing.pack(fields, self.rollout_type.omitted, refs, numeric, parents)
+            return self._packing.pack(fields, self.rollout_type.omitted, refs, parents)
         except RolloutError:
             raise
         except Exception as error:

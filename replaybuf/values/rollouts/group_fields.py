@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any, Final
 
 import numpy as np
 
-from replaybuf.errors import RolloutError
 from replaybuf.values.rollouts.rewards import as_array
 from replaybuf.values.rollouts.rollout_type import RolloutType
 
@@ -77,25 +76,6 @@ def step_ranges(group: GroupFields) -> list[tuple[int | None, int | None]]:
 #: Smaller arrays are compared as bytes, which is faster than comparing numbers.
 _LARGE_BYTES: Final = 16384
 _NAMES: Final = RolloutFields.__slots__[:-2]
-
-
-def refuse_none(name: str, column: Iterable[Any]) -> None:
-    """Raise RolloutError if a list of numbers, or an array of objects, holds None."""
-    for index, values in enumerate(column):
-        if isinstance(values, (list, tuple)):
-            try:
-                sum(values)  # a fraction of the time
-                continue
-            except Exception:  # None can't be added, nor can some other values
-                pass
-        elif not getattr(getattr(values, "dtype", None), "hasobject", False):
-            continue
-        place = next((place for place, value in enumerate(values) if value is None), None)
-        if place is not None:
-            raise RolloutError(
-                f"rollouts[{index}]: {name}[{place}] is None; give each of its {len(values)} tokens a number, or leave "
-                f"{name} out"
-            )
 
 
 def length_of(tokens: Any) -> int:

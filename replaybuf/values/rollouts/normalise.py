@@ -17,7 +17,6 @@ from replaybuf.values.rollouts.group_fields import (
     fields_of,
     is_text,
     length_of,
-    refuse_none,
     step_ranges,
 )
 from replaybuf.values.rollouts.rollout import UNFIT, Status, group_status
@@ -163,7 +162,6 @@ def _normalise(
     except ReplayBufError:
         raise
     except (TypeError, ValueError, OverflowError) as error:
-        refuse_none("response_model_steps", [row.response_model_steps for row in group])
         raise RolloutError(f"the rollouts' response_ids, steps or staleness can't be used: {error}") from error
 
 

@@ -164,8 +164,6 @@ class RolloutType:
         self.is_dict = issubclass(cls, dict)
         self._instances = dict if self.is_dict else cls
         self._renames = _check_renames(shape, fields or {})
-        #: The names in the class of the fields with a value for each token of the response.
-        self.by_token = frozenset(filter(None, (self._renames.get(name, name) for name in BY_TOKEN)))
         self._plain_names = frozenset() if self.is_dict else shape.plain - self._renames.keys()
         self._readers: dict[tuple[str, ...], Callable[[Any], Sequence[Any]]] = {}
         status = next((field for field in shape.fields if field.name == self._renames.get("status", "status")), None)

@@ -38,7 +38,6 @@ from replaybuf.values.rollouts.outline import outline
 from replaybuf.values.rollouts.rewards import numeric_parts
 from replaybuf.values.rollouts.rollout import ASIDE
 from replaybuf.values.rollouts.rollout_type import RolloutType
-from replaybuf.values.rollouts.staleness import EXPIRING_STATUSES
 
 #: A row's values by column, in the driver's form: JSON as text.
 Row = dict[str, Any]
@@ -90,11 +89,8 @@ def encode_group(codec: Codec, group: NewGroup, apart: FileBatch | None = None) 
     if group.payload is not None:
         split = codec.split(group.payload)
     else:
-        numeric = codec.rollout_type.by_token if group.status in EXPIRING_STATUSES else frozenset()
         parents = None if group.segments is None else group.segments.parents
-        split = codec.encode_split(
-            group.rollouts, group.fetched or {}, sealed_from=threshold, numeric=numeric, parents=parents
-        )
+        split = codec.encode_split(group.rollouts, group.fetched or {}, sealed_from=threshold, parents=parents)
     if apart is None or split.size < threshold:
         return describe(group, group.rollouts, split.joined(), codec.rollout_type)
     extent = apart.add(split)
