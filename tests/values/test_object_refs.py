@@ -124,8 +124,7 @@ async def test_an_object_that_can_not_be_had_fails_its_put_alone(ray: FakeRay, u
         puts = [buffer.put([sample], "math") for sample in samples]
         outcomes = await asyncio.gather(*puts, return_exceptions=True)
         assert [isinstance(outcome, RolloutError) for outcome in outcomes] == [False, True, False]
-        place = r"rollouts\[0\]\.pixels\['a'\]\[1\]: the object of .* can't be fetched: OwnerDiedError"
-        with pytest.raises(RolloutError, match=place):
+        with pytest.raises(RolloutError, match=r"the objects of 2 ObjectRefs can't be fetched: OwnerDiedError"):
             raise outcomes[1]  # type: ignore[misc]
         assert len(buffer) == 2
     assert samples[0].pixels == [None]
@@ -135,10 +134,7 @@ async def test_an_object_that_can_not_be_had_fails_its_put_alone(ray: FakeRay, u
 async def test_the_wait_for_objects_is_bounded(ray: FakeRay) -> None:
     ray.ready.clear()
     async with build("memory://", object_ref_timeout=0.05) as buffer:
-        with pytest.raises(
-            RolloutError,
-            match=r"rollouts\[0\]\.pixels: the object of .* can't be fetched: it was not there after 0\.05 s",
-        ):
+        with pytest.raises(RolloutError, match=r"can't be fetched: they were not all there after 0\.05 s"):
             await buffer.put([Sample(pixels=ray.put(b"x"))], "math")
 
 
@@ -202,9 +198,7 @@ def test_what_an_object_holds_is_refused_with_its_place(ray: FakeRay) -> None:
     ):
         codec.encode([{"a": ray.put([1, object()])}])
     ray.running = False
-    with pytest.raises(
-        RolloutError, match=r"rollouts\[0\]\['a'\]: .* can't be fetched: Ray isn't running in this process"
-    ):
+    with pytest.raises(RolloutError, match=r"can't be fetched: Ray isn't running in this process"):
         codec.encode([{"a": ray.put(1)}])
 
 

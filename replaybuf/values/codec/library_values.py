@@ -45,7 +45,7 @@ from replaybuf.values.codec.value_types import (
 
 RestoreTensors = Literal["torch", "numpy"]
 RestoreRefs = Literal["ref", "value"]
-#: Fetched values by ObjectRef, or a `_Problem` for an object that can't be fetched.
+#: Fetched values by ObjectRef.
 Fetched = dict[Any, Any]
 
 #: The dtypes that can be stored, with the bytes of an item.
@@ -222,13 +222,6 @@ class UnfetchedError(RolloutError):
         self.refs = tuple(refs)
 
 
-@dataclass(frozen=True, slots=True)
-class _Problem:
-    """Replaces the value of an object that can't be fetched."""
-
-    text: str
-
-
 @dataclass(slots=True)
 class RefValues:
     """The values of ObjectRefs for one encoding, and the ObjectRefs without a value that it met."""
@@ -237,19 +230,16 @@ class RefValues:
     missing: dict[Any, None] = field(default_factory=dict)
 
     def of(self, ref: Any) -> Any:
-        """Return the value of an ObjectRef, None if it is missing. TypeError if its object can't be fetched."""
+        """Return the value of an ObjectRef, None if it is missing."""
         if ref not in self.values:
             self.missing[ref] = None
             return None
-        value = self.values[ref]
-        if isinstance(value, _Problem):
-            raise TypeError(f"the object of {ref!r:.100} can't be fetched: {value.text}")
-        return value
+        return self.values[ref]
 
     def parts(self, value: Any) -> Iterator[tuple[str, Any]]:
         """Yield the fetched value of an ObjectRef."""
-        if is_ref(value) and not isinstance(fetched := self.values.get(value), _Problem):
-            yield " (the object of an ObjectRef)", fetched
+        if is_ref(value):
+            yield " (the object of an ObjectRef)", self.values.get(value)
 
 
 class ObjectRefs:
@@ -268,36 +258,21 @@ class ObjectRefs:
         return (type_tag(OBJECT_REF), lambda value: value) if ray and issubclass(kind, ray.ObjectRef) else None
 
     def fetch(self, refs: Sequence[Any]) -> Fetched:
-        """Return the values of these ObjectRefs, by one call of Ray. Blocks for up to the timeout.
-
-        An object that can't be fetched has a problem as its value, which encoding reports with its place.
-        """
+        """Return the values of these ObjectRefs, by one call of Ray, for up to the timeout. Raises RolloutError."""
         ray = _ray()
+        failed = f"the objects of {len(refs)} ObjectRefs can't be fetched:"
         if ray is None or not ray.is_initialized():  # ray.get would start a cluster of its own
-            return dict.fromkeys(refs, _Problem("Ray isn't running in this process any more"))
+            raise RolloutError(f"{failed} Ray isn't running in this process any more")
         try:
             return dict(zip(refs, ray.get(list(refs), timeout=self._timeout), strict=True))
+        except ray.exceptions.GetTimeoutError:
+            reason = f"they were not all there after {self._timeout:g} s (object_ref_timeout)"
+            raise RolloutError(f"{failed} {reason}") from None
         except Exception as error:  # of Ray, or of the task that makes an object
-            return dict.fromkeys(refs) | self._problems(ray, refs, error)
-
-    def _problems(self, ray: Any, refs: Sequence[Any], error: Exception) -> Fetched:
-        """Return the problem of each object that can't be fetched, after the timeout for all of them."""
-        late = isinstance(error, ray.exceptions.GetTimeoutError)
-        problems: Fetched = {}
-        for ref in refs:
-            try:
-                ray.get(ref, timeout=0)
-            except Exception as failure:
-                if late or not isinstance(failure, ray.exceptions.GetTimeoutError):
-                    problems[ref] = self._problem(failure)
-        return problems or dict.fromkeys(refs, self._problem(error))
-
-    def _problem(self, error: Exception) -> _Problem:
-        if type(error).__name__ == "GetTimeoutError":
-            return _Problem(f"it was not there after {self._timeout:g} s (object_ref_timeout)")
-        cause = getattr(error, "cause", None)  # the task's error, without the worker's traceback
-        shown = cause if isinstance(cause, Exception) else error
-        return _Problem(f"{type(shown).__name__}: {str(shown).strip().partition(chr(10))[0][:300]}")
+            cause = getattr(error, "cause", None)  # the task's error, without the worker's traceback
+            shown = cause if isinstance(cause, Exception) else error
+            reason = f"{type(shown).__name__}: {str(shown).strip().partition(chr(10))[0][:300]}"
+            raise RolloutError(f"{failed} {reason}") from error
 
 
 def is_ref(value: Any) -> bool:

@@ -207,7 +207,10 @@ class Codec:
         return sorted(needs)
 
     def fetch(self, refs: Sequence[Any]) -> Fetched:
-        """Return the values of Ray ObjectRefs, for `encode`; blocks for up to `object_ref_timeout`, raises nothing."""
+        """Return the values of Ray ObjectRefs, for `encode`; blocks for up to `object_ref_timeout`.
+
+        Raises RolloutError if one can't be had.
+        """
         return self._refs.fetch(refs)
 
     def release(self, rollouts: Sequence[Any]) -> None:
