@@ -12,7 +12,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from inspect import getattr_static
 from typing import Any
 
@@ -33,8 +33,8 @@ _ATOMS = (type(None), bool, int, float, complex, str, bytes, Enum)  # defaults t
 class Field:
     """One field of a class.
 
-    `make(values)` returns a new default, given the preceding fields; if it is None, `default` is shared. An `optional`
-    field may be absent, and stays unset without a default.
+    `make()` returns a new default; if it is None, `default` is shared. An `optional` field may be absent, and stays
+    unset without a default.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Field:
     optional: bool
     has_default: bool = False
     default: Any = None
-    make: Callable[[Fields], Any] | None = None
+    make: Callable[[], Any] | None = None
 
 
 class Defaults:
@@ -63,21 +63,20 @@ class Defaults:
             return values
         for name, make in self._makers:
             if name not in given:
-                values[name] = make(values)
+                values[name] = make()
         return values
 
 
-def _takes_values(info: Any) -> bool:
-    return bool(getattr(info, "default_factory_takes_validated_data", False))  # pydantic 2.9 doesn't have it
-
-
 def pydantic_fields(infos: Mapping[str, FieldInfo]) -> Iterator[Field]:
-    """Yield the fields of a pydantic model or dataclass, from its `model_fields`."""
+    """Yield the fields of a pydantic model or dataclass, from its `model_fields`.
+
+    One whose default depends on other fields (since pydantic 2.10) has to be there.
+    """
     for name, info in infos.items():
-        if info.is_required():
+        if info.is_required() or getattr(info, "default_factory_takes_validated_data", False):
             yield Field(name, info.annotation, optional=info.init is False)
         else:
-            yield _with_default(name, info.annotation, info.default, info.default_factory, _takes_values(info))
+            yield _with_default(name, info.annotation, info.default, info.default_factory)
 
 
 def dataclass_fields(cls: type[Any]) -> Iterator[Field]:
@@ -114,14 +113,10 @@ def _qualifiers(annotation: Any) -> list[Any]:
     return origins
 
 
-def _with_default(
-    name: str, annotation: Any, default: Any, factory: Callable[..., Any] | None, takes_values: bool = False
-) -> Field:
-    make: Callable[[Fields], Any] | None = None
-    if factory is not None:
-        make = factory if takes_values else lambda _: factory()
-    elif not isinstance(default, _ATOMS):
-        make = lambda _: copy.deepcopy(default)  # noqa: E731
+def _with_default(name: str, annotation: Any, default: Any, factory: Callable[..., Any] | None) -> Field:
+    make = factory
+    if factory is None and not isinstance(default, _ATOMS):
+        make = partial(copy.deepcopy, default)
     return Field(name, annotation, optional=True, has_default=True, default=default, make=make)
 
 
@@ -370,18 +365,12 @@ def shape_of(cls: Any) -> Shape | None:
     if issubclass(cls, BaseModel):
         if cls is BaseModel:
             return None
-        return _shape_of_model(cls) if cls.__pydantic_complete__ else _ModelShape(cls)
+        return _ModelShape(cls)
     if issubclass(cls, tuple) and kind_of(cls):
         return _TupleShape(cls)
     if issubclass(cls, _VALUES):
         return None
     return _DataclassShape(cls) if kind_of(cls) else None
-
-
-@lru_cache(maxsize=256)
-def _shape_of_model(cls: type[BaseModel]) -> Shape:
-    """Return the shape of a model whose annotations are resolved, and which therefore doesn't change any more."""
-    return _ModelShape(cls)
 
 
 def kind_of(cls: type[Any]) -> str:
