@@ -119,9 +119,7 @@ async def test_tensors(in_folder: Kept) -> None:
 
 async def test_names_that_are_no_fields(in_file: Kept) -> None:
     async with in_file.opened() as buffer:
-        with pytest.raises(InputError, match="no field 'routed_expert'; did you mean routed_experts"):
-            buffer.lease_batch({TASK: 1}, deferred=["routed_expert"])
-        with pytest.raises(InputError, match="no field 'x'; it has "):
+        with pytest.raises(InputError, match=r"no field 'x'; it has .*routed_experts"):
             buffer.find({}, deferred=["x"])
         with pytest.raises(InputError, match="deferred must be a list"):
             buffer.lease_batch({TASK: 1}, deferred="routed_experts")

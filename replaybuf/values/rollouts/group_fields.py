@@ -44,7 +44,7 @@ GroupFields = Sequence[RolloutFields]
 
 
 def fields_of(rollouts: Sequence[Any], kind: RolloutType) -> GroupFields:
-    """Return the fields of rollouts. Raises RolloutError when a property raises."""
+    """Return the fields of rollouts."""
     return [RolloutFields(*values) for values in kind.values_of(rollouts, _NAMES)]
 
 

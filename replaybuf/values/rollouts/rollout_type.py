@@ -5,14 +5,10 @@ uses `RolloutType` and doesn't depend on the class."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from enum import Enum
 from operator import itemgetter
 from typing import Any, Final
-
-from pydantic import BaseModel
 
 from replaybuf.common.checks import shown
 from replaybuf.errors import ConfigError, DecodeError, InputError, RolloutError
@@ -91,11 +87,9 @@ def stored_name(cls: type[Any]) -> str:
 def checked(cls: Any, where: str) -> type[Any]:
     """Return a class named in a config. Raises ConfigError unless its annotations declare its content."""
     if not is_storable(cls) or cls is Enum:
-        hint = ""
-        if isinstance(cls, type) and kind_of(cls) and cls is not BaseModel:
-            hint = ", whose fields aren't its whole content: store it with a converter (converters=)"
         raise ConfigError(
-            f"{where} takes enums, named tuples, TypedDicts, pydantic models and dataclasses, not {shown(cls)}{hint}"
+            f"{where} takes enums, named tuples, TypedDicts, pydantic models and dataclasses, not {shown(cls)}; values "
+            "of other classes are stored with converters="
         )
     return cls  # type: ignore[no-any-return]
 
@@ -170,19 +164,12 @@ class RolloutType:
         field_name = self._renames.get(name, name)
         if field_name is None:
             return default
-        if self.is_dict:
-            return rollout.get(field_name, default)
-        try:
-            return getattr(rollout, field_name, default)
-        except Exception as error:  # of a property
-            raise RolloutError(
-                f"{field_name!r} of a {self.cls.__qualname__} raised {type(error).__name__}: {error}"
-            ) from error
+        return rollout.get(field_name, default) if self.is_dict else getattr(rollout, field_name, default)
 
     def values_of(self, rollouts: Sequence[Any], names: tuple[str, ...]) -> list[Sequence[Any]]:
         """Return the values of these fields of ours, at least two, of each rollout, None for a missing one.
 
-        It costs a fraction of as many calls of `get`. Raises RolloutError when a property raises.
+        It costs a fraction of as many calls of `get`.
         """
         if (read := self._readers.get(names)) is None:
             read = self._readers[names] = self._reader(names)
@@ -313,9 +300,8 @@ class RolloutType:
         chosen = frozenset(name if isinstance(name, str) else shown(name) for name in names)
         for name in sorted(chosen):
             if name not in self.names and not self.is_dict and not self._shape.extra:
-                similar = get_close_matches(name, self.names, n=1)
-                hint = f"did you mean {similar[0]}?" if similar else f"it has {_listing(self.names)}"
-                raise InputError(f"deferred: {self.cls.__qualname__} has no field {shown(name)}; {hint}")
+                has = _listing(self.names)
+                raise InputError(f"deferred: {self.cls.__qualname__} has no field {shown(name)}; it has {has}")
             if name in {self._renames.get(needed, needed) for needed in _MASKED_BY}:
                 raise InputError(
                     f"deferred: {name} is needed to mask the tokens that are too old, so it is always read; defer the "
@@ -384,14 +370,8 @@ def _check_renames(shape: Shape, fields: Mapping[str, str | None]) -> dict[str, 
         if name is not None and name in names.values():
             raise ConfigError(f"fields: two names are mapped to {shown(name)}")
         names[key] = name
-    # A class field mapped to one of our names isn't also our field of its own name, and a method isn't a field.
+    # A class field mapped to one of our names isn't also our field of its own name.
     hidden = {name: None for name in names.values() if name in OUR_FIELDS and name not in names}
-    if not issubclass(shape.cls, dict):
-        hidden |= {
-            name: None
-            for name in OUR_FIELDS - shape.names - names.keys()
-            if inspect.isroutine(getattr(shape.cls, name, None))
-        }
     return {**hidden, **{key: name for key, name in names.items() if name != key}}
 
 
