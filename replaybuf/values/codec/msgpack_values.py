@@ -12,7 +12,6 @@ than the payload, and nothing named in a payload is imported or called.
 from __future__ import annotations
 
 import struct
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
@@ -31,6 +30,8 @@ from replaybuf.values.codec.value_types import ENCODERS, Decoder, Decoders, Enco
 from replaybuf.values.rollouts.rollout_type import name_of
 
 _SEQUENCES: Final = frozenset({list, tuple, set, frozenset})
+#: Classes whose subclasses are refused, since they may have more content.
+_PLAIN: Final = (np.ndarray, dict, list, tuple, set, frozenset, str, bytes, int, float)
 _ARRAY: Final = types.ARRAY  # a module global, since it is compared for every extension object
 
 #: Values that consist of one array, the third part of their content: one object comes back as one.
@@ -103,7 +104,7 @@ class Packing:
             return earlier[0]
         encoder = self._encoders.get(kind) or self._encoder(kind)
         if encoder is None:
-            raise TypeError(self._refusal(value))
+            raise TypeError(_refusal(kind))
         tag, encode = encoder
         if tag.code == types.OBJECT_REF:
             return {tag: refs.of(value)}
@@ -149,17 +150,15 @@ class Packing:
         yield from self._instances.parts(value)
         yield from self._converters.parts(value)
 
-    def _refusal(self, value: Any) -> str:
-        """Return the reason why a value can't be stored, with advice."""
-        kind = type(value)
-        name, advice = name_of(kind), self._converters.advice(kind)
-        if kind is range or kind is deque:
-            return f"a {name} can't be stored: convert it to a list, or {advice}"
-        for plain in (np.ndarray, dict, list, tuple, set, frozenset, str, bytes, int, float):
-            if isinstance(value, plain):
-                plain_name = "numpy.ndarray (np.asarray)" if plain is np.ndarray else plain.__name__
-                return f"a {name} would not come back as such: convert it to a plain {plain_name}, or {advice}"
-        return f"a value of type {name} can't be stored: {advice}"
+
+def _refusal(kind: type) -> str:
+    """Return the reason why a value of this class can't be stored, with advice."""
+    name = kind.__qualname__
+    line = f'add converters={{{name}: ("{name}", encode, decode)}} to the config'
+    for plain in _PLAIN:
+        if issubclass(kind, plain):
+            return f"a {name_of(kind)} would not come back as such: convert it to a plain {name_of(plain)}, or {line}"
+    return f"a value of type {name_of(kind)} can't be stored: {line}, or leave it out of the rollout"
 
 
 def _check_whole(packed: Buffer) -> None:

@@ -6,7 +6,6 @@ is imported or called.
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -186,19 +185,6 @@ class Converters:
             with contextlib.suppress(TypeError):
                 _, encoded = converter.take_apart(value)
                 yield f" ({name_of(converter.cls)}, as stored by its converter {converter.name!r})", encoded
-
-    def advice(self, kind: type) -> str:
-        """Return the line of config with which a value of this class could be stored, or else other advice."""
-        if kind is type or (kind.__module__ == "builtins" and not hasattr(builtins, kind.__qualname__)):
-            return "leave it out of the rollout"  # classes of functions, generators, modules have no importable names
-        name = kind.__qualname__
-        line = f'converters={{{name}: ("{name}", encode, decode)}}'
-        base = next((base for base in kind.__mro__ if base in self._by_class), None)
-        if base is None:
-            return f"add {line} to the config"
-        return (
-            f"the converter {self._by_class[base].name!r} is for exactly {base.__qualname__}; add {line} to the config"
-        )
 
     def _restore(self, content: Any) -> Any:
         name, encoded = content

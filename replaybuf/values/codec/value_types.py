@@ -87,24 +87,17 @@ def _decode_datetime(content: list[Any]) -> datetime:
 
 _SIMPLE_DTYPE = re.compile(r"[<>|](b1|[iu][1248]|f[248]|c(8|16)|[SU]\d{1,9})")
 MOST_DIMENSIONS: Final = 64  # numpy's limit
-_DTYPE_ADVICE: Final = {
-    "V": "store a dict of its fields, an array for each",
-    "T": "use a fixed-width dtype ('U') or a list of str",
-    "M": "store its numbers, .astype('int64'), or a list of datetimes",
-    "m": "store its numbers, .astype('int64'), or a list of timedeltas",
-}
 
 
 @lru_cache(maxsize=512)
 def describe_dtype(dtype: np.dtype[Any]) -> str:
     """Return the stored form of a dtype. TypeError, with advice, when `simple_dtype` could not restore it."""
-    advice = _DTYPE_ADVICE.get(dtype.kind, "")
-    if not advice and _SIMPLE_DTYPE.fullmatch(dtype.str):
-        if dtype.itemsize == 0:
-            advice = "its items have no size"
-        elif np.dtype(dtype.str).type is dtype.type:
-            return dtype.str
-    raise TypeError(f"a numpy dtype {dtype} can't be stored: {advice or 'convert it to a plain dtype of numpy itself'}")
+    if _SIMPLE_DTYPE.fullmatch(dtype.str) and dtype.itemsize and np.dtype(dtype.str).type is dtype.type:
+        return dtype.str
+    raise TypeError(
+        f"a numpy dtype {dtype} can't be stored: convert it, with .astype(), to one of numbers, booleans or texts of a "
+        "fixed width, or store a dict of arrays"
+    )
 
 
 @lru_cache(maxsize=512)
