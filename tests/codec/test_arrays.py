@@ -138,7 +138,6 @@ def test_an_array_that_is_a_file_comes_back_as_a_copy_in_memory(tmp_path: Path) 
 
 MODES = ("1", "L", "LA", "RGB", "RGBA", "CMYK", "YCbCr", "I", "F", "I;16")
 PIXELS = msgpack.ExtType(ext.ARRAY, bytes(8))
-PLAIN = Codec(RolloutType(dict), as_plain=True)
 
 
 def opened(image: Any, form: str, **options: Any) -> Any:
@@ -204,23 +203,20 @@ def test_a_closed_file_is_an_encode_error() -> None:
         DICTS.encode([{"field": file}])
 
 
-def test_without_pil_an_image_is_a_decode_error_and_the_rest_is_read() -> None:
+def test_without_pil_an_image_is_a_decode_error() -> None:
     code = """
 import sys
 sys.modules["PIL"] = None
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout_type import RolloutType
 payload = bytes.fromhex(sys.argv[1])
-print(Codec(RolloutType(dict), as_plain=True).decode(payload))
 try:
     Codec(RolloutType(dict)).decode(payload)
 except Exception as error:
     print(type(error).__name__, error)
 """
     payload = DICTS.encode([{"image": gradient("L"), "a": 1}])
-    first, second = run(code, payload.hex()).splitlines()
-    assert first == "[{'image': {'mode': 'L', 'size': (9, 5)}, 'a': 1}]"
-    assert second == "DecodeError it holds a PIL image, and PIL isn't installed here: pip install pillow"
+    assert run(code, payload.hex()) == "DecodeError it holds a PIL image, and PIL isn't installed: pip install pillow\n"
 
 
 @pytest.mark.parametrize(
@@ -241,9 +237,8 @@ except Exception as error:
 def test_hostile_images_are_refused(content: Any) -> None:
     *content, size = content
     payload = hostile_field({MARK[ext.IMAGE]: content}, table=["|u1", bytes(size), [size]])
-    for codec in (DICTS, PLAIN):
-        with pytest.raises(DecodeError, match=r"the payload is damaged: .+"):
-            codec.decode(payload)
+    with pytest.raises(DecodeError, match=r"the payload is damaged: .+"):
+        DICTS.decode(payload)
 
 
 LARGE = np.arange(4 * GROUPED, dtype=np.uint8)

@@ -59,8 +59,6 @@ _ITEM_SIZES: Final = {
 
 #: The modes that can be stored, with the bytes of a pixel ("1" packs eight into one).
 _PIXELS: Final = {"1": 1, "L": 1, "LA": 2, "I;16": 2, "RGB": 3, "YCbCr": 3, "RGBA": 4, "CMYK": 4, "I": 4, "F": 4}
-#: The largest dimension of an image without pixels; PIL allocates memory for each of its lines.
-_LONGEST_EMPTY: Final = 1 << 16
 
 
 # torch tensors
@@ -152,35 +150,31 @@ def _build_array(content: Any) -> AnyArray:
 # PIL images
 
 
-class Images:
-    """Encodes PIL images, with mode, size, pixels, and the text, bytes and numbers of `info`.
+# With mode, size, pixels, and the text, bytes and numbers of `info`.
 
-    With `as_plain` an image is read as its mode and size where PIL isn't installed.
-    """
 
-    def __init__(self, *, as_plain: bool = False) -> None:
-        self._as_plain = as_plain
-        self.decoders: Decoders = {IMAGE: self._restore}
+def image_encoder(kind: type) -> Encoder | None:
+    """Return the encoder of a class of PIL images."""
+    image = getattr(sys.modules.get("PIL.Image"), "Image", None)
+    return (type_tag(IMAGE), _image_parts) if image is not None and issubclass(kind, image) else None
 
-    def encoder(self, kind: type) -> Encoder | None:
-        image = getattr(sys.modules.get("PIL.Image"), "Image", None)
-        return (type_tag(IMAGE), _image_parts) if image is not None and issubclass(kind, image) else None
 
-    def _restore(self, content: Any) -> Any:
-        mode, (width, height), raw, info = content
-        if type(raw) is not np.ndarray or raw.dtype != np.uint8 or type(info) is not dict:
-            raise ValueError("no pixels of an image")
-        if _pixel_bytes(mode, width, height) != raw.size:
-            raise ValueError(f"an image of mode {mode!r:.80} can't have {raw.size} bytes")
-        try:
-            pil: Any = importlib.import_module("PIL.Image")
-        except ImportError as error:
-            if self._as_plain:
-                return {"mode": mode, "size": (width, height)}
-            raise DecodeError("it holds a PIL image, and PIL isn't installed here: pip install pillow") from error
-        image = pil.frombytes(mode, (width, height), raw.data if raw.size else b"")
-        image.info = info
-        return image
+def _restore_image(content: Any) -> Any:
+    mode, (width, height), raw, info = content
+    if type(raw) is not np.ndarray or raw.dtype != np.uint8 or type(info) is not dict:
+        raise ValueError("no pixels of an image")
+    if _pixel_bytes(mode, width, height) != raw.size:
+        raise ValueError(f"an image of mode {mode!r:.80} can't have {raw.size} bytes")
+    try:
+        pil: Any = importlib.import_module("PIL.Image")
+    except ImportError as error:
+        raise DecodeError("it holds a PIL image, and PIL isn't installed: pip install pillow") from error
+    image = pil.frombytes(mode, (width, height), raw.data)
+    image.info = info
+    return image
+
+
+IMAGE_DECODERS: Final[Decoders] = {IMAGE: _restore_image}
 
 
 def _image_parts(image: Any) -> list[Any]:
@@ -199,10 +193,8 @@ def _image_parts(image: Any) -> list[Any]:
 
 def _pixel_bytes(mode: Any, width: Any, height: Any) -> int:
     """Return the bytes of an image's pixels. ValueError for an invalid mode or size."""
-    if mode not in _PIXELS or type(width) is not int or type(height) is not int or min(width, height) < 0:
+    if mode not in _PIXELS or type(width) is not int or type(height) is not int or min(width, height) < 1:
         raise ValueError(f"no image: mode {mode!r:.80}, size {width!r:.40} x {height!r:.40}")
-    if min(width, height) == 0 and max(width, height) > _LONGEST_EMPTY:
-        raise ValueError(f"an image without pixels of size {width} x {height}")
     line = (width + 7) // 8 if mode == "1" else width * _PIXELS[mode]
     return line * height
 

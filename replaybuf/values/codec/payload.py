@@ -27,14 +27,15 @@ from replaybuf.values.codec.blocks import (
     from_pieces,
 )
 from replaybuf.values.codec.library_values import (
+    IMAGE_DECODERS,
     Fetched,
-    Images,
     ObjectRefs,
     RefValues,
     RestoreRefs,
     RestoreTensors,
     Tensors,
     UnfetchedError,
+    image_encoder,
     is_ref,
 )
 from replaybuf.values.codec.msgpack_values import (
@@ -85,11 +86,11 @@ class Codec:
         #: Whether encoding or decoding runs users' code, which may be slow, and may change arrays in place.
         self.runs_code = bool(converters) or any(shape.runs_code for shape in classes.shapes.values())
         instances = Instances(classes, as_plain=as_plain)
-        as_tensors, images = Tensors(tensors), Images(as_plain=as_plain)
-        encoders = (as_tensors.encoder, self._refs.encoder, images.encoder)
+        as_tensors = Tensors(tensors)
+        encoders = (as_tensors.encoder, self._refs.encoder, image_encoder)
         self._packing = Packing(encoders, self._converters, instances)
         self._decoders = DECODERS | self._converters.decoders | instances.decoders
-        self._decoders |= as_tensors.decoders | self._refs.decoders | images.decoders
+        self._decoders |= as_tensors.decoders | self._refs.decoders | IMAGE_DECODERS
 
     def encode(
         self, rollouts: Sequence[Any], fetched: Fetched | None = None, parents: Parents = None
