@@ -230,12 +230,6 @@ async def test_it_is_stored_as_it_is_with_one_warning(reward: Any, caplog: pytes
     assert f"task {TASK}: the reward of rollouts[1] is {brief(repr(reward))}. It is stored as it is" in warning
 
 
-async def test_the_warning_names_the_parts_of_a_dict(caplog: pytest.LogCaptureFixture) -> None:
-    async with build("memory://") as buffer:
-        await buffer.put(group(PARTS), TASK)
-    assert "reward_key= in the config: accuracy and format" in warnings(caplog)[0]
-
-
 async def test_the_reward_key_names_the_part_that_counts(caplog: pytest.LogCaptureFixture) -> None:
     """In means and queries; the other parts stay."""
     async with build("memory://", reward_key="accuracy") as buffer:
