@@ -116,8 +116,7 @@ _QUERY = [
 
 _CODEC = [
     ("checksum-not-checked", "values/codec/payload_format.py", "if digest(", "if False and digest(", "a damaged payload is noticed"),
-    ("small-arrays-keep-payloads", "values/codec/blocks.py", "if self._lends and size * dtype.itemsize * _MOST_KEPT >= self._kept_bytes and", "if self._lends and", "a small array doesn't keep a large payload"),
-    ("arrays-share-what-others-have", "values/codec/blocks.py", "if self._lends and inside not in", "if inside not in", "a payload that others have isn't written to"),
+    ("arrays-share-a-block", "values/codec/blocks.py", "if block in self._lent_blocks:", "if False:", "equal arrays come back apart"),
     ("number-nearly-repeated", "values/codec/blocks.py", "if any(array.tobytes() != number * len(array) for array in arrays):", "if False:", "arrays that repeat a number at their ends only keep their bits"),
     ("newer-format-read", "values/codec/payload_format.py", "if version > VERSION:", "if version > VERSION + 1:", "newer formats are refused"),
     ("lengths-not-checked", "values/codec/blocks.py", "if not fits:", "if False:", "lengths add up"),
@@ -129,7 +128,7 @@ _CODEC = [
     ("numbers-not-spent", "values/codec/number_lists.py", "    spend(total)\n", "", "a few bytes can't claim any number of numbers"),
     ("field-twice-alone", "values/codec/msgpack_values.py", "if 3 * len(fields) == len(flat):", "if True:", "a lone rollout has no field twice"),
     ("field-twice-deferred", "values/codec/msgpack_values.py", "if 3 * len(values) != count or ", "if ", "deferred reads notice a field that is there twice"),
-    ("users-code-changes-payloads", "values/codec/payload.py", "head.blocks > 0 and not self.runs_code", "head.blocks > 0", "users' code that runs in a read changes no payload"),
+    ("users-code-changes-payloads", "values/codec/payload.py", " or blocks.readonly or self.runs_code:", " or blocks.readonly:", "users' code that runs in a read changes no payload"),
     ("blocks-not-sealed", "values/codec/payload_format.py", "sealed = size >= sealed_from", "sealed = False", "payloads apart have their checksums"),
     ("names-shared", "values/rollouts/shapes.py", "self._make_instance(values, names.copy(), None)", "self._make_instance(values, names, None)", "each rollout has its own set fields"),
     ("fold-lost", "values/codec/value_types.py", "replace(fold=fold, tzinfo=tz)", "replace(tzinfo=tz)", "a time that is there twice comes back as it was"),

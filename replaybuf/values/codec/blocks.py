@@ -1,4 +1,4 @@
-"""The arrays of a payload: written from their own memory, and read without a copy, or left for handles.
+"""The arrays of a payload: written from their own memory, and read in that of its blocks, or left for handles.
 
 The msgpack of a payload ends with the *table* of its arrays: dtype, bytes and shapes of one or more arrays, again and
 again. The rest refers to an array by its entry in the table and its place there, so that an array which occurs several
@@ -44,8 +44,6 @@ _MOST_GROUPED: Final = 256 << 10
 _MOST_PARTS: Final = 64
 #: How often the bytes of a payload may be read as arrays, on average.
 MOST_USES: Final = 16
-#: The maximum ratio of the memory that a retained array keeps alive to its own bytes.
-_MOST_KEPT: Final = 64
 _PLACE: Final = struct.Struct("<II")
 _make_tuple: Final = tuple.__new__  # bypasses the checks of ExtType.__new__
 _DTYPE: Final = attrgetter("dtype")
@@ -252,22 +250,15 @@ def checked_array(array: DeferredArray, block: Any) -> AnyArray:
     """Return an array in the memory of its block. Raises DecodeError when the checksum of the block is wrong."""
     if len(block) != array.block_size or digest(block) != array.digest:
         raise DecodeError(f"an array of {array.nbytes} bytes is damaged: its checksum doesn't match")
-    view: AnyArray = np.ndarray(array.shape, array.dtype, block, array.at)
-    return view if array.nbytes * _MOST_KEPT >= array.block_size else view.copy()
+    return np.ndarray(array.shape, array.dtype, block, array.at)
 
 
 class BlockReader:
-    """Reads the arrays of a payload with all of its `blocks`, which were verified before.
+    """Reads the arrays of a payload in the memory of its `blocks`, which were verified before."""
 
-    If the memory of the blocks `lends` itself, which is safe without other references to it, arrays share it, except
-    small ones, which would keep far more than themselves alive (`kept` bytes).
-    """
-
-    def __init__(self, head: Head, blocks: Any, *, kept: int = 0, lends: bool = False) -> None:
+    def __init__(self, head: Head, blocks: Any) -> None:
         self._head = head
         self._blocks = blocks
-        self._kept_bytes = kept
-        self._lends = lends
         self._table: list[Any] = []
         self._bytes_left = 2 * MOST_USES * head.size
         self._arrays: dict[int, Sequence[Any]] = {}
@@ -299,7 +290,7 @@ class BlockReader:
             dtype, inside, shapes, sizes = self._read_description(entry)
             self._spend(sum(sizes) * dtype.itemsize)
             if type(inside) is list:
-                arrays = [*map(self._array_of_block, inside, [dtype] * len(shapes), shapes, sizes)]
+                arrays = [*map(self._array_of_block, inside, [dtype] * len(shapes), shapes)]
             else:
                 arrays = self._arrays_of_block(dtype, inside, shapes, sizes)
             self._arrays[entry] = arrays
@@ -340,21 +331,21 @@ class BlockReader:
         if self._bytes_left < 0:
             raise ValueError("its arrays are larger than it has room for")
 
-    def _array_of_block(self, block: Any, dtype: np.dtype[Any], shape: Any, size: int) -> AnyArray:
+    def _array_of_block(self, block: Any, dtype: np.dtype[Any], shape: Any) -> AnyArray:
         if type(block) is list:
             starts = [self._head.starts[number] for number in block[::2]]
             parts = [self._blocks[at : at + count] for at, count in zip(starts, block[1::2], strict=True)]
             return np.ndarray(shape, dtype, bytearray().join(parts))
         array: AnyArray = np.ndarray(shape, dtype, self._blocks, self._head.starts[block])
-        if self._lends and size * dtype.itemsize * _MOST_KEPT >= self._kept_bytes and block not in self._lent_blocks:
-            self._lent_blocks.add(block)
-            return array
-        return array.copy()
+        if block in self._lent_blocks:
+            return array.copy()
+        self._lent_blocks.add(block)
+        return array
 
     def _arrays_of_block(self, dtype: np.dtype[Any], inside: Any, shapes: list[Any], sizes: list[int]) -> Sequence[Any]:
-        """Return arrays of one block: views of one array, unless they would keep it."""
+        """Return arrays of one block, as views of one array."""
         flat: AnyArray
-        count, least = sum(sizes), min(sizes) * dtype.itemsize * _MOST_KEPT
+        count = sum(sizes)
         if type(inside) is bytes:
             raw = inside * (count * dtype.itemsize // len(inside)) if inside else inside
             if len(shapes) == 1:
@@ -362,11 +353,6 @@ class BlockReader:
             flat = np.ndarray(count, dtype, raw).copy()
         else:
             flat = np.ndarray(count, dtype, self._blocks, self._head.starts[inside])
-            if self._lends and inside not in self._lent_blocks and least >= self._kept_bytes:
-                self._lent_blocks.add(inside)
-            else:
-                flat = flat.copy()
-        alone = least < flat.nbytes
         arrays: list[AnyArray]
         if sizes.count(sizes[0]) == len(sizes):
             arrays = [*flat.reshape(len(sizes), sizes[0])]
@@ -374,7 +360,7 @@ class BlockReader:
             arrays = [flat[start:end] for start, end in pairwise(accumulate(sizes, initial=0))]
         if sizes is not shapes:
             arrays = [array.reshape(shape) for array, shape in zip(arrays, shapes, strict=True)]
-        return [array.copy() for array in arrays] if alone else arrays
+        return arrays
 
 
 class PartReader(BlockReader):

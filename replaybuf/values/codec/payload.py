@@ -129,30 +129,21 @@ class Codec:
         return form.written(len(fields), parts, blocks.blocks, blocks.sizes, values, sealed_from=sealed_from)
 
     @form.as_damage
-    def decode(self, payload: Buffer, *, owned: bool = False, tail: Buffer | None = None) -> list[Any]:
+    def decode(self, payload: Buffer, *, tail: Buffer | None = None) -> list[Any]:
         """Return the rollouts of a payload, independent of its memory, after its checksums were verified.
 
-        `owned`: there is no other reference to the payload. Large arrays are then writable views of its memory, which
-        decoding itself never changes. Each view keeps the whole payload alive, so an array of less than a 64th of its
-        size is copied.
-
-        A payload stored in two parts is given as its head and its blocks, the `tail`.
+        Their arrays share one copy of its blocks. A payload stored in two parts is given as its head and its blocks,
+        the `tail`, whose memory the arrays have if it is writable and no part of a larger one.
 
         Raises DecodeError for a damaged payload, a newer version or another rollout type. Memory use is proportional
         to the payload.
         """
         head = Head.opened(payload)
-        lends = owned and head.blocks > 0 and not self.runs_code  # which may need the payload again
-        if tail is not None:
-            blocks = memoryview(tail)
-            lends = lends and not blocks.readonly and type(tail) is not memoryview
-        elif lends and isinstance(payload, (bytes, bytearray)):
-            blocks = form.as_writable(payload)[head.head :]
-        else:
-            blocks, lends = memoryview(payload)[head.head :], False
+        blocks = memoryview(payload)[head.head :] if tail is None else memoryview(tail)
+        if type(tail) in (type(None), memoryview) or blocks.readonly or self.runs_code:
+            blocks = memoryview(bytearray(blocks))
         head.verify(blocks)
-        kept = head.size if tail is None else len(blocks)
-        return self._unpack(head, payload, BlockReader(head, blocks, kept=kept, lends=lends))
+        return self._unpack(head, payload, BlockReader(head, blocks))
 
     @form.as_damage
     def decode_deferred(self, head: Buffer, deferred: Collection[str], pieces: Pieces, handles: Instead) -> list[Any]:
@@ -162,7 +153,7 @@ class Codec:
         (`wanted`), which are verified. Raises the errors of `decode`.
         """
         opened = Head.opened(head)
-        blocks = None if form.is_apart(head) else memoryview(head)[opened.head :]
+        blocks = None if form.is_apart(head) else memoryview(bytearray(memoryview(head)[opened.head :]))
         if blocks is not None:
             opened.verify(blocks)
         reader = PartReader(opened, blocks, from_pieces(pieces), handles)

@@ -49,8 +49,6 @@ _BLOCKS_AND_SIZE: Final = struct.Struct("<20xI8xQ")
 ALIGNMENT: Final = 64
 #: The most values of columns for each byte of a head: a few bytes can't claim any number of rollouts.
 MOST_VALUES: Final = 8
-#: Fewer bytes are copied in less time than numpy takes to share them.
-_COPIED_BELOW: Final = 1 << 15
 #: The bytes that are hashed at a time.
 _PIECE_BYTES: Final = 1 << 16
 
@@ -201,26 +199,6 @@ def _first_bytes(checksum: int) -> bytes:
 
 _PADDING: Final = tuple(map(bytes, range(ALIGNMENT)))
 _MOST_MSGPACK: Final = 2**32 - 2**20
-
-
-class _Memory:
-    """Exports the memory of bytes to numpy as writable."""
-
-    def __init__(self, raw: bytes, address: int) -> None:
-        self.raw = raw
-        self.__array_interface__ = {"shape": (len(raw),), "typestr": "|u1", "data": (address, False), "version": 3}
-
-
-def as_writable(raw: bytes | bytearray) -> memoryview:
-    """Return writable memory of otherwise unreferenced bytes; large ones share theirs, which saves a copy."""
-    import numpy as np
-
-    if isinstance(raw, bytearray):
-        return memoryview(raw)
-    if len(raw) < _COPIED_BELOW:
-        return memoryview(bytearray(raw))
-    address = np.frombuffer(raw, np.uint8).__array_interface__["data"][0]
-    return np.asarray(_Memory(raw, address)).data
 
 
 @dataclass(slots=True)
