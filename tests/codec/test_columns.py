@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from replaybuf.values.codec.blocks import GROUPED, MOST_USES
+from replaybuf.values.codec.blocks import GROUPED
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout import RolloutState, Status
 from replaybuf.values.rollouts.rollout_type import RolloutType
@@ -96,12 +96,6 @@ def test_large_equal_values_are_stored_once(value: Any) -> None:
     back(group)
 
 
-def test_a_block_is_read_as_no_more_arrays_than_a_payload_may_cost_memory() -> None:
-    group = [{"a": LARGE.copy(), "n": number} for number in range(MOST_USES + 1)]
-    assert 2 * LARGE.nbytes < len(DICTS.encode(group)) < 3 * LARGE.nbytes
-    back(group)
-
-
 def test_equal_values_of_other_types_stay_apart() -> None:
     for values_of_group in (
         [1, True],
@@ -147,13 +141,6 @@ def test_a_number_that_is_repeated_takes_no_room() -> None:
     repeated = [{**field, "mask": np.ones(700, "i1"), "steps": np.full(300 + row, 7)} for row, field in enumerate(ids)]
     assert len(DICTS.encode(repeated)) < len(DICTS.encode(ids)) + 200
     back(repeated)
-
-
-@pytest.mark.parametrize("rows", [1, 16, 64])
-def test_numbers_are_repeated_only_as_far_as_they_can_be_read_again(rows: int) -> None:
-    """A few bytes that claim many numbers are refused."""
-    back([{"mask": np.ones(500, "i8"), "n": row} for row in range(rows)])
-    back([{"mask": np.ones(500, "i8"), "ids": np.arange(130) + row} for row in range(rows)])
 
 
 @pytest.mark.parametrize("like", [0.0, -0.0, float("nan"), 1.0])
@@ -269,16 +256,6 @@ def test_a_rollout_without_tokens_may_come_first(kind: str) -> None:
     assert len(DICTS.encode(chain)) <= len(DICTS.encode(chain[::-1])) + 1000
     masked = [{"a": LARGE + size, "mask": np.ones(size, "i4")} for size in (0, 900, 1000)]
     assert len(DICTS.encode(masked)) < 3 * LARGE.nbytes + 1000
-
-
-def test_segments_take_no_more_memory_than_a_payload_may_cost() -> None:
-    """A beginning that very many segments share is stored again and again."""
-    group = [{"a": LARGE.copy(), "n": number} for number in range(3 * MOST_USES)]
-    for number, segment in enumerate(group):
-        segment["a"][-1] = -number
-    payload = DICTS.encode(group, parents=[None] * len(group))
-    assert LARGE.nbytes < len(payload) < 5 * LARGE.nbytes
-    assert same(DICTS.decode(payload), group)
 
 
 def test_a_long_chain_of_segments_comes_back() -> None:

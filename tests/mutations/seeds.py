@@ -117,7 +117,7 @@ _QUERY = [
 _CODEC = [
     ("checksum-not-checked", "values/codec/payload_format.py", "if digest(", "if False and digest(", "a damaged payload is noticed"),
     ("arrays-share-a-block", "values/codec/blocks.py", "if block in self._lent_blocks:", "if False:", "equal arrays come back apart"),
-    ("number-nearly-repeated", "values/codec/blocks.py", "if any(array.tobytes() != number * len(array) for array in arrays):", "if False:", "arrays that repeat a number at their ends only keep their bits"),
+    ("number-nearly-repeated", "values/codec/blocks.py", "None if any(array.tobytes() != number * len(array) for array in arrays) else number", "number", "arrays that repeat a number at their ends only keep their bits"),
     ("newer-format-read", "values/codec/payload_format.py", "if version > VERSION:", "if version > VERSION + 1:", "newer formats are refused"),
     ("lengths-not-checked", "values/codec/blocks.py", "if not fits:", "if False:", "lengths add up"),
     ("int-without-sign", "values/codec/value_types.py", 'int.from_bytes(raw, "little", signed=True)', 'int.from_bytes(raw, "little")', "big negative integers come back as they were"),
@@ -125,7 +125,6 @@ _CODEC = [
     ("numbers-repeated-ends", "values/codec/number_lists.py", " and (numbers == numbers[0]).all()", "", "numbers between equal ends stay"),
     ("numbers-of-other-sizes", "values/codec/number_lists.py", "    if len(raw) != ends[-1]:\n        return None\n", "", "an integer of 64 bits among others stays"),
     ("numbers-of-a-byte", "values/codec/number_lists.py", "<= numbers.max() < 256)", "<= numbers.max())", "larger numbers than a byte's come back"),
-    ("numbers-not-spent", "values/codec/number_lists.py", "    spend(total)\n", "", "a few bytes can't claim any number of numbers"),
     ("field-twice-alone", "values/codec/msgpack_values.py", "if 3 * len(fields) == len(flat):", "if True:", "a lone rollout has no field twice"),
     ("field-twice-deferred", "values/codec/msgpack_values.py", "if 3 * len(values) != count or ", "if ", "deferred reads notice a field that is there twice"),
     ("users-code-changes-payloads", "values/codec/payload.py", " or blocks.readonly or self.runs_code:", " or blocks.readonly:", "users' code that runs in a read changes no payload"),

@@ -8,9 +8,6 @@ it. Arrays that repeat one number, as most masks and model steps do, are that nu
 large. Shapes of arrays with one dimension are their lengths. The block of an array of a segment, which begins as an
 earlier one does, has only what the array adds: in place of its number is a list of blocks and of how many bytes of
 each come first in the array.
-
-No payload can make the reader allocate more than it has bytes, times `MOST_USES` for its blocks and again for numbers
-that are repeated, and the objects of its arrays: some 250 bytes for each byte that an empty array takes.
 """
 
 from __future__ import annotations
@@ -42,8 +39,8 @@ GROUPED: Final = 4096
 _MOST_GROUPED: Final = 256 << 10
 #: The most blocks of one array.
 _MOST_PARTS: Final = 64
-#: How often the bytes of a payload may be read as arrays, on average.
-MOST_USES: Final = 16
+#: The most bytes of arrays that repeat a number.
+_MOST_REPEATED: Final = 1 << 28
 _PLACE: Final = struct.Struct("<II")
 _make_tuple: Final = tuple.__new__  # bypasses the checks of ExtType.__new__
 _DTYPE: Final = attrgetter("dtype")
@@ -59,19 +56,17 @@ def _reference(entry: int, place: int) -> Any:
 class BlockWriter:
     """The blocks of one payload, and its `table` of arrays. Blocks may share the memory of large arrays."""
 
-    __slots__ = ("_arrays_alike", "_placed_arrays", "_room", "blocks", "sizes", "table")
+    __slots__ = ("_arrays_alike", "_placed_arrays", "blocks", "sizes", "table")
 
     def __init__(self) -> None:
         #: Of each block the buffers that it consists of.
         self.blocks: list[Sequence[Any]] = []
         self.sizes: list[int] = []
         self.table: list[Any] = []
-        #: How many bytes of arrays may repeat a number: in proportion to the blocks so far.
-        self._room = 0
         # By id of an array: its entry, its place there, and the array, whose id is thus its own.
         self._placed_arrays: dict[int, tuple[int, int, AnyArray]] = {}
-        # By size and some items: the first such array, and blocks and their numbers of uses by a hash of their bytes.
-        self._arrays_alike: dict[Any, tuple[AnyArray, dict[bytes, list[int]]]] = {}
+        # By size and some items: the first such array, and blocks by a hash of their bytes.
+        self._arrays_alike: dict[Any, tuple[AnyArray, dict[bytes, int]]] = {}
 
     def reference(self, array: AnyArray) -> Any:
         """Return the object that msgpack packs for an array. TypeError for dtypes that would not round-trip."""
@@ -131,13 +126,10 @@ class BlockWriter:
     def _repeated_number(self, arrays: Sequence[AnyArray], nbytes: int) -> bytes | None:
         """Return the bytes of the number that all of these arrays repeat, if there is one and room for it."""
         first = arrays[0] if arrays[0].size else next(array for array in arrays if array.size)
-        if nbytes > self._room or first.ndim != 1 or first.item(0) != first.item(-1):
+        if first.ndim != 1 or first.item(0) != first.item(-1) or nbytes > _MOST_REPEATED:
             return None
         number = first[:1].tobytes()
-        if any(array.tobytes() != number * len(array) for array in arrays):
-            return None
-        self._room -= nbytes
-        return number
+        return None if any(array.tobytes() != number * len(array) for array in arrays) else number
 
     def _entry(self, arrays: Sequence[AnyArray], dtype: np.dtype[Any], inside: Any, shapes: list[Any]) -> int:
         entry = len(self.table) // 3
@@ -163,13 +155,11 @@ class BlockWriter:
         like, by_hash = self._arrays_alike[key]
         if not by_hash:
             number = next(number for number, block in enumerate(self.blocks) if block[0] is like)
-            by_hash[_content_of(like)] = [number, 1]
+            by_hash[_content_of(like)] = number
         content = _content_of(array)
-        shared = by_hash.get(content)
-        if shared is None or shared[1] == MOST_USES:
-            shared = by_hash[content] = [self._add((array,), nbytes), 0]
-        shared[1] += 1
-        return shared[0]
+        if content not in by_hash:
+            by_hash[content] = self._add((array,), nbytes)
+        return by_hash[content]
 
     def _continued_blocks(self, arrays: Sequence[AnyArray], origins: Sequence[int]) -> list[Any]:
         """Return the blocks of arrays: of one that begins as an earlier one does, that one's and one with the rest."""
@@ -177,10 +167,9 @@ class BlockWriter:
         for at, array, common in zip(origins, arrays, beginnings(arrays, origins), strict=True):
             earlier = blocks[at] if common else []
             parts = earlier if type(earlier) is list else [earlier, arrays[at].nbytes]
-            if not SMALL <= common <= self._room or len(parts) >= 2 * _MOST_PARTS:
+            if common < SMALL or len(parts) >= 2 * _MOST_PARTS:
                 blocks.append(self._block_of(array))
                 continue
-            self._room -= common
             reused: list[int] = []
             for block, size in zip(parts[::2], parts[1::2], strict=True):
                 reused += [block, min(size, common)] if common else []
@@ -192,7 +181,6 @@ class BlockWriter:
     def _add(self, block: Sequence[Any], nbytes: int) -> int:
         self.blocks.append(block)
         self.sizes.append(nbytes)
-        self._room += MOST_USES * nbytes
         return len(self.blocks) - 1
 
 
@@ -260,7 +248,6 @@ class BlockReader:
         self._head = head
         self._blocks = blocks
         self._table: list[Any] = []
-        self._bytes_left = 2 * MOST_USES * head.size
         self._arrays: dict[int, Sequence[Any]] = {}
         self._lent_blocks: set[int] = set()
         #: Whether handles replace arrays, except in values that are being made of arrays: the depth of these.
@@ -288,7 +275,6 @@ class BlockReader:
         """Return the arrays of an entry of the table. Raises any exception for an invalid one."""
         if (arrays := self._arrays.get(entry)) is None:
             dtype, inside, shapes, sizes = self._read_description(entry)
-            self._spend(sum(sizes) * dtype.itemsize)
             if type(inside) is list:
                 arrays = [*map(self._array_of_block, inside, [dtype] * len(shapes), shapes)]
             else:
@@ -309,7 +295,7 @@ class BlockReader:
         if type(inside) is int:
             fits = inside >= 0 and self._head.sizes[inside] == nbytes
         elif type(inside) is bytes:
-            fits = len(inside) in (nbytes, dtype.itemsize)
+            fits = len(inside) in (nbytes, dtype.itemsize) and nbytes <= _MOST_REPEATED
         else:
             whole = are_counts(inside)
             lengths = [self._head.sizes[block] for block in inside] if whole else [*map(self._bytes_in, inside)]
@@ -324,12 +310,6 @@ class BlockReader:
         parts = inside if type(inside) is list else [inside, sizes[inside]]
         pairs = zip(parts[::2], parts[1::2], strict=True)
         return sum(parts[1::2]) if all(block >= 0 and 0 <= size <= sizes[block] for block, size in pairs) else -1
-
-    def _spend(self, nbytes: int) -> None:
-        """Raise ValueError if more bytes are read as arrays than such a payload can have."""
-        self._bytes_left -= nbytes
-        if self._bytes_left < 0:
-            raise ValueError("its arrays are larger than it has room for")
 
     def _array_of_block(self, block: Any, dtype: np.dtype[Any], shape: Any) -> AnyArray:
         if type(block) is list:
@@ -384,10 +364,7 @@ class PartReader(BlockReader):
         return self._made_entries[key]
 
     def _load_array(self, array: Any) -> Any:
-        if not isinstance(array, DeferredArray):
-            return array
-        self._spend(array.nbytes)
-        return self._load(array)
+        return self._load(array) if isinstance(array, DeferredArray) else array
 
     def _parts(self, entry: int) -> Sequence[Any]:
         """Return the arrays of an entry, or the descriptions of those that aren't here."""

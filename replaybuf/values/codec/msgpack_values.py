@@ -5,8 +5,8 @@ extension object with the code of the type: `{tag: content}`. msgpack itself pac
 costs no Python recursion, and a tag can't be mistaken for a user's key. Only arrays are extension
 objects with content: a reference to the table of arrays (`codec.blocks`).
 
-Payloads may be damaged or hostile: content is checked before it reaches a constructor that could allocate more memory
-than the payload, and nothing named in a payload is imported or called.
+Payloads may be damaged or hostile: content is checked before it reaches a constructor, and nothing that a payload names
+is imported or called.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from replaybuf.values.codec import value_types as types
 from replaybuf.values.codec.blocks import BlockReader, BlockWriter, PartReader
 from replaybuf.values.codec.library_values import RefValues
 from replaybuf.values.codec.packed_columns import SHARED, ColumnReader, ColumnWriter, Parents, leave_alone
-from replaybuf.values.codec.payload_format import MOST_VALUES, Buffer, Head
+from replaybuf.values.codec.payload_format import Buffer, Head
 from replaybuf.values.codec.user_classes import Converters, Instances
 from replaybuf.values.codec.value_types import ENCODERS, Decoder, Decoders, Encoder, EncoderOf, type_tag
 from replaybuf.values.rollouts.rollout_type import name_of
@@ -45,8 +45,8 @@ _TAG: Final = msgpack.ExtType
 _TABLE_SIZE: Final = struct.Struct("<I")
 
 
-#: A packed group: the parts of its msgpack, its blocks, and the number of values of its columns.
-Packed = tuple[Sequence[Any], BlockWriter, int]
+#: A packed group: the parts of its msgpack, and its blocks.
+Packed = tuple[Sequence[Any], BlockWriter]
 
 
 class Packing:
@@ -89,7 +89,7 @@ class Packing:
         if blocks.table:
             packer.pack(blocks.table)
         packed = packer.getbuffer()
-        return (packed, _TABLE_SIZE.pack(len(packed) - end)), blocks, columns.values
+        return (packed, _TABLE_SIZE.pack(len(packed) - end)), blocks
 
     def _stand_in(self, blocks: BlockWriter, contents: dict[int, tuple[Any, Any]], refs: RefValues, value: Any) -> Any:
         """Return the object packed in place of a value.
@@ -219,8 +219,7 @@ class Unpacking:
         if size:
             self._blocks.read_table(msgpack.unpackb(payload[end - size : end]))
         packed = memoryview(payload)[begin : end - size]
-        columns = ColumnReader(self._blocks.column, MOST_VALUES * head.head)
-        columns.spend(rows)
+        columns = ColumnReader(self._blocks.column)
         if isinstance(self._blocks, PartReader):
             values = self._read_parts(packed, rows, columns, deferred, self._blocks)
         else:

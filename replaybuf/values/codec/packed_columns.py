@@ -45,18 +45,15 @@ _MISSING: Final = object()
 class ColumnWriter:
     """Makes the columns of one group."""
 
-    __slots__ = ("_blocks", "_origins", "values")
+    __slots__ = ("_blocks", "_origins")
 
     def __init__(self, blocks: BlockWriter, parents: Parents = None) -> None:
         self._blocks = blocks
         # Of segments: the one whose values each may begin with. Those that continue none often have the same prompt.
         self._origins = [parent or 0 for parent in parents] if parents is not None else None
-        #: The number of values of all columns.
-        self.values = 0
 
     def rollouts(self, rows: Sequence[dict[str, Any]], omitted: frozenset[str]) -> list[Any]:
         """Return the columns of rollouts, without fields `omitted` that are None in all of them."""
-        self.values += len(rows)
         if len(rows) == 1:
             return self._columns_of_one(rows[0], omitted)
         columns: list[Any] = []
@@ -67,8 +64,7 @@ class ColumnWriter:
                     columns += (name, *self._column(values, 0))
             return columns
         origins = self._origins
-        self.values += len(rows) * len(union := dict.fromkeys(chain.from_iterable(keys)))
-        for name in union:
+        for name in dict.fromkeys(chain.from_iterable(keys)):
             indices = [index for index, row in enumerate(rows) if name in row]
             whole = len(indices) == len(rows)
             self._origins = origins if whole else None  # which are indices of rollouts
@@ -79,7 +75,6 @@ class ColumnWriter:
     def _columns_of_one(self, row: dict[str, Any], omitted: frozenset[str]) -> list[Any]:
         """Return the columns of one rollout, which shares all with itself, except long lists of numbers."""
         fields = {name: value for name, value in row.items() if value is not None or name not in omitted}
-        self.values += len(fields)
         self._blocks.put_together(fields.values())
         columns: list[Any] = [SHARED] * (3 * len(fields))
         columns[::3], columns[2::3] = fields, fields.values()
@@ -92,7 +87,6 @@ class ColumnWriter:
         """Return the kind and the content of a column."""
         first, rows = values[0], len(values)
         kind = type(first)
-        self.values += rows
         if kind is np.ndarray and (entry := self._blocks.column(values, self._origins)) is not None:
             return ARRAYS, entry
         kinds = {*map(type, values)}
@@ -116,10 +110,7 @@ class ColumnWriter:
 
     def _lists(self, values: Sequence[list[Any]]) -> tuple[int, Any]:
         numbers = pack_numbers(values, self._origins)
-        if numbers is None:
-            return LIST, [*values]
-        self.values += sum(numbers[1]) + sum(map(sum, numbers[4:]))
-        return NUMBERS, numbers
+        return (LIST, [*values]) if numbers is None else (NUMBERS, numbers)
 
 
 def _index_values(values: Sequence[Any], keys: Sequence[Any]) -> list[Any]:
@@ -154,27 +145,19 @@ def leave_alone(values: Iterable[Any]) -> None:
 
 
 class ColumnReader:
-    """Makes the values of columns: `arrays` those of an entry. At most `budget` values are made."""
+    """Makes the values of columns: `arrays` those of an entry."""
 
-    __slots__ = ("_arrays", "_values_left", "partial")
+    __slots__ = ("_arrays", "partial")
 
-    def __init__(self, arrays: Callable[[Any, int], Sequence[Any]], budget: int) -> None:
+    def __init__(self, arrays: Callable[[Any, int], Sequence[Any]]) -> None:
         self._arrays = arrays
-        self._values_left = budget
         #: Whether some rollouts lack a field: `_MISSING` is its value then.
         self.partial = False
-
-    def spend(self, values: int) -> None:
-        """Raise ValueError if there are more values than such a payload can have."""
-        self._values_left -= values
-        if self._values_left < 0:
-            raise ValueError("it claims more values than it has room for")
 
     def columns(self, flat: Sequence[Any], rows: int) -> dict[Any, Sequence[Any]]:
         """Return the values of columns, given their names, kinds and contents. Raises any exception if invalid."""
         if type(flat) is not list or len(flat) % 3:
             raise ValueError("its columns are incomplete")
-        self.spend(len(flat) // 3 * rows)
         values: dict[Any, Sequence[Any]] = {}
         parts = iter(flat)
         for name, kind, content in zip(parts, parts, parts, strict=True):
@@ -199,7 +182,7 @@ class ColumnReader:
         if kind == DICT:
             return self.dicts(self.columns(content, rows), rows)
         if kind == NUMBERS:
-            content = unpack_numbers(content, self.spend)
+            content = unpack_numbers(content)
             leave_alone(content)
         elif kind == PARTIAL:
             indices, kind, content = content

@@ -125,8 +125,8 @@ class Codec:
                 raise UnfetchedError(missing)
             refs = RefValues(refs.values | self.fetch(missing))
             packed = self._pack(fields, refs, parents)
-        parts, blocks, values = packed
-        return form.written(len(fields), parts, blocks.blocks, blocks.sizes, values, sealed_from=sealed_from)
+        parts, blocks = packed
+        return form.written(len(fields), parts, blocks.blocks, blocks.sizes, sealed_from=sealed_from)
 
     @form.as_damage
     def decode(self, payload: Buffer, *, tail: Buffer | None = None) -> list[Any]:
@@ -135,8 +135,7 @@ class Codec:
         Their arrays share one copy of its blocks. A payload stored in two parts is given as its head and its blocks,
         the `tail`, whose memory the arrays have if it is writable and no part of a larger one.
 
-        Raises DecodeError for a damaged payload, a newer version or another rollout type. Memory use is proportional
-        to the payload.
+        Raises DecodeError for a damaged payload, a newer version or another rollout type.
         """
         head = Head.opened(payload)
         blocks = memoryview(payload)[head.head :] if tail is None else memoryview(tail)

@@ -47,8 +47,8 @@ _BEGINNING: Final = _FIRST_FIELDS.pack(MAGIC, VERSION, 0)[:8]
 _BLOCKS_AND_SIZE: Final = struct.Struct("<20xI8xQ")
 #: The alignment of blocks, in bytes.
 ALIGNMENT: Final = 64
-#: The most values of columns for each byte of a head: a few bytes can't claim any number of rollouts.
-MOST_VALUES: Final = 8
+#: The most rollouts of a group.
+_MOST_ROLLOUTS: Final = 1 << 20
 #: The bytes that are hashed at a time.
 _PIECE_BYTES: Final = 1 << 16
 
@@ -92,7 +92,7 @@ class Head:
             raise DecodeError(f"the payload is damaged: it is no bytes but {type(payload).__name__}")
         head = cls.read(payload)
         end = head.head
-        if not BODY_AT <= end <= len(payload):
+        if not BODY_AT <= end <= len(payload) or head.rollouts > _MOST_ROLLOUTS:
             raise DecodeError("the payload is damaged: its lengths don't add up")
         if digest(memoryview(payload)[_CHECKED_AT:end]) != head.checksum:
             raise DecodeError("the payload is damaged: its checksum doesn't match")
@@ -230,20 +230,19 @@ def written(
     packed: Sequence[Buffer],
     blocks: Sequence[Sequence[Any]],
     sizes: Sequence[int],
-    values: int,
     *,
     sealed_from: float = 0,
 ) -> SplitPayload:
     """Return a payload with this msgpack, in parts, and these blocks, each as the buffers that it consists of.
 
-    `values` is the number of values of its columns. Of blocks with fewer bytes than `sealed_from` the checksums are
-    computed only by `joined`. Raises ValueError if the msgpack is too large.
+    Of blocks with fewer bytes than `sealed_from` the checksums are computed only by `joined`. Raises ValueError if the
+    msgpack is too large.
     """
     length = sum(map(len, packed))
-    if length > _MOST_MSGPACK:
-        raise ValueError(f"its values other than arrays have {length} bytes, and 4 GiB is the most")
+    if length > _MOST_MSGPACK or rollouts > _MOST_ROLLOUTS:
+        raise ValueError(f"{rollouts} rollouts with {length} bytes other than arrays; {_MOST_ROLLOUTS} and 4 GiB fit")
     at = BODY_AT + 16 * len(blocks)
-    end = max(at + length, values // MOST_VALUES + 1)
+    end = at + length
     end += -end % ALIGNMENT
     if not blocks:
         numbers = _NUMBERS.pack(rollouts, 0, length, end, end)
