@@ -8,7 +8,6 @@ import sys
 from typing import Any
 
 import attrs
-import msgpack
 import msgspec
 import numpy as np
 import pytest
@@ -169,15 +168,12 @@ def test_reading_runs_nothing_that_the_config_does_not_name() -> None:
     ("converters", "message"),
     [
         ({"Box": ("box", _open, Box)}, "'Box' is no class"),
-        ({list: ("list", _open, list)}, "list is stored as it is"),
-        ({np.ndarray: ("array", _open, list)}, "numpy.ndarray is stored as it is"),
-        ({msgpack.ExtType: ("x", _open, Box)}, "ExtType is stored as it is"),
-        ({Box: ("box", _open)}, r"Box needs \(name, encode, decode\)"),
-        ({Box: "box"}, r"Box needs \(name, encode, decode\)"),
-        ({Box: ("", _open, Box)}, "the name of .*Box must be a text"),
-        ({Box: ("x" * 1000, _open, Box)}, "the name of .*Box must be a text"),
-        ({Box: (1, _open, Box)}, "the name of .*Box must be a text"),
-        ({Box: ("box", 1, Box)}, "encode and decode of .*Box must be functions"),
+        ({list: ("list", _open, list)}, "'list'> is no class, or one whose values are stored as they are"),
+        ({np.ndarray: ("array", _open, list)}, "values are stored as they are"),
+        *(
+            ({Box: entry}, r"Box needs \(name, encode, decode\)")
+            for entry in (("box", _open), "box", ("", _open, Box), (1, _open, Box), ("box", 1, Box))
+        ),
         ({Box: ("box", _open, Box), Moves: ("box", _open, Moves)}, "Box and .*Moves have the same name 'box'"),
     ],
 )

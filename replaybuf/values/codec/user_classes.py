@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from replaybuf.errors import ConfigError, DecodeError
@@ -124,10 +123,7 @@ def _object_encoder(shape: Shape) -> Any:
 ConverterMap = Mapping[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]]
 
 # These are packed without calling a converter.
-_NATIVE_TYPES: Final = frozenset(
-    SCALARS | {bytearray, memoryview, list, dict, msgpack.ExtType, msgpack.Timestamp, np.ndarray, np.memmap}
-)
-_LONGEST_NAME = 200
+_NATIVE_TYPES: Final = SCALARS | {bytearray, memoryview, list, dict, np.ndarray, np.memmap}
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,18 +197,15 @@ class Converters:
 
 def _check_converter(cls: Any, entry: Any) -> _Converter:
     """Return the converter of an entry of the config. Raises ConfigError."""
-    if not isinstance(cls, type):
-        raise ConfigError(f"converters: {cls!r:.100} is no class")
-    if cls in _NATIVE_TYPES:
-        raise ConfigError(f"converters: {name_of(cls)} is stored as it is; a converter would not be asked")
-    if not isinstance(entry, (tuple, list)) or len(entry) != 3:
-        raise ConfigError(f"converters: {name_of(cls)} needs (name, encode, decode), not {entry!r:.100}")
-    name, encode, decode = entry
-    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
-        raise ConfigError(f"converters: the name of {name_of(cls)} must be a text, not {name!r:.100}")
-    if not callable(encode) or not callable(decode):
-        raise ConfigError(f"converters: encode and decode of {name_of(cls)} must be functions")
-    return _Converter(cls, name, encode, decode)
+    if not isinstance(cls, type) or cls in _NATIVE_TYPES:
+        raise ConfigError(f"converters: {cls!r:.100} is no class, or one whose values are stored as they are")
+    if isinstance(entry, (tuple, list)) and len(entry) == 3:
+        name, encode, decode = entry
+        if isinstance(name, str) and name and callable(encode) and callable(decode):
+            return _Converter(cls, name, encode, decode)
+    raise ConfigError(
+        f"converters: {name_of(cls)} needs (name, encode, decode), a text and two functions, not {entry!r:.100}"
+    )
 
 
 def _error_text(error: Exception) -> str:

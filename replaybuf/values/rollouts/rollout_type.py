@@ -15,7 +15,7 @@ from replaybuf.errors import ConfigError, DecodeError, InputError, RolloutError
 from replaybuf.values.rollouts.annotations import types_in
 from replaybuf.values.rollouts.rewards import SCORE
 from replaybuf.values.rollouts.rollout import Status
-from replaybuf.values.rollouts.shapes import Fields, Shape, kind_of, quoted, shape_of
+from replaybuf.values.rollouts.shapes import Fields, Shape, quoted, shape_of
 from replaybuf.values.rollouts.statuses import Statuses
 
 
@@ -151,7 +151,6 @@ class RolloutType:
         self.is_dict = issubclass(cls, dict)
         self._instances = dict if self.is_dict else cls
         self._renames = _check_renames(shape, fields or {})
-        self._plain_names = frozenset() if self.is_dict else shape.plain - self._renames.keys()
         self._readers: dict[tuple[str, ...], Callable[[Any], Sequence[Any]]] = {}
 
     def __repr__(self) -> str:
@@ -159,8 +158,6 @@ class RolloutType:
 
     def get(self, rollout: Any, name: str, default: Any = None) -> Any:
         """Return the rollout's value of our field `name`, or `default` if it has no such field."""
-        if name in self._plain_names:
-            return getattr(rollout, name, default)
         field_name = self._renames.get(name, name)
         if field_name is None:
             return default
@@ -179,13 +176,13 @@ class RolloutType:
         field_names = [self._renames.get(name, name) for name in names]
         if self.is_dict and None not in field_names:
             return lambda rollout: [*map(rollout.get, field_names)]
-        get_plain: Callable[[Any], Sequence[Any]] = itemgetter(*names)
-        if not self._plain_names.issuperset(names):
+        get_fields: Callable[[Any], Sequence[Any]] = itemgetter(*field_names)
+        if not self.names.issuperset(field_names):
             return lambda rollout: [self.get(rollout, name) for name in names]
 
         def read(rollout: Any) -> Sequence[Any]:
             try:  # a third of the time of as many attributes
-                return get_plain(rollout.__dict__)
+                return get_fields(rollout.__dict__)
             except (AttributeError, KeyError):  # an attribute that is unset, or a default of the class, or a slot
                 return [self.get(rollout, name) for name in names]
 
@@ -342,12 +339,9 @@ class RolloutType:
         if type(rollout) is self._instances:
             return
         actual, expected = type(rollout).__qualname__, self.cls.__qualname__
-        hint = ""
-        if isinstance(rollout, self._instances):
-            hint = " (a subclass may have fields that would be lost; name it as rollout_type to store it)"
-        elif type(rollout) is dict or kind_of(type(rollout)):
-            hint = f"; to store these, add rollout_type={actual} to the config"
-        raise RolloutError(f"this buffer holds rollouts of exactly {expected}, not {actual}{hint}")
+        raise RolloutError(
+            f"this buffer holds rollouts of exactly {expected}, not {actual}; rollout_type= in the config names another"
+        )
 
 
 #: The fields with a value for each token of the response.

@@ -13,7 +13,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cached_property, partial
-from inspect import getattr_static
 from typing import Any
 
 import typing_extensions
@@ -148,11 +147,6 @@ class Shape(ABC):
         #: The fields that are left out of payloads when they are None.
         self.omitted = self.names - self._keep_none
         self._defaults = Defaults(self.fields)
-
-    @cached_property
-    def plain(self) -> frozenset[str]:
-        """The fields that are attributes of instances, and no properties."""
-        return frozenset(name for name in self.names if not hasattr(getattr_static(self.cls, name, None), "__get__"))
 
     @abstractmethod
     def read(self, instance: Any) -> Fields:
