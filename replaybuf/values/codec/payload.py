@@ -97,10 +97,10 @@ class Codec:
     ) -> bytes | bytearray:
         """Return the payload of a group; it shares no memory with the rollouts, which aren't changed.
 
-        `fetched` has the values of the Ray ObjectRefs in the group; UnfetchedError lists the missing ones. With None
-        the call blocks and fetches them. Raises RolloutError when a rollout is not of this codec's type; RolloutError,
-        naming the path (`rollouts[1].extra_fields['a'][3]`), for a value that can't be stored. Of segments (`parents`),
-        arrays and long lists of numbers are stored as the beginning of their parent's, and what they add.
+        `fetched` has the values of the Ray ObjectRefs in the group; UnfetchedError lists the missing ones. Raises
+        RolloutError when a rollout is not of this codec's type; RolloutError, naming the path
+        (`rollouts[1].extra_fields['a'][3]`), for a value that can't be stored. Of segments (`parents`), arrays and long
+        lists of numbers are stored as the beginning of their parent's, and what they add.
         """
         return self.encode_split(rollouts, fetched, sealed_from=math.inf, parents=parents).joined()
 
@@ -118,14 +118,9 @@ class Codec:
         """
         fields = self.rollout_type.rows(rollouts)
         refs = RefValues(fetched or {})
-        packed = self._pack(fields, refs, parents)
-        while refs.missing:  # the values of ObjectRefs may contain further ones
-            missing = tuple(refs.missing)
-            if fetched is not None:
-                raise UnfetchedError(missing)
-            refs = RefValues(refs.values | self.fetch(missing))
-            packed = self._pack(fields, refs, parents)
-        parts, blocks = packed
+        parts, blocks = self._pack(fields, refs, parents)
+        if refs.missing:
+            raise UnfetchedError(tuple(refs.missing))
         return form.written(len(fields), parts, blocks.blocks, blocks.sizes, sealed_from=sealed_from)
 
     @form.as_damage

@@ -89,7 +89,7 @@ def encode_group(codec: Codec, group: NewGroup, apart: FileBatch | None = None) 
         split = codec.split(group.payload)
     else:
         parents = None if group.segments is None else group.segments.parents
-        split = codec.encode_split(group.rollouts, group.fetched or {}, sealed_from=threshold, parents=parents)
+        split = codec.encode_split(group.rollouts, group.fetched, sealed_from=threshold, parents=parents)
     if apart is None or split.size < threshold:
         return describe(group, group.rollouts, split.joined(), codec.rollout_type)
     extent = apart.add(split)
