@@ -193,7 +193,7 @@ BAD: dict[type[ReplayBufError], list[tuple[Any, ...]]] = {
         (r"rollouts\[0\].extra_fields", of(extra_fields={"a": itself()})),
         (r"rollouts\[0\].response_ids", of(response_ids=np.array([Odd()]))),
         (
-            "response_mask, a dict, doesn't have a number for each token",
+            "response_mask numbers, for each token",
             of(response_ids=[1], response_model_steps=[1], response_mask={"a": 1}),
         ),
     ],

@@ -126,11 +126,6 @@ def generated(**fields: Any) -> RolloutState:
             "no response_model_steps, so its staleness is",
         ),
         (
-            completed(response_ids=[1]),
-            {"current_train_step": 3, "model_step": 9},
-            "newer than its train step by 6: are model_step and current_train_step exchanged?",
-        ),
-        (
             generated(reward=1.0, status=Status.INIT),
             {},
             "has responses and rewards, but its status is init: draws take",

@@ -132,11 +132,7 @@ def _build_tensor(content: Any) -> Any:
             "it holds a torch tensor, and torch isn't installed here: install it, or read tensors as arrays "
             "(tensors='numpy')"
         ) from error
-    dtype = getattr(torch, name, None)
-    if dtype is None:
-        raise DecodeError(
-            f"it holds a tensor of dtype {name}, which torch {torch.__version__} doesn't have: upgrade it"
-        )
+    dtype = getattr(torch, name)
     return torch.from_numpy(items).view(dtype).reshape(shape) if len(items) else torch.empty(shape, dtype=dtype)
 
 

@@ -59,17 +59,13 @@ def step_ranges(group: GroupFields) -> list[tuple[int | None, int | None]]:
     There is no newest one if token-level expiry doesn't apply (`is_agentic`), or the rollout has no response, no model
     steps, or no trainable token in its mask. A text response without token ids has its oldest model step.
 
-    Raises TypeError, ValueError or OverflowError for values that are no steps.
+    Raises TypeError, ValueError, OverflowError or LookupError for values that are no steps, or no mask.
     """
     agentic: bool | None = None
     for fields in group:
         if fields.steps is None:
             agentic = is_agentic(group) if agentic is None else agentic
-            try:
-                fields.steps = _step_range(fields, agentic)
-            except LookupError as error:  # a mask that is a dict, or has no places in one of its dimensions
-                name = type(fields.response_mask).__name__
-                raise TypeError(f"response_mask, a {name}, doesn't have a number for each token") from error
+            fields.steps = _step_range(fields, agentic)
     return [fields.steps for fields in group]  # type: ignore[misc]
 
 

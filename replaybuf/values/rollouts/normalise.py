@@ -153,15 +153,12 @@ def _normalise(
         normal = _apply_rules(rollouts, group, kind, status, train_step, rule)
         if expiring and rule.stale_threshold is not None:
             doubts |= _check_dated(normal.fields or fields_of(rollouts, kind), train_step)
-        if train_step is not None and normal.staleness < -1:
-            newer = f"model steps that are newer than its train step by {-normal.staleness - 1}"
-            doubts["ahead"] = f"has {newer}: are model_step and current_train_step exchanged?"
         normal.doubts = doubts
         return normal
     except ReplayBufError:
         raise
-    except (TypeError, ValueError, OverflowError) as error:
-        raise RolloutError(f"the rollouts' response_ids, steps or staleness can't be used: {error}") from error
+    except (TypeError, ValueError, OverflowError, LookupError) as error:
+        raise RolloutError(f"the rollouts' response_ids, mask, steps or staleness can't be used: {error!r}") from error
 
 
 def _check_tokens(group: GroupFields) -> dict[str, str]:

@@ -110,13 +110,6 @@ def _mask_rollout(rollout: Any, through: int, kind: RolloutType) -> None:
     kind.set(rollout, "response_mask", masked)
 
 
-def set_staleness(rollouts: Sequence[Any], values: Sequence[int], kind: RolloutType) -> None:
-    """Set each rollout's `seq_staleness`, if it has that field and the value differs."""
-    for rollout, staleness in zip(rollouts, values, strict=True):
-        if kind.get(rollout, "seq_staleness") != staleness:
-            kind.set(rollout, "seq_staleness", staleness)
-
-
 def find_expired(group: GroupFields, rule: ExpiryRule, train_step: int | None, staleness: Sequence[int]) -> list[int]:
     """Return the indices of the rollouts that have expired, given the staleness of each."""
     if not rule.active:
