@@ -130,7 +130,6 @@ def generated(**fields: Any) -> RolloutState:
             {},
             "has responses and rewards, but its status is init: draws take",
         ),
-        (generated(), {}, "has responses without rewards, and its status was never set"),
     ],
 )
 async def test_a_put_that_is_probably_a_mistake_warns_once(

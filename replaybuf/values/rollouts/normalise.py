@@ -13,7 +13,6 @@ from replaybuf.common.checks import MAX_STEP, shown
 from replaybuf.errors import ReplayBufError, RolloutError
 from replaybuf.values.rollouts.group_fields import (
     GroupFields,
-    RolloutFields,
     fields_of,
     is_text,
     length_of,
@@ -148,8 +147,6 @@ def _normalise(
             date_responses(rollouts, group, model_step, kind)
         expiring = status in EXPIRING_STATUSES
         doubts = _check_tokens(group) if expiring else {}
-        if status == Status.INIT and override is None:
-            doubts = _check_rewarded(rollouts, group, kind)
         normal = _apply_rules(rollouts, group, kind, status, train_step, rule)
         if expiring and rule.stale_threshold is not None:
             doubts |= _check_dated(normal.fields or fields_of(rollouts, kind), train_step)
@@ -177,16 +174,6 @@ def _check_tokens(group: GroupFields) -> dict[str, str]:
             listed = ", ".join(f"{length} {name}" for length, name in zip(lengths, BY_TOKEN, strict=True) if length)
             doubts["lengths"] = f"has {listed} in rollouts[{index}], which should be of the same tokens: the response's"
     return doubts
-
-
-def _check_rewarded(rollouts: Sequence[Any], group: GroupFields, kind: RolloutType) -> dict[str, str]:
-    """Return a doubt if nobody has set the status of rollouts that have a response, and some of them no reward."""
-    if not all(map(_has_response, group)) or is_finished(group) or any(map(kind.says_status, rollouts)):
-        return {}
-    return {
-        "unrewarded": "has responses without rewards, and its status was never set: it is init, and draws take "
-        "completed groups only; give its rollouts rewards, or put it with status='completed'"
-    }
 
 
 def _check_dated(group: GroupFields, train_step: int | None) -> dict[str, str]:
@@ -273,8 +260,6 @@ def _status_of(rollouts: Sequence[Any], group: GroupFields, kind: RolloutType) -
 
 def is_finished(group: GroupFields | None) -> bool:
     """Return whether all rollouts have a response and a reward."""
-    return group is not None and all(row.reward is not None and _has_response(row) for row in group)
-
-
-def _has_response(row: RolloutFields) -> bool:
-    return not (row.response is None and row.response_ids is None)
+    return group is not None and all(
+        row.reward is not None and not (row.response is None and row.response_ids is None) for row in group
+    )
