@@ -97,13 +97,12 @@ def test_a_converter_that_raises_is_named_with_the_place() -> None:
 @pytest.mark.parametrize(
     ("encode", "message"),
     [
-        (lambda box: [1, object()], r" \(.*Box, as stored by its converter 'box'\)\[1\]: a value of type object"),
-        (lambda box: object, r" \(.*Box, as stored by its converter 'box'\): a value of type type"),
-        (lambda box: box, r": the converter 'box' of .*Box returned a Box again"),
+        (lambda box: [1, object()], ": a value of type object"),
+        (lambda box: box, ": the converter 'box' of .*Box returned a Box again"),
     ],
 )
 def test_a_converter_that_returns_what_can_not_be_stored_is_named(encode: Any, message: str) -> None:
-    with pytest.raises(RolloutError, match=r"rollouts\[1\]\['field'\]\[0\].*" + message):
+    with pytest.raises(RolloutError, match=r"rollouts\[1\]\['field'\]\[0\]" + message):
         codec_of((Box, ("box", encode, Box))).encode([{"field": 1}, {"field": [Box()]}])
 
 

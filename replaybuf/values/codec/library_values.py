@@ -20,7 +20,7 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal
@@ -112,14 +112,10 @@ def _tensor_parts(tensor: Any) -> list[Any]:
 def _checked_tensor(content: Any) -> tuple[str, list[int], AnyArray]:
     """Return the parts of a content. ValueError or TypeError for an invalid content."""
     name, shape, items = content
-    if name not in _ITEM_SIZES:
-        raise ValueError(f"unknown dtype of a tensor: {name!r:.80}")
-    if type(items) is not np.ndarray or items.dtype != np.uint8 or items.ndim != 1:
-        raise ValueError("no bytes of a tensor")
-    if not are_counts(shape) or len(shape) > MOST_DIMENSIONS:
-        raise ValueError("no shape of a tensor")
-    if math.prod(shape) * _ITEM_SIZES[name] != len(items):
-        raise ValueError(f"a tensor of shape {shape!r:.80} and dtype {name} can't have {len(items)} bytes")
+    good = name in _ITEM_SIZES and type(items) is np.ndarray and items.dtype == np.uint8 and items.ndim == 1
+    good = good and are_counts(shape) and len(shape) <= MOST_DIMENSIONS
+    if not good or math.prod(shape) * _ITEM_SIZES[name] != len(items):
+        raise ValueError(f"no tensor of dtype {name!r:.80} and shape {shape!r:.80}")
     return name, shape, items
 
 
@@ -157,10 +153,9 @@ def image_encoder(kind: type) -> Encoder | None:
 
 def _restore_image(content: Any) -> Any:
     mode, (width, height), raw, info = content
-    if type(raw) is not np.ndarray or raw.dtype != np.uint8 or type(info) is not dict:
-        raise ValueError("no pixels of an image")
-    if _pixel_bytes(mode, width, height) != raw.size:
-        raise ValueError(f"an image of mode {mode!r:.80} can't have {raw.size} bytes")
+    good = type(raw) is np.ndarray and raw.dtype == np.uint8 and type(info) is dict
+    if not good or _pixel_bytes(mode, width, height) != raw.size:
+        raise ValueError(f"no image of mode {mode!r:.80}")
     try:
         pil: Any = importlib.import_module("PIL.Image")
     except ImportError as error:
@@ -223,11 +218,6 @@ class RefValues:
             self.missing[ref] = None
             return None
         return self.values[ref]
-
-    def parts(self, value: Any) -> Iterator[tuple[str, Any]]:
-        """Yield the fetched value of an ObjectRef."""
-        if is_ref(value):
-            yield " (the object of an ObjectRef)", self.values.get(value)
 
 
 class ObjectRefs:

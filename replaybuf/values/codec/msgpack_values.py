@@ -57,7 +57,6 @@ class Packing:
 
     def __init__(self, others: Sequence[EncoderOf], converters: Converters, instances: Instances) -> None:
         self._encoder_finders = (*others, instances.encoder)  # the last one refuses unknown classes
-        self._converters = converters
         self._instances = instances
         self._encoders = ENCODERS | converters.encoders  # extended by `encoder`
 
@@ -131,10 +130,10 @@ class Packing:
                 path += step
                 if isinstance(error, RecursionError) or "recursion limit" in str(error):
                     return RolloutError(f"{path}: nested too deeply, or holds itself")
-                return self.explain(self._children(value, refs), refs, path) or RolloutError(f"{path}: {error}")
+                return self.explain(self._children(value), refs, path) or RolloutError(f"{path}: {error}")
         return None
 
-    def _children(self, value: Any, refs: RefValues) -> Iterator[tuple[str, Any]]:
+    def _children(self, value: Any) -> Iterator[tuple[str, Any]]:
         kind = type(value)
         if kind is dict:
             for key, item in list(value.items()):  # copied: packing may run users' code that changes it
@@ -146,9 +145,7 @@ class Packing:
         elif kind is np.ndarray and value.dtype.char == "O":
             for place, item in np.ndenumerate(value):
                 yield f"[{', '.join(map(str, place))}]", item
-        yield from refs.parts(value)
         yield from self._instances.parts(value)
-        yield from self._converters.parts(value)
 
 
 def _refusal(kind: type) -> str:

@@ -208,9 +208,6 @@ class ColumnReader:
         if self.partial:
             rows_of = zip(*columns.values())
             return [{name: value for name, value in zip(columns, row) if value is not _MISSING} for row in rows_of]
-        if len(columns) == 1:  # such as {"score": 1.0}: in a third of the time
-            [(name, values)] = columns.items()
-            return [{name: value} for value in values]
         return [dict(zip(columns, row)) for row in zip(*columns.values())]
 
 

@@ -7,7 +7,6 @@ called.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
@@ -264,7 +263,7 @@ class Replacing:
         else:
             if dataclasses.is_dataclass(kind):
                 fields = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(kind)}
-                self._replace_items(partial(_set_attribute, value), fields.items())
+                self._replace_items(partial(object.__setattr__, value), fields.items())
         return value
 
     def _replace_items(self, assign: Callable[[Any, Any], None], items: Iterable[tuple[Any, Any]]) -> None:
@@ -277,8 +276,3 @@ class Replacing:
         if all(new is old for new, old in zip(replaced, value, strict=True)):
             return value
         return value._make(replaced) if hasattr(value, "_make") else type(value)(replaced)
-
-
-def _set_attribute(instance: Any, name: str, value: Any) -> None:
-    with contextlib.suppress(AttributeError, TypeError):  # an immutable instance keeps its value
-        object.__setattr__(instance, name, value)

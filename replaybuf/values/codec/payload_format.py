@@ -77,12 +77,8 @@ class Head:
         magic, version, *numbers = _HEADER.unpack_from(payload)
         if magic != MAGIC:
             raise DecodeError(f"not a replaybuf payload: it begins with {magic!r}")
-        if version > VERSION:
-            raise DecodeError(
-                f"the payload has format {version}, this replaybuf reads up to {VERSION}: upgrade replaybuf"
-            )
         if version != VERSION:
-            raise DecodeError(f"the payload is damaged: there is no format {version}")
+            raise DecodeError(f"the payload has format {version}, this replaybuf reads {VERSION}: upgrade replaybuf")
         return cls(*numbers)
 
     @classmethod

@@ -6,7 +6,6 @@ is imported or called.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -174,13 +173,6 @@ class Converters:
             cls: (type_tag(CONVERTED), converter.take_apart) for cls, converter in self._by_class.items()
         }
         self.decoders: Decoders = {CONVERTED: self._restore}
-
-    def parts(self, value: Any) -> Iterator[tuple[str, Any]]:
-        """Yield the result of the value's converter, unless it fails."""
-        if (converter := self._by_class.get(type(value))) is not None:
-            with contextlib.suppress(TypeError):
-                _, encoded = converter.take_apart(value)
-                yield f" ({name_of(converter.cls)}, as stored by its converter {converter.name!r})", encoded
 
     def _restore(self, content: Any) -> Any:
         name, encoded = content

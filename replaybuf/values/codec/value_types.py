@@ -103,20 +103,17 @@ def describe_dtype(dtype: np.dtype[Any]) -> str:
 @lru_cache(maxsize=512)
 def simple_dtype(description: str) -> np.dtype[Any]:
     """Return the dtype with this description. ValueError when the description is outside the grammar."""
-    if type(description) is not str or not _SIMPLE_DTYPE.fullmatch(description):
+    good = type(description) is str and _SIMPLE_DTYPE.fullmatch(description)
+    if not good or (dtype := np.dtype(description)).itemsize == 0:  # of any number of items
         raise ValueError(f"unknown dtype {description!r:.80}")
-    dtype = np.dtype(description)
-    if dtype.itemsize == 0:  # a few bytes could then claim any number of items
-        raise ValueError("its items have no size")
     return dtype
 
 
 def _decode_objects(content: list[Any]) -> AnyArray:
     shape, items = content
-    if type(items) is not list or not are_counts(shape):
-        raise ValueError("no array of objects")
-    if len(shape) > MOST_DIMENSIONS or math.prod(shape) != len(items):
-        raise ValueError(f"an array of shape {shape!r:.80} can't have {len(items)} items")
+    good = type(items) is list and are_counts(shape) and len(shape) <= MOST_DIMENSIONS
+    if not good or math.prod(shape) != len(items):
+        raise ValueError(f"no array of objects of shape {shape!r:.80}")
     array: AnyArray = np.empty(shape, object)
     flat = array.reshape(-1)
     for place, item in enumerate(items):  # one by one: numpy would unpack items that are lists

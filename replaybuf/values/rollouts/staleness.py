@@ -208,8 +208,6 @@ def date_responses(
 
 def _extend_steps(steps: Any, response_ids: Any, missing: int, model_step: int) -> Any:
     """Return model steps with so many more."""
-    if type(response_ids) is list and not steps and type(steps) in (type(None), list):
-        return [model_step] * missing
     if steps is None and isinstance(response_ids, np.ndarray):
         return _repeat_step(model_step, missing)
     if isinstance(steps, np.ndarray):

@@ -52,12 +52,7 @@ def group_status(statuses: Iterable[Status]) -> Status:
     has.
     """
     present = set(statuses)
-    if present == {Status.COMPLETED}:
-        return Status.COMPLETED
-    for status in _STATUS_PRECEDENCE:
-        if status in present:
-            return status
-    return Status.COMPLETED
+    return next((status for status in _STATUS_PRECEDENCE if status in present), Status.COMPLETED)
 
 
 #: A status as an argument: a Status, a member of another Enum, or a string.
