@@ -198,9 +198,6 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     object_ref_timeout: float = Field(default=60.0, gt=0, le=86_400)
     """A put waits for the objects of ObjectRefs for up to so many seconds."""
 
-    free_object_refs: bool = False
-    """A put then replaces the ObjectRefs in the caller's rollouts by None, so that Ray can delete their objects."""
-
     converters: Annotated[dict[Any, Any] | None, BeforeValidator(_import_converters)] = None
     """Store values of other classes: `{MyClass: ("name", encode, decode)}`, where each class and function may be a
     "module:name"."""
@@ -282,7 +279,6 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
                 storage,
                 put_timeout=self.put_timeout,
                 keep_checkpoints=self.keep_checkpoints,
-                free_object_refs=self.free_object_refs,
             )
         except InputError as error:
             raise ConfigError(str(error)) from None

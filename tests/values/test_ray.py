@@ -107,10 +107,10 @@ async def test_objects_are_deleted_when_nobody_needs_them_any_more(ray: Any, url
     counts = ray._private.worker.global_worker.core_worker.get_all_reference_counts
     gc.disable()  # what is left to the garbage collector would hold the object for any time
     try:
-        async with build(url, free_object_refs=True) as buffer:
+        async with build(url) as buffer:
             rollouts.append({"status": "completed", "value": kept_ref})
             await buffer.put(rollouts, "math")
-            assert [rollout["value"] for rollout in rollouts] == [{"a": [None]}, None]
+            rollouts.clear()
 
             async def is_deleted() -> bool:
                 return key.encode() not in counts() and bytes.fromhex(key) not in counts()

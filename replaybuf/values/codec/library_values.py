@@ -11,8 +11,7 @@ opened from a file is restored as a plain `PIL.Image.Image`.
 
 An ObjectRef is the value of its object, which outlives the cluster. Packing looks the values up and never blocks: if
 one is missing, the codec reports it (`UnfetchedError`), and a caller that may block fetches all of them in one call and
-encodes again. After a put, `Codec.release` replaces ObjectRefs in the caller's rollouts by None. Ray deletes an object
-when no process holds an ObjectRef to it; those held elsewhere stay valid.
+encodes again.
 """
 
 from __future__ import annotations
@@ -251,12 +250,6 @@ class ObjectRefs:
             shown = cause if isinstance(cause, Exception) else error
             reason = f"{type(shown).__name__}: {str(shown).strip().partition(chr(10))[0][:300]}"
             raise RolloutError(f"{failed} {reason}") from error
-
-
-def is_ref(value: Any) -> bool:
-    """Return whether this is an ObjectRef."""
-    ray = _ray()
-    return ray is not None and isinstance(value, ray.ObjectRef)
 
 
 def _put_object(value: Any) -> Any:

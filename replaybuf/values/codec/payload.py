@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,6 @@ from replaybuf.values.codec.library_values import (
     Tensors,
     UnfetchedError,
     image_encoder,
-    is_ref,
 )
 from replaybuf.values.codec.msgpack_values import (
     Packed,
@@ -80,15 +79,15 @@ class Codec:
     ) -> None:
         self._refs = ObjectRefs(object_refs, object_ref_timeout)
         self.rollout_type = rollout_type
-        self._converters = Converters(converters or {}, as_plain=as_plain)
+        converting = Converters(converters or {}, as_plain=as_plain)
         classes = rollout_type.classes
         #: Whether encoding or decoding runs users' code, which may be slow, and may change arrays in place.
         self.runs_code = bool(converters) or any(shape.runs_code for shape in classes.shapes.values())
         instances = Instances(classes, as_plain=as_plain)
         as_tensors = Tensors(tensors)
         encoders = (as_tensors.encoder, self._refs.encoder, image_encoder)
-        self._packing = Packing(encoders, self._converters, instances)
-        self._decoders = DECODERS | self._converters.decoders | instances.decoders
+        self._packing = Packing(encoders, converting, instances)
+        self._decoders = DECODERS | converting.decoders | instances.decoders
         self._decoders |= as_tensors.decoders | self._refs.decoders | IMAGE_DECODERS
 
     def encode(
@@ -198,12 +197,6 @@ class Codec:
         """
         return self._refs.fetch(refs)
 
-    def release(self, rollouts: Sequence[Any]) -> None:
-        """Replace the ObjectRefs in rollouts by None, in place, so that Ray can delete their objects."""
-        releasing = Replacing(is_ref, lambda _: None, self._converters.encoders)
-        for rollout in rollouts:
-            releasing.replace(rollout)
-
     def _pack(self, fields: Sequence[Any], refs: RefValues, parents: Parents) -> Packed:
         try:
             return self._packing.pack(fields, self.rollout_type.omitted, refs, parents)
@@ -231,19 +224,15 @@ class Codec:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Replacing:
-    """Replaces the values that `is_one` recognises by `instead(value)`.
-
-    Instances of `opaque` classes are left unchanged.
-    """
+    """Replaces the values that `is_one` recognises by `instead(value)`."""
 
     is_one: Callable[[Any], bool]
     instead: Callable[[Any], Any]
-    opaque: Container[type] = ()
 
     def replace(self, value: Any) -> Any:
         """Return the value with replacements in it, at any depth; only immutable containers are copied."""
         kind = type(value)
-        if kind in SCALARS or kind in self.opaque:
+        if kind in SCALARS:
             return value
         if self.is_one(value):
             return self.instead(value)
