@@ -147,6 +147,11 @@ def test_everything_that_annotations_reach_is_known() -> None:
     assert codec.decode(codec.encode([node])) == [node]
 
 
+def test_what_keys_a_typed_dict_has_is_left_to_type_checkers() -> None:
+    codec, rollout = Codec(RolloutType(Typed)), {"other": Slotted(1)}
+    assert codec.decode(codec.encode([rollout])) == [rollout]
+
+
 def test_instances_can_be_keys() -> None:
     assert round_trip({Tight(1): {Pair(1, 2)}}, CODEC) == {Tight(1): {Pair(1, 2)}}
 

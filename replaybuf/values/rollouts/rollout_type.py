@@ -114,7 +114,7 @@ OUR_FIELDS: Final = frozenset(
 class RolloutType:
     """A class of rollouts: access to the fields used by features, and conversion to and from stored fields.
 
-    `cls` is `dict`, a TypedDict, a pydantic model or a dataclass; rollouts of a TypedDict are dicts with its keys.
+    `cls` is `dict`, a TypedDict, a pydantic model or a dataclass; those of a TypedDict are dicts of any keys.
     Nested instances of such classes, enums and named tuples can be stored at any depth, if annotations declare them;
     `types` are further ones, for fields declared as Any. `replaybuf.values.rollouts.shapes` rebuilds instances.
 

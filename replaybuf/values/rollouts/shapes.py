@@ -94,24 +94,6 @@ def dataclass_fields(cls: type[Any]) -> Iterator[Field]:
             yield Field(field.name, annotation, optional=not field.init)
 
 
-def typed_dict_fields(cls: type[Any]) -> Iterator[Field]:
-    """Yield the keys of a TypedDict."""
-    required: frozenset[str] = getattr(cls, "__required_keys__", frozenset())
-    for name, annotation in hints_of(cls).items():
-        # Annotations in string form hide NotRequired from the class itself.
-        qualifiers = _qualifiers(annotation)
-        needed = typing_extensions.Required in qualifiers or name in required
-        yield Field(name, annotation, optional=not needed or typing_extensions.NotRequired in qualifiers)
-
-
-def _qualifiers(annotation: Any) -> list[Any]:
-    origins = []
-    while (origin := typing_extensions.get_origin(annotation)) is not None:
-        origins.append(origin)
-        annotation = typing_extensions.get_args(annotation)[0]
-    return origins
-
-
 def _with_default(name: str, annotation: Any, default: Any, factory: Callable[..., Any] | None) -> Field:
     make = factory
     if factory is None and not isinstance(default, _ATOMS):
@@ -191,7 +173,7 @@ class Shape(ABC):
 
 
 class _DictShape(Shape):
-    """A dict with any keys, or with the keys of a TypedDict."""
+    """A dict with any keys; those of a TypedDict are declared, which nothing checks."""
 
     def read(self, instance: Any) -> Fields:
         return dict(instance)
@@ -206,8 +188,6 @@ class _DictShape(Shape):
         instance[name] = value
 
     def problem(self, fields: Mapping[str, Any]) -> str:
-        if self.cls is not dict:
-            return super().problem(fields)
         return "" if _ONLY_STR.issuperset(map(type, fields)) else "the names of its fields must be texts"
 
 
@@ -355,7 +335,7 @@ def shape_of(cls: Any) -> Shape | None:
     if cls is dict:
         return _DictShape(cls, (), extra=True)
     if typing_extensions.is_typeddict(cls):
-        return _DictShape(cls, typed_dict_fields(cls))
+        return _DictShape(cls, (Field(name, hint, optional=True) for name, hint in hints_of(cls).items()))
     if issubclass(cls, BaseModel):
         if cls is BaseModel:
             return None
