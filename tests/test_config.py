@@ -125,9 +125,8 @@ def test_the_environment() -> None:
 
 
 def test_none_in_the_environment_is_none_where_a_field_takes_it() -> None:
-    environ = {"REPLAYBUF_URL": "memory://", "REPLAYBUF_HISTORY": "none", "REPLAYBUF_COMPRESSION": "none"}
-    config = ReplayBufferConfig.from_env(environ)
-    assert (config.history, config.compression) == (None, "none")
+    environ = {"REPLAYBUF_URL": "memory://", "REPLAYBUF_HISTORY": "none"}
+    assert ReplayBufferConfig.from_env(environ).history is None
     with pytest.raises(ConfigError, match="REPLAYBUF_LOCK_TIMEOUT"):
         ReplayBufferConfig.from_env(environ | {"REPLAYBUF_LOCK_TIMEOUT": "none"})
 
@@ -289,7 +288,6 @@ def test_converters_may_be_named_in_a_file(tmp_path: Path) -> None:
         ({Fraction: ["a", str]}, r"converters: fractions.Fraction needs \(name, encode, decode\)"),
         ({Fraction: ["a", "nowhere:f", str]}, "converters: .*No module named 'nowhere'"),
         ("[]", "converters: Input should be a valid dictionary"),
-        ({Fraction: ["", str, str]}, "the name of fractions.Fraction must be a text"),
         ({"math:pi": ["a", str, str]}, "3.14.* is no class"),
     ],
 )

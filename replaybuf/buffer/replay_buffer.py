@@ -87,13 +87,12 @@ class ReplayBuffer(Generic[R]):
         *,
         put_timeout: float | None = PUT_TIMEOUT,
         keep_checkpoints: int | None = KEEP_CHECKPOINTS,
-        free_object_refs: bool = False,
     ) -> None:
         self.storage = storage
         self.rollout_type: RolloutType = storage.codec.rollout_type
         self._keep_checkpoints = check_most(keep_checkpoints, "keep_checkpoints", 1)
         self.waits = Waits(storage)
-        self.putting = Putting(storage, self.waits, put_timeout, free_object_refs=free_object_refs)
+        self.putting = Putting(storage, self.waits, put_timeout)
         self.cursors = Cursors(self.putting)
 
     @property

@@ -44,10 +44,10 @@ def decode_stored(
 ) -> tuple[list[Any], Segments | None]:
     """Return the rollouts of a group, or the segments that these consist of, in one list, and how they belong together.
 
-    Arrays share the payload's memory, so decode a payload only once. `marks` is JSON (`rollouts.marks`), perhaps
-    parsed; `refreshed_to` is the train step of the last refresh, None before the first. The payload stays as stored
-    unless the arrays are modified. `tail` is the rest of a payload whose arrays are kept apart, or the DecodeError of
-    reading it. With a `deferral` the payload may be only a head, and the tail has the pieces. Raises DecodeError.
+    `marks` is JSON (`rollouts.marks`), perhaps parsed; `refreshed_to` is the train step of the last refresh, None
+    before the first. `tail` is the rest of a payload whose arrays are kept apart, whose memory the arrays share, or the
+    DecodeError of reading it. With a `deferral` the payload may be only a head, and the tail has the pieces. Raises
+    DecodeError.
     """
     if payload is None:
         raise DecodeError(f"group {uid}: its payload is missing")
@@ -56,12 +56,12 @@ def decode_stored(
     if deferral is not None:
         rollouts = codec.decode_deferred(payload, deferral.fields, tail or {}, deferral.of(uid, payload))
     elif not is_apart(payload):
-        rollouts = codec.decode(payload, owned=True)
+        rollouts = codec.decode(payload)
     else:
         extent = Extent.at_end_of(payload)
         if tail is None:
             raise DecodeError(f"group {uid}: its arrays are in the file {extent.name}, which was not read")
-        rollouts = codec.decode(memoryview(payload)[:-EXTENT_BYTES], owned=True, tail=tail)
+        rollouts = codec.decode(memoryview(payload)[:-EXTENT_BYTES], tail=tail)
     return rollouts, bring_up_to_date(codec, uid, rollouts, marks, refreshed_to)
 
 

@@ -165,15 +165,6 @@ async def test_no_view_fails_for_a_payload_that_is_not_what_it_was(shared_url: s
         assert await rows(buffer, "SELECT full_response FROM rollouts") == [(None,)]
 
 
-async def test_compressed_payloads_show_their_previews(tmp_path: Path) -> None:
-    async with build(f"sqlite:///{tmp_path}/run.db", compression="zstd") as buffer:
-        await buffer.put([rollout(response=text) for text in (LONG, "short")], TASK)
-        assert await rows(buffer, "SELECT substr(response, 1, 3), full_response FROM rollouts") == [
-            ("Let", None),
-            ("sho", "short"),
-        ]
-
-
 def test_a_text_is_looked_for_from_an_offset_on_or_behind_the_last_one() -> None:
     codec = Codec(RolloutType(dict))
     payload = codec.encode([{"a": "xx", "b": "xx"}, {"a": "zz", "b": "x"}])

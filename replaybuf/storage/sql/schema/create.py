@@ -55,7 +55,7 @@ def create_tables(tx: Transaction) -> None:
             if table.info:
                 parameters = ", ".join(f"{name} = {value}" for name, value in table.info.items())
                 tx.run(f"ALTER TABLE {table.name} SET ({parameters})")
-        # Payloads are stored out of line without TOAST compression: they are compressed already, or not worth it.
+        # Payloads are stored out of line without TOAST compression, which isn't worth its time.
         tx.run("ALTER TABLE rb_payload ALTER COLUMN data SET STORAGE EXTERNAL")
 
 
