@@ -25,7 +25,7 @@ from replaybuf.storage.sql.engine.sqlite_files import (
     PAGE_SIZE,
     OpenFiles,
     check_version,
-    read_only_files,
+    read_only_uri,
     refuse_foreign_file,
 )
 from replaybuf.storage.sql.engine.sqlite_raw import FORK_GUARD, RawConnection, Script, patiently
@@ -125,7 +125,6 @@ class SqliteConnection:
 
     def commit(self) -> None:
         """Commit the transaction."""
-        self._files.confirm()
         on_commit()
         self.raw.commit()
         after_commit()
@@ -150,10 +149,8 @@ class Connections:
 
     def __init__(self, access: Access) -> None:
         self._access, self._files = access, OpenFiles(access.path)
-        self._connect = partial(connect, access)
-        if access.path is not None and access.read_only:
-            self._files, uri = read_only_files(access.path)
-            self._connect = partial(connect, access, uri)
+        uri = read_only_uri(access.path) if access.path is not None and access.read_only else None
+        self._connect = partial(connect, access, uri)
         self._idle: list[SqliteConnection] = []
         self._free_slots = asyncio.Semaphore(_MOST_LENT)
         self.lent = 0
@@ -223,8 +220,6 @@ def connect(access: Access, uri: str | None = None) -> RawConnection:
     """Return a `sqlite3` connection, usable by any thread, to the file of an access, or to that of a URI."""
     check_version()
     path, patience = access.path, access.lock_timeout
-    if access.ours_only and path is not None and uri is None:
-        patiently(partial(refuse_foreign_file, path, access.where), patience)
     raw = sqlite3.connect(
         uri or path or ":memory:",
         uri=uri is not None,
@@ -234,6 +229,8 @@ def connect(access: Access, uri: str | None = None) -> RawConnection:
         factory=RawConnection,
     )
     try:
+        if access.ours_only and path is not None and uri is None:
+            patiently(partial(refuse_foreign_file, raw, path, access.where), patience)
         for pragma in _pragmas(access):
             patiently(partial(raw.execute, f"PRAGMA {pragma}"), patience)
     except BaseException:
