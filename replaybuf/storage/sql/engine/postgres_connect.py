@@ -74,8 +74,6 @@ class Connector:
             # synchronous_commit.)
             "default_transaction_read_only" if access.read_only else "synchronous_commit": "on",
         }
-        if not access.read_only:  # `Servers` chooses
-            url = url.difference_update_query(["target_session_attrs"])
         self._arguments = driver_arguments(url, settings) | {"connection_class": Connection}
 
     async def connect(self, host: Host | None = None) -> Connection:

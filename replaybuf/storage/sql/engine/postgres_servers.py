@@ -17,12 +17,12 @@ from collections.abc import Iterable, Mapping
 
 import asyncpg
 
-from replaybuf.errors import AccessError, ConfigError, ReplayBufError, UnreachableError
+from replaybuf.errors import AccessError, ReplayBufError, UnreachableError
 from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.driver_errors import explains_refusal
 from replaybuf.storage.sql.engine.locks import Stamp
 from replaybuf.storage.sql.engine.postgres_connect import Connection, Connector, ServerState
-from replaybuf.storage.sql.engine.urls import Host, hosts_of, session_attrs
+from replaybuf.storage.sql.engine.urls import Host, hosts_of
 
 #: How long to wait for the answers of several servers before one that answered is chosen.
 _GRACE_SECONDS = 1.0
@@ -103,16 +103,9 @@ class Servers:
 
     def __init__(self, access: Access) -> None:
         self._connector, self._writes, self._where = Connector(access), not access.read_only, access.where
-        attrs = session_attrs(access.url)
-        if self._writes and attrs in ("read-only", "standby", "prefer-standby"):
-            raise ConfigError(
-                f"the PostgreSQL url: target_session_attrs={attrs} is for readers; an open buffer writes, and needs "
-                "read-write or primary"
-            )
         hosts: list[Host | None] = [*dict.fromkeys(hosts_of(access.url))]
         self._hosts = hosts or [None]
-        # Readers' `target_session_attrs` are the driver's.
-        self._asks_state = self._writes or (bool(hosts) and attrs is None)
+        self._asks_state = self._writes or bool(hosts)
         #: The host of the last connection, of several.
         self.last: Host | None = None
         self._meeting_lock = asyncio.Lock()
