@@ -143,28 +143,6 @@ def parse_place(payloads: str) -> str | None:
     )
 
 
-#: URLs of places that open buffers of this process write to, by process id, database and number of the place.
-_registered_urls: dict[tuple[int, str, int], list[str]] = {}
-
-
-def register_url(database: str, number: int, url: str) -> None:
-    """Register this process's URL of a place, which may differ from the URL that the database has."""
-    _registered_urls.setdefault((os.getpid(), database, number), []).append(url)
-
-
-def unregister_url(database: str, number: int, url: str) -> None:
-    """Undo one `register_url`."""
-    urls = _registered_urls.get((os.getpid(), database, number), [])
-    if url in urls:
-        urls.remove(url)
-
-
-def local_url(database: str, number: int, url: str) -> str:
-    """Return this process's URL of a place, by default the one that the database has."""
-    urls = _registered_urls.get((os.getpid(), database, number))
-    return urls[-1] if urls else url
-
-
 def open_place(place: str, patience: float) -> PlaceStore:
     """Return the store at a place, without reading or writing anything."""
     return ObjectStore(place, patience) if "://" in place else FolderStore(place)
@@ -176,7 +154,7 @@ def open_known(url: str, database: str, number: int, patience: float) -> PlaceSt
     Raises PayloadStoreError if it can't be reached, or was replaced by another one.
     """
     try:
-        store = open_place(local_url(database, number, url), patience)
+        store = open_place(url, patience)
     except ConfigError as error:
         raise PayloadStoreError(str(error)) from error
     recognise(store, database, number)
