@@ -155,15 +155,6 @@ def test_a_place_that_hangs_is_one_warning(url: str, folder: Path, monkeypatch: 
     assert f"{folder} didn't answer within 0.2 s" in refused.stderr
 
 
-def test_a_place_that_hangs_in_a_write_is_one_warning(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_database, "PATIENCE", 0.05)
-    answering = threading.Event()
-    monkeypatch.setattr(FolderStore, "check_may_write", lambda _: answering.wait())
-    findings = examine(url)
-    answering.set()
-    assert wrong(findings) == {"places": "warning"}
-
-
 def test_of_a_place_without_payloads_the_doctor_says_that_it_is_not_there(url: str, folder: Path) -> None:
     execute(url, "UPDATE rb_file SET groups = 0", "DELETE FROM rb_payload", "DELETE FROM rb_group")
     shutil.rmtree(folder)
@@ -171,17 +162,3 @@ def test_of_a_place_without_payloads_the_doctor_says_that_it_is_not_there(url: s
     assert finding["level"] == "ok"
     assert finding["text"].startswith(f"{folder} isn't there")
     assert finding["text"].endswith("no payload of this database is there")
-
-
-def test_a_place_that_this_user_may_not_write_to_is_one_warning(
-    url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    access = os.access  # who runs tests may be root, who may everything
-
-    def may(path: str | Path, mode: int) -> bool:
-        return access(path, mode) and not (mode & os.W_OK and folder in Path(path).parents)
-
-    monkeypatch.setattr(os, "access", may)
-    findings = examine(url)
-    assert wrong(findings) == {"places": "warning"}
-    assert "can't be written to by this user" in findings["places"][0]["text"]

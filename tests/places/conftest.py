@@ -80,7 +80,7 @@ def place(request: pytest.FixtureRequest) -> str:
 def store(place: str) -> Iterator[PlaceStore]:
     """An open place, which is marked."""
     store = open_place(place, PATIENCE)
-    store.check_writable()
+    store.prepare()
     claim(store, "d" * 32, 1, HOME)
     yield store
     store.close()

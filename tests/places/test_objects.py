@@ -30,7 +30,7 @@ from tests.web.conftest import client_of
 @pytest.fixture
 def local(folder: Path) -> FolderStore:
     store = FolderStore(str(folder))
-    store.check_writable()
+    store.prepare()
     claim(store, DATABASE, 1, HOME)
     return store
 
@@ -133,7 +133,7 @@ def test_what_is_synced_is_synced_with_its_folder(
         "replaybuf.storage.places.folder.filesystem_type", lambda path: "nfs4" if on_network else "ext4"
     )
     store = FolderStore(str(folder))
-    store.check_writable()
+    store.prepare()
     claim(store, DATABASE, 1, HOME)
     synced: list[str] = []
     real = os.fsync
@@ -213,13 +213,6 @@ def test_one_object_that_is_gone_keeps_no_other_from_being_deleted(tmp_path: Pat
     store.write([(file_name(number), [b"x"]) for number in numbers if number != 3], sync=False)
     store.delete(map(file_name, numbers))
     assert [*store.files()] == []
-
-
-def test_who_may_only_read_is_found_out(objects: ObjectStore, relay: Relay) -> None:
-    relay.status, relay.when = 403, lambda method: method == "PUT"
-    objects.check_writable()
-    with pytest.raises(PayloadStoreError, match="refuses these credentials"):
-        objects.check_may_write()
 
 
 def test_a_body_that_is_cut_is_asked_for_again(objects: ObjectStore, relay: Relay) -> None:

@@ -112,13 +112,6 @@ def test_a_marker_is_written_once(store: PlaceStore) -> None:
     assert claim(store, DATABASE, 7, HOME) == 1
 
 
-def test_whether_this_process_may_write_is_found_out_without_a_change(store: PlaceStore) -> None:
-    marker = store.read_marker()
-    store.check_may_write()
-    assert store.read_marker() == marker
-    assert [*store.files()] == []
-
-
 def test_a_place_is_recognised_by_its_marker(store: PlaceStore) -> None:
     """One that has another marker, or another number, is not read from."""
     recognise(store, DATABASE, 1)

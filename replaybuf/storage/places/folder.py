@@ -58,7 +58,7 @@ class FolderStore(PlaceStore):
                 draft.unlink(missing_ok=True)
         return True
 
-    def check_writable(self) -> None:
+    def prepare(self) -> None:
         with self.ours("written to"):
             if not self.path.is_dir():
                 fault = "isn't there: make it (mkdir -p), mount it, or name another one"
@@ -70,14 +70,6 @@ class FolderStore(PlaceStore):
                 (self.path / FILES).mkdir(exist_ok=True)
                 sync_folder(self.path)
                 sync_folder(self.path.parent)  # the folder may be as new
-        self.check_may_write()
-
-    def check_may_write(self) -> None:
-        if not os.access(self.path / FILES, os.W_OK | os.X_OK):
-            raise PayloadStoreError(
-                f"the folder for payloads {self.path} can't be written to by this user: change its owner or its mode, "
-                "or mount it so that it can be written to"
-            )
 
     def write(self, files: Sequence[tuple[str, Sequence[Any]]], *, sync: bool) -> None:
         begun: list[Path] = []

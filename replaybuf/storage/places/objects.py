@@ -78,13 +78,6 @@ class ObjectStore(PlaceStore):
                 return False
         return True
 
-    def check_writable(self) -> None:
-        self.read_marker()
-
-    def check_may_write(self) -> None:
-        if self.marker is not None:
-            self.write_marker(self.marker)  # it exists: the answer shows whether this process may write
-
     def write(self, files: Sequence[tuple[str, Sequence[Any]]], *, sync: bool) -> None:
         def put(file: tuple[str, Sequence[Any]]) -> None:
             name, buffers = file

@@ -135,13 +135,8 @@ class PlaceStore(ABC):
     def write_marker(self, marker: bytes, *, replace: bool = False) -> bool:
         """Write the marker durably, unless there is one that isn't to be replaced; return whether it was written."""
 
-    @abstractmethod
-    def check_writable(self) -> None:
-        """Raise PayloadStoreError, with advice, if files can't be written."""
-
-    @abstractmethod
-    def check_may_write(self) -> None:
-        """Raise PayloadStoreError if this process may not write to a marked place; changes nothing."""
+    def prepare(self) -> None:  # noqa: B027
+        """Make a new place ready for files. Raises PayloadStoreError, with advice, if it isn't there."""
 
     @abstractmethod
     def write(self, files: Sequence[tuple[str, Sequence[Any]]], *, sync: bool) -> None:

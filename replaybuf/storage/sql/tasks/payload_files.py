@@ -266,7 +266,7 @@ class PayloadFiles:
         The URL is recorded for processes without one, which use the last one recorded.
         """
         engine, scope, store = self._engine, self._scope, open_place(url, self._patience)
-        await in_thread(store.check_writable, self._patience, url)
+        await in_thread(store.prepare, self._patience, url)
         number = await self._claimed(store)
         if number is None:
             new = await engine.write(partial(statements.add_place, url=store.url), scope)
