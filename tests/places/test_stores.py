@@ -21,7 +21,7 @@ from replaybuf.storage.places.store import (
     file_name,
     file_number,
 )
-from tests.places.conftest import DATABASE, HOME, PATIENCE, read, written
+from tests.places.conftest import DATABASE, HOME, read, written
 
 NUMBERS = st.integers(0, 2**64 - 1)
 extents = st.builds(Extent, st.integers(0, 2**32 - 1), NUMBERS, NUMBERS, NUMBERS)
@@ -65,7 +65,7 @@ def test_what_was_written_is_read(store: PlaceStore) -> None:
 def test_a_part_is_read_by_itself(store: PlaceStore) -> None:
     raw = os.urandom(10_000)
     [extent] = written(store, 1, raw)
-    [part] = store.read([extent.part(5000, 64)], PATIENCE)
+    [part] = store.read([extent.part(5000, 64)])
     assert bytes(part) == raw[5000:5064]
 
 
@@ -101,9 +101,9 @@ def test_a_file_that_was_cut_short_is_damaged(store: PlaceStore) -> None:
     """Also where nothing of the payload is there any more."""
     first, second = Extent(1, 1, 0, 100), Extent(1, 1, 128, 1000)
     written(store, 1, b"a" * 200)
-    parts = store.read([first], PATIENCE)
+    parts = store.read([first])
     assert bytes(parts[0]) == b"a" * 100
-    [cut] = store.read([second], PATIENCE)
+    [cut] = store.read([second])
     assert isinstance(cut, DecodeError) or len(cut) < second.size
 
 

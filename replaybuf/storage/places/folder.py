@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -110,9 +110,6 @@ class FolderStore(PlaceStore):
                     f"{self.url} was moved during a write; nothing of the put was stored: put again"
                 )
             self._folder = folder
-
-    def read_files(self, ranges: Mapping[str, Sequence[Extent]], timeout: float) -> Iterable[Sequence[Any]]:
-        return map(self.read_file, ranges, ranges.values())
 
     def read_ranges(self, name: str, extents: Sequence[Extent]) -> Sequence[Any]:
         number = os.open(self._file(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for a writer

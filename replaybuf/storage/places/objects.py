@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, Final
@@ -84,17 +84,10 @@ class ObjectStore(PlaceStore):
             with self.ours("written to"):
                 self._obstore.put(self._store, f"{FILES}/{name}", b"".join(buffers), use_multipart=False)
 
-        for waiting in [self._pool.submit(put, file) for file in files]:
-            waiting.result()
+        list(self._pool.map(put, files))  # raises what a put has raised
 
-    def read_files(self, ranges: Mapping[str, Sequence[Extent]], timeout: float) -> Iterable[Sequence[Any]]:
-        for waiting in [self._pool.submit(self.read_file, name, extents) for name, extents in ranges.items()]:
-            try:
-                yield waiting.result(timeout)
-            except TimeoutError as error:
-                raise PayloadStoreError(
-                    f"{self.url} didn't answer within {timeout:g} s while payloads were read; nothing was taken"
-                ) from error
+    def read_files(self, names: Iterable[str], ranges: Iterable[Sequence[Extent]]) -> Iterable[Sequence[Any]]:
+        return self._pool.map(self.read_file, names, ranges)
 
     def read_ranges(self, name: str, extents: Sequence[Extent]) -> Sequence[Any]:
         filled = [extent for extent in extents if extent.size]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import secrets
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -145,24 +145,21 @@ class PlaceStore(ABC):
         Raises PayloadStoreError and StorageError when not all are written, or would be lost.
         """
 
-    def read(self, extents: Sequence[Extent], timeout: float) -> list[Any]:
-        """Return the bytes of ranges, each in newly allocated memory, or a DecodeError for a damaged one.
-
-        PayloadStoreError when the place doesn't answer within `timeout` seconds.
-        """
+    def read(self, extents: Sequence[Extent]) -> list[Any]:
+        """Return the bytes of ranges, each in newly allocated memory, or a DecodeError for a damaged one."""
         positions: dict[str, list[int]] = {}
         for position, extent in enumerate(extents):
             positions.setdefault(extent.name, []).append(position)
         contents: list[Any] = [None] * len(extents)
-        ranges = {name: [extents[position] for position in members] for name, members in positions.items()}
-        for members, raws in zip(positions.values(), self.read_files(ranges, timeout), strict=True):
+        ranges = [[extents[position] for position in members] for members in positions.values()]
+        for members, raws in zip(positions.values(), self.read_files(positions, ranges), strict=True):
             for position, raw in zip(members, raws, strict=True):
                 contents[position] = raw
         return contents
 
-    @abstractmethod
-    def read_files(self, ranges: Mapping[str, Sequence[Extent]], timeout: float) -> Iterable[Sequence[Any]]:
-        """Return the answers of `read` for each file in turn, by `read_file`."""
+    def read_files(self, names: Iterable[str], ranges: Iterable[Sequence[Extent]]) -> Iterable[Sequence[Any]]:
+        """Return the answers of `read_file` for each file in turn."""
+        return map(self.read_file, names, ranges)
 
     def read_file(self, name: str, extents: Sequence[Extent]) -> Sequence[Any]:
         """Return the answers of `read` for one file."""

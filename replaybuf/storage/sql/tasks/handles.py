@@ -148,7 +148,7 @@ def _read_arrays(arrays: Sequence[tuple[ByteSource, DeferredArray]], timeout: fl
     """Return the bytes of arrays in one place, or an error for each that can't be read."""
     url = arrays[0][0].url
     ranges = [source.extent.part(at.block_at, at.block_size) for source, at in arrays]
-    read = partial(_store(url, timeout, os.getpid()).read, ranges, timeout)
+    read = partial(_store(url, timeout, os.getpid()).read, ranges)
     return wait_for(in_thread(read, timeout, url))
 
 

@@ -228,7 +228,7 @@ class PayloadFiles:
         payloads = [row.payload for row in apart]
         await self._open_places(places := places_of(payloads))
         parts = partial(self._codec.wanted, deferred=deferred) if deferred else None
-        read = partial(tails_of, payloads, self._stores, self._patience, parts)
+        read = partial(tails_of, payloads, self._stores, parts)
         names = ", ".join(sorted(self._stores[place].url for place in places if place in self._stores))
         for row, tail in zip(apart, await in_thread(read, self._patience, names), strict=True):
             row.tail = tail
