@@ -191,22 +191,6 @@ def test_refused_credentials_are_said_at_once_and_not_shown(objects: ObjectStore
         written(objects, 2, b"y")
 
 
-@pytest.mark.parametrize(
-    ("url", "variable"),
-    [
-        ("s3://bucket/x", "AWS_ACCESS_KEY_ID"),
-        ("gs://bucket/x", "GOOGLE_APPLICATION_CREDENTIALS"),
-        ("az://container/x", "AZURE_STORAGE_ACCOUNT_NAME"),
-    ],
-)
-def test_refused_credentials_are_those_of_the_service(url: str, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://minio")
-    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
-    said = str(ObjectStore(url, PATIENCE).error(PermissionError(), "read"))
-    assert ("https://minio" in said) == url.startswith("s3:")
-    assert f"those of the environment are {variable}, ..." in said
-
-
 def test_one_object_that_is_gone_keeps_no_other_from_being_deleted(tmp_path: Path) -> None:
     """In stores that answer 404 for it, as a folder does, Google's and Azure's."""
     store, numbers = ObjectStore(f"file://{tmp_path}", PATIENCE), range(1, 41)

@@ -112,7 +112,7 @@ class FolderStore(PlaceStore):
             self._folder = folder
 
     def read_ranges(self, name: str, extents: Sequence[Extent]) -> Sequence[Any]:
-        number = os.open(self._file(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for a writer
+        number = os.open(self._file(name), os.O_RDONLY | os.O_CLOEXEC)
         try:
             return [_read_range(number, extent) for extent in extents]
         finally:
@@ -169,16 +169,11 @@ def _bytes_of(buffer: Any) -> memoryview:
 
 
 def _read_range(number: int, extent: Extent) -> Any:
-    """Return bytes in newly allocated memory, or a DecodeError where the file ends too early or is none."""
+    """Return bytes in newly allocated memory, or a DecodeError where the file ends too early."""
     memory: Any = np.empty(extent.size, np.uint8)
     view, at = memoryview(memory), extent.at
     while view.nbytes:
-        try:
-            count = os.preadv(number, [view], at)
-        except OSError as error:
-            if error.errno not in (errno.EISDIR, errno.ESPIPE):
-                raise
-            return DecodeError(f"the file {extent.name} was replaced by a folder or a pipe")
+        count = os.preadv(number, [view], at)
         if count == 0:
             end = os.fstat(number).st_size
             return DecodeError(f"the file {extent.name} ends at byte {end}: it was cut short")

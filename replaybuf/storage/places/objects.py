@@ -17,10 +17,8 @@ from replaybuf.common.redact import redact
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError
 from replaybuf.storage.places.store import FILES, MARKER, Extent, PlaceStore, StoredFile
 
-#: The schemes of URLs, with the names of the services.
-SCHEMES: Final = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure Blob Storage", "abfs": "Azure Blob Storage"}
-#: The first of the variables with credentials, by the scheme; Azure has two schemes.
-_CREDENTIALS: Final = {"s3": "AWS_ACCESS_KEY_ID", "gs": "GOOGLE_APPLICATION_CREDENTIALS"}
+#: The schemes of URLs: of S3, Google Cloud Storage and Azure Blob Storage.
+SCHEMES: Final = ("s3", "gs", "az")
 _REQUESTS = 16  # concurrent
 #: The share of the caller's timeout after which a request is given up, so that the error can quote the answer.
 _PART_OF_PATIENCE = 0.8
@@ -127,8 +125,7 @@ class ObjectStore(PlaceStore):
         status, server = _status(error), redact(_endpoint(self.url)) or "the store"
         refusals = self._errors.UnauthenticatedError, self._errors.PermissionDeniedError, PermissionError
         if isinstance(error, refusals) or status in ("401", "403"):
-            variable = _CREDENTIALS.get(self.url.partition(":")[0], "AZURE_STORAGE_ACCOUNT_NAME")
-            return f"{server} refuses these credentials; those of the environment are {variable}, ..."
+            return f"{server} refuses these credentials, which are those of the environment (docs/payloads.md)"
         if isinstance(error, FileNotFoundError) or status == "404" or "NoSuchBucket" in str(error):
             return "there is no such bucket; make it, or correct the name"
         answer = f"answered {status}" if status else "didn't answer"

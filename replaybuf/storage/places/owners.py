@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
 
 from replaybuf.common.redact import redact
 from replaybuf.errors import ConfigError, PayloadStoreError
@@ -24,8 +22,6 @@ from replaybuf.storage.places.store import MARKER, PlaceStore
 #: database that has no copies.
 Home = Mapping[str, str]
 
-_FORMAT = 1
-
 
 class Marker(NamedTuple):
     """The content of a marker: the identity of the database, the number of the place in it, and the database's home."""
@@ -36,7 +32,7 @@ class Marker(NamedTuple):
 
     def packed(self) -> bytes:
         """Return the content of the marker."""
-        return json.dumps({**self._asdict(), "home": dict(self.home), "format": _FORMAT}).encode()
+        return json.dumps({**self._asdict(), "home": dict(self.home)}).encode()
 
     def belongs_to(self, home: Home) -> bool:
         """Return whether this is the home: at least two facts are equal.
@@ -128,17 +124,12 @@ def parse_place(payloads: str) -> str | None:
     if payloads == IN_DATABASE:
         return None
     scheme, slashes, path = payloads.partition("://")
-    if scheme == "file" and slashes:
-        parts = urlsplit(payloads)
-        if parts.netloc in ("", "localhost") and parts.path.startswith("/"):
-            return FolderStore(unquote(parts.path)).url
-    elif slashes:
-        if scheme in SCHEMES and path.strip("/") and "@" not in path and "?" not in path:
-            return payloads.rstrip("/")
-    elif payloads and "\x00" not in payloads and not re.match(f"({'|'.join(SCHEMES)}|file|https?):", payloads):
+    if slashes and scheme in SCHEMES and path.strip("/") and "@" not in path and "?" not in path:
+        return payloads.rstrip("/")
+    if payloads and not slashes and "\x00" not in payloads:
         return FolderStore(os.path.expanduser(payloads)).url
     raise ConfigError(
-        "payloads names no place: write 'database', a folder (also as file:///absolute/path), or a bucket as in "
+        "payloads names no place: write 'database', a folder, or a bucket as in "
         f"{', '.join(f'{name}://bucket/prefix' for name in SCHEMES)}, whose credentials belong in the environment"
     )
 
