@@ -57,12 +57,12 @@ async def end_background_work(buffer: ReplayBuffer) -> None:
 
 
 async def no_connection_out(buffer: ReplayBuffer) -> None:
-    """Wait until all connections are back, except for the one that listens for changes."""
+    """Wait until all connections are back."""
     state = buffer.storage
 
     async def all_back() -> bool:
         pool = state.engine.pool if state.engine.dialect.is_remote else state.engine.connections
-        return bool(pool.lent <= (getattr(state.watch._changes, "_listening", None) is not None))
+        return bool(pool.lent == 0)
 
     await until(all_back)
 

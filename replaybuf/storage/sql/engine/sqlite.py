@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
-from replaybuf.storage.sql.engine.database import HINT_SECONDS, Access, CommitWatch, Database, Function, Step
+from replaybuf.storage.sql.engine.database import Access, CommitWatch, Database, Function, Step
 from replaybuf.storage.sql.engine.driver_errors import translated
 from replaybuf.storage.sql.engine.sqlite_connection import Connections, SqliteConnection
 from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
@@ -124,7 +124,7 @@ class SqliteDatabase(Database):
             lambda _: checkpoint_wal(copier.raw), DEFAULT, write=True, brief=False, patience=self.lock_timeout
         )
 
-    def changes(self, hint: Callable[[], object]) -> CommitWatch:
+    def changes(self) -> CommitWatch:
         return CommitWatch() if self.path is None else DataVersion(self._data_version)
 
     async def _data_version(self) -> int | None:
@@ -213,6 +213,8 @@ class WalCheckpoints:
 
 # Commits of other processes
 
+_POLL_SECONDS = 0.02
+
 
 class DataVersion(CommitWatch):
     """Polls the writer's `data_version`, which changes when others commit.
@@ -230,7 +232,4 @@ class DataVersion(CommitWatch):
         return version is None or version != previous
 
     async def pause(self) -> None:
-        await asyncio.sleep(HINT_SECONDS)  # all commits of these milliseconds are one hint
-
-    async def close(self) -> None:
-        self._version = None
+        await asyncio.sleep(_POLL_SECONDS)
