@@ -72,7 +72,7 @@ def _translate(error: BaseException, access: Access, patience: float | None) -> 
         return ConfigError(f"{where}: {cause}")
     state = _state(cause)
     if state != "not admitted" and is_lost(error, connected=False):
-        return _unreachable(cause, where, shows_certificate="sslcert" in access.url.query)
+        return _unreachable(cause, where)
     text = driver_message(cause)
     state = state or ""
     kind, message = _MESSAGES.get(state, (StorageError, ": {0}"))
@@ -109,11 +109,6 @@ _MESSAGES: dict[str, tuple[type[ReplayBufError], str]] = {
     ),
     "no database": (UnreachableError, ": {0}; create the database first (createdb)"),
     "locked": (LockedError, ": waited more than {seconds:g} s for a lock: {0}"),
-    "cancelled": (
-        StorageError,
-        " cancelled a statement: {0}; if that was its statement_timeout, allow more time: ALTER ROLE ... SET "
-        "statement_timeout",
-    ),
     "disk full": (StorageError, ": {0}; free some space (what was committed before is safe)"),
 }
 #: States by SQLSTATE: https://www.postgresql.org/docs/current/errcodes-appendix.html
@@ -124,7 +119,6 @@ _STATES = {
     "25006": "read-only",
     "3D000": "no database",
     "55P03": "locked",  # lock_timeout
-    "57014": "cancelled",  # by statement_timeout, or by a user
     "53100": "disk full",
     "57P01": "lost",  # terminated by an administrator
     "57P02": "lost",  # another server process crashed
@@ -156,23 +150,10 @@ def driver_message(error: BaseException) -> str:
     return "; ".join(text.splitlines())
 
 
-def _unreachable(error: BaseException, where: str, *, shows_certificate: bool) -> UnreachableError:
-    text = driver_message(error)
-    if isinstance(error, OtherServerError):
-        return UnreachableError(f"{where}: another server than before answers on a connection; a new one is made")
-    if getattr(error, "sqlstate", "") == "53300":
-        return UnreachableError(
-            f"{where} has no connection left: {text}{_advice(error)}, or open fewer buffers at once",
-            reason="no connection left",
-        )
-    if _is_about_tls(error):
-        return UnreachableError(f"{where} can't be reached by TLS: {text}; see TLS in docs/operating.md")
-    if what_to_do := _advice(error):
-        return UnreachableError(f"can't reach {where}: {text}{what_to_do}")
-    questions = "is the server running, and are host and port right"
-    if shows_certificate:  # the disconnect may overtake the TLS alert with the reason
-        questions += ", and does it accept the client's certificate (sslcert)"
-    return UnreachableError(f"can't reach {where}: {text}; {questions}?")
+def _unreachable(error: BaseException, where: str) -> UnreachableError:
+    what_to_do = _advice(error) or "; is the server running, and are host and port right?"
+    reason = "no connection left" if getattr(error, "sqlstate", "") == "53300" else ""
+    return UnreachableError(f"can't reach {where}: {driver_message(error)}{what_to_do}", reason=reason)
 
 
 # Classification for retries
@@ -237,7 +218,7 @@ def is_refusal(error: BaseException) -> bool:
         not isinstance(error, ReplayBufError)
         or reason_of(error) == "too large"
         or isinstance(cause, by_sqlite)
-        or (cause is not None and _is_asyncpg(cause) and _state(cause) in (None, "cancelled"))
+        or (cause is not None and _is_asyncpg(cause) and _state(cause) is None)
     )
 
 
@@ -249,11 +230,8 @@ _ADVICE = {
         "give the one that holds now, in the url, or in a password file or by a function (passfile, password=), which "
         "are asked anew for each connection"
     ),
-    "28000": (
-        "create the role if it isn't there (CREATE ROLE ... LOGIN), and let the server's pg_hba.conf admit it from "
-        "this host, by TLS (sslmode=verify-full) or with a certificate of its name (sslcert, sslkey) if it wants one"
-    ),
-    "53300": "raise its max_connections (or the CONNECTION LIMIT of the role or the database)",
+    "28000": "create the role if it isn't there (CREATE ROLE ... LOGIN), and see TLS and Roles in docs/operating.md",
+    "53300": "raise its max_connections (or the CONNECTION LIMIT of the role), or open fewer buffers at once",
     "42501": (
         "let the owner make the tables (replaybuf doctor URL --upgrade) and GRANT the role what docs/operating.md lists"
     ),
@@ -263,7 +241,7 @@ _ADVICE = {
 
 def _advice(error: BaseException) -> str:
     """Return advice about an error as the rest of a sentence; an empty string if there is none."""
-    advice = _ADVICE.get(str(getattr(error, "sqlstate", "")))
+    advice = "see TLS in docs/operating.md" if _is_about_tls(error) else _ADVICE.get(getattr(error, "sqlstate", ""))
     return f"; {advice}" if advice else ""
 
 

@@ -172,7 +172,7 @@ class PostgresDatabase(Database):
                 status = await send(connection, begin)
             except Exception as error:
                 if is_other_server(error):
-                    raise OtherServerError from None  # the server's error would mean nothing to a user
+                    raise OtherServerError("another server than before answers on a connection") from None
                 raise
             yield status
         except Exception as error:
