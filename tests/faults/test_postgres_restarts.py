@@ -119,7 +119,9 @@ async def test_a_server_without_connections_is_spoken_of(url: str, caplog: Any) 
                     batches = await asyncio.gather(*(buffer.get(1, TASK) for _ in range(20)))
                     assert all(batches)
     messages = [record.getMessage() for record in caplog.records if record.name == "replaybuf.database"]
-    waiting = [line for line in messages if line.startswith("operations wait for a connection: can't reach postgresql://")]
+    waiting = [
+        line for line in messages if line.startswith("operations wait for a connection: can't reach postgresql://")
+    ]
     assert "raise its max_connections" in waiting[0]
     assert not any("lost" in line for line in messages), messages
 

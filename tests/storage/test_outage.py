@@ -18,7 +18,6 @@ from replaybuf.storage.sql.engine import outage as module
 from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.driver_errors import (
     CommitUnansweredError,
-    OtherServerError,
     is_conflict,
     is_lost,
     is_refusal,
@@ -190,7 +189,6 @@ MEANINGS: list[tuple[BaseException, type[ReplayBufError], str, tuple[bool, bool]
     (asyncpg.ConnectionFailureError("x"), UnreachableError, "", ALWAYS),
     (InternalClientError("x"), UnreachableError, "", ALWAYS),
     (ConnectionResetError("x"), UnreachableError, "", ALWAYS),
-    (OtherServerError(), UnreachableError, "", ALWAYS),
     (TimeoutError(110, "the network's"), UnreachableError, "", ALWAYS),
     (asyncpg.InvalidPasswordError("x"), AccessError, "not admitted", ALWAYS),
     (TimeoutError(), UnreachableError, "", BEFORE),

@@ -23,10 +23,6 @@ from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.sqlite_files import translate_sqlite
 
 
-class OtherServerError(ConnectionResetError):
-    """A connection through a pooler is answered by another server than before, and can't be used any more."""
-
-
 class CommitUnansweredError(TimeoutError):
     """A commit was given up: perhaps it waits for a synchronous standby."""
 
@@ -198,16 +194,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__
 
 
-def explains_refusal(error: BaseException) -> bool:
-    """Return whether an error explains why a reachable server of the right role refuses a connection."""
-    return (
-        isinstance(error, ReplayBufError)
-        or _state(error) in (*_FINAL_STATES, "not admitted")
-        or getattr(error, "sqlstate", None) in ("53300", "08P01")  # the latter: as PgBouncer refuses
-        or _is_about_tls(error)
-    )
-
-
 def is_refusal(error: BaseException) -> bool:
     """Return whether the database or its driver refused a row, as opposed to being unreachable, locked or full."""
     by_sqlite = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.InterfaceError)
@@ -241,9 +227,6 @@ _ADVICE = {
 
 def _advice(error: BaseException) -> str:
     """Return advice about an error as the rest of a sentence; an empty string if there is none."""
-    advice = "see TLS in docs/operating.md" if _is_about_tls(error) else _ADVICE.get(getattr(error, "sqlstate", ""))
+    is_about_tls = isinstance(error, ssl.SSLError) or "rejected SSL upgrade" in str(error)
+    advice = "see TLS in docs/operating.md" if is_about_tls else _ADVICE.get(getattr(error, "sqlstate", ""))
     return f"; {advice}" if advice else ""
-
-
-def _is_about_tls(error: BaseException) -> bool:
-    return isinstance(error, ssl.SSLError) or "rejected SSL upgrade" in str(error)

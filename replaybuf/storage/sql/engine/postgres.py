@@ -19,7 +19,6 @@ from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine.database import Access, CommitWatch, Database, Function, Step
 from replaybuf.storage.sql.engine.driver_errors import (
     CommitUnansweredError,
-    OtherServerError,
     is_conflict,
     is_lost,
     translated,
@@ -172,7 +171,7 @@ class PostgresDatabase(Database):
                 status = await send(connection, begin)
             except Exception as error:
                 if is_other_server(error):
-                    raise OtherServerError("another server than before answers on a connection") from None
+                    raise ConnectionResetError("another server than before answers on a connection") from None
                 raise
             yield status
         except Exception as error:

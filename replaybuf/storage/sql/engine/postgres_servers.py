@@ -19,7 +19,6 @@ import asyncpg
 
 from replaybuf.errors import AccessError, ReplayBufError, UnreachableError
 from replaybuf.storage.sql.engine.database import Access
-from replaybuf.storage.sql.engine.driver_errors import explains_refusal
 from replaybuf.storage.sql.engine.locks import Stamp
 from replaybuf.storage.sql.engine.postgres_connect import Connection, Connector, ServerState
 from replaybuf.storage.sql.engine.urls import Host, hosts_of
@@ -180,7 +179,7 @@ class Servers:
     def _choose(self, tasks: Mapping[Host | None, asyncio.Future[Connection]]) -> Host | None:
         """Return the host to use of those that have answered.
 
-        Raises the driver's error for a single host; for several, the first one that explains why none can be used.
+        Raises the driver's error for the first host if none has told its state.
         """
         answers: dict[Host | None, ServerState | str] = {}
         errors = []
@@ -195,8 +194,9 @@ class Servers:
         try:
             return choose(answers, self.followed, writes=self._writes)
         except ReplayBufError as refusal:
-            explanations = (error for error in errors if len(tasks) == 1 or explains_refusal(error))
-            cause = next(explanations, type(refusal)(f"{self._where}: {refusal}", reason=refusal.reason))
+            has_state = any(isinstance(answer, ServerState) for answer in answers.values())
+            own = type(refusal)(f"{self._where}: {refusal}", reason=refusal.reason)
+            cause = own if has_state or not errors else errors[0]
         raise cause
 
     # Another server than before

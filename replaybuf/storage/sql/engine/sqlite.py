@@ -125,9 +125,9 @@ class SqliteDatabase(Database):
         )
 
     def changes(self) -> CommitWatch:
-        return CommitWatch() if self.path is None else DataVersion(self._data_version)
+        return CommitWatch() if self.path is None else DataVersion(self)
 
-    async def _data_version(self) -> int | None:
+    async def data_version(self) -> int | None:
         """Return a number that changes when another connection than the writer's commits; None while that is busy."""
 
         def read() -> int:
@@ -217,19 +217,16 @@ _POLL_SECONDS = 0.02
 
 
 class DataVersion(CommitWatch):
-    """Polls the writer's `data_version`, which changes when others commit.
+    """Polls the writer's `data_version`, which changes when others commit."""
 
-    While the writer is busy, others may have committed.
-    """
-
-    def __init__(self, read: Callable[[], Awaitable[int | None]]) -> None:
-        self._read_version = read
+    def __init__(self, database: SqliteDatabase) -> None:
+        self._database = database
         self._version: int | None = None
 
     async def poll(self) -> bool:
-        previous, version = self._version, await self._read_version()
+        previous, version = self._version, await self._database.data_version()
         self._version = previous if version is None else version
-        return version is None or version != previous
+        return version is None or version != previous  # while the writer is busy, others may have committed
 
     async def pause(self) -> None:
         await asyncio.sleep(_POLL_SECONDS)
