@@ -52,7 +52,7 @@ class FilePoints(FailPoints):
 
     def __init__(self, ledger: Ledger, kill_at: int | None = None) -> None:
         super().__init__(ledger, kill_at)
-        self._surround(os, "writev", "write")
+        self._surround(folder, "_write_all", "write")
         self._surround(os, "fsync", "sync")
         self._surround(objects.ObjectStore, "write", "write")
         for store in (folder.FolderStore, objects.ObjectStore):

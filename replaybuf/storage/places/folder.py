@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from replaybuf.common.file_systems import filesystem_type, is_network, sync_fold
 from replaybuf.errors import DecodeError, PayloadStoreError, StorageError
 from replaybuf.storage.places.store import FILES, MARKER, Extent, PlaceStore, StoredFile
 
-_MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))
 _FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -75,9 +74,9 @@ class FolderStore(PlaceStore):
         begun: list[Path] = []
         try:
             for name, buffers in files:
-                with open(self._file(name), "xb", buffering=0) as file:
+                with open(self._file(name), "xb") as file:
                     begun.append(self._file(name))
-                    _write_all(file.fileno(), buffers)
+                    _write_all(file, buffers)
                     if sync or self.on_network:
                         os.fsync(file.fileno())
             if sync:
@@ -128,8 +127,7 @@ class FolderStore(PlaceStore):
         with self.ours("read"), os.scandir(self.path / FILES) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
-                    status = entry.stat()
-                    yield StoredFile(entry.name, status.st_size, status.st_mtime)
+                    yield StoredFile(entry.name, entry.stat().st_mtime)
 
     def check_there(self) -> None:
         super().check_there()
@@ -149,23 +147,10 @@ class FolderStore(PlaceStore):
         )
 
 
-def _write_all(number: int, buffers: Sequence[Any]) -> None:
-    """Write buffers from their own memory, with as few calls as the system allows."""
-    views = [view for buffer in buffers if (view := _bytes_of(buffer)).nbytes]
-    first = 0
-    while first < len(views):
-        batch = views[first : first + _MOST_BUFFERS]
-        written = os.writev(number, batch)
-        while batch and written >= batch[0].nbytes:
-            written -= batch.pop(0).nbytes
-            first += 1
-        if written:
-            views[first] = views[first][written:]
-
-
-def _bytes_of(buffer: Any) -> memoryview:
-    view = memoryview(buffer)
-    return view if view.nbytes == 0 or (view.ndim == 1 and view.format == "B") else view.cast("B")
+def _write_all(file: BinaryIO, buffers: Sequence[Any]) -> None:
+    """Write buffers, large ones from their own memory."""
+    file.writelines(buffers)
+    file.flush()
 
 
 def _read_range(number: int, extent: Extent) -> Any:

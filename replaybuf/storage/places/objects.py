@@ -113,7 +113,7 @@ class ObjectStore(PlaceStore):
         with self.ours("read"):
             for page in self._obstore.list(self._store, prefix=FILES):
                 for item in page:
-                    yield StoredFile(item["path"].rpartition("/")[2], item["size"], item["last_modified"].timestamp())
+                    yield StoredFile(item["path"].rpartition("/")[2], item["last_modified"].timestamp())
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -33,8 +33,8 @@ EXTENT_BYTES: Final = _FIELDS.size + _CHECKSUM.size
 ALIGNMENT: Final = 64
 #: The size and the number of groups from which a file has no more: it is deleted when its last group has gone.
 FILE_BYTES, FILE_GROUPS = 4 << 20, 64
-#: Buffers with a smaller average size are joined first: a system call is slower for many small buffers.
-_SMALL_BUFFER = 8 << 10
+#: Buffers with a smaller average size are joined first: a file takes few calls, each of which waits for the GIL.
+_SMALL_BUFFER = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,6 @@ class Extent:
     def part(self, at: int, size: int) -> Extent:
         """Return the range of `size` bytes that begins `at` bytes into this one."""
         return Extent(self.place, self.file, self.at + at, size)
-
-    @property
-    def end(self) -> int:
-        """The offset behind the bytes."""
-        return self.at + self.size
 
     def packed(self) -> bytes:
         """Return the encoded extent."""
@@ -108,10 +103,9 @@ class GoneError(DecodeError):
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file in a place's listing: its name, size, and last modification (seconds since the epoch)."""
+    """A file in a place's listing: its name, and last modification (seconds since the epoch)."""
 
     name: str
-    nbytes: int
     written_at: float
 
 
