@@ -22,7 +22,7 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.files import keep_for_reading
 from replaybuf.storage.sql.statements.upkeep import find_chores
 from replaybuf.storage.sql.tasks import sweeper
-from tests.cancellation.conftest import locked
+from tests.cancellation.conftest import lent, locked
 from tests.contract.leasing import lease_of, set_clock
 from tests.faults.test_postgres_connections import END_ALL
 from tests.postgres import execute
@@ -312,7 +312,7 @@ async def test_a_waiting_take_wakes_although_its_connections_died(lent_database:
         batch, _ = await task
         assert numbers_of(batch[TASK]) == [7]
         pool = buffer.storage.engine.pool
-        await until(lambda: pool.lent == 0)  # none is leaked
+        await until(lambda: lent(pool) == 0)  # none is leaked
 
 
 async def test_who_is_woken_asks_once(lent_database: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -57,8 +58,7 @@ class Outage:
         self._where = where
         self.seconds = seconds
         self._broken_since: float | None = None
-        # When an outage was logged last, and whether this one was.
-        self._logged_at, self._is_logged = -_QUIET_SECONDS, False
+        self._logged_at = -math.inf
         self._hurry = asyncio.Event()
         self._hurried_at = 0.0
         self._limits: dict[asyncio.Timeout, tuple[float | None, float]] = {}
@@ -74,17 +74,16 @@ class Outage:
     def begin(self, error: BaseException) -> None:
         """Record that a connection was lost, or that none is available. Of many losses the log has a few."""
         now = time.monotonic()
-        if self._broken_since is None:
-            self._broken_since, self._is_logged = now, False
-        if not self._is_logged and now - self._logged_at >= _QUIET_SECONDS:
-            self._logged_at, self._is_logged = now, True
+        self._broken_since = self._broken_since or now
+        if now - self._logged_at >= _QUIET_SECONDS:
+            self._logged_at = now
             _logger.warning("operations wait for a connection: %s", error)
 
     def end(self) -> None:
         """Record that an operation succeeded."""
         if self._broken_since is not None:
             since, self._broken_since = self._broken_since, None
-            level = logging.INFO if self._is_logged else logging.DEBUG
+            level = logging.INFO if self._logged_at >= since else logging.DEBUG
             _logger.log(level, "connected to %s again after %.1f s", self._where, time.monotonic() - since)
 
     def cut_retries(self) -> None:

@@ -39,11 +39,6 @@ class Pool:
         """The number of open connections."""
         return len(self._open_connections)
 
-    @property
-    def lent(self) -> int:
-        """The number of connections in use."""
-        return len(self._open_connections) - len(self._idle_connections)
-
     async def take(self) -> Connection:
         """Return a connection outside any transaction, to be given back or discarded. Raises UnreachableError."""
         async with asyncio.timeout(self._lock_timeout) as limit:

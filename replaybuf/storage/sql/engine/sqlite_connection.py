@@ -153,7 +153,6 @@ class Connections:
         self._connect = partial(connect, access, uri)
         self._idle: list[SqliteConnection] = []
         self._free_slots = asyncio.Semaphore(_MOST_LENT)
-        self.lent = 0
         self._running: list[SqliteConnection] = []
 
     async def open(self) -> SqliteConnection:
@@ -194,11 +193,9 @@ class Connections:
             ) from error
         try:
             connection = self._idle.pop() if self._idle else await self.open()
-            self.lent += 1
             try:
                 yield connection
             finally:
-                self.lent -= 1
                 self._idle.append(connection)  # its thread first finishes the work of a cancelled caller
         finally:
             self._free_slots.release()

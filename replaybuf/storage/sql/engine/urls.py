@@ -38,7 +38,7 @@ class Host(NamedTuple):
 _EXAMPLE = "several are written postgresql://user@a:5432,b:5433/database"
 _SIGNS = "in a user or password : is written %3A, / %2F, @ %40, ? %3F, # %23, and % %25"
 # Up to the last @ before the path, since a password may have one, too.
-_URL_PARTS = re.compile(r"(postgres(?:ql)?(?:\+asyncpg)?|pgsql)://((?:[^/?#]*@)?)([^/?#@]*)(.*)", re.DOTALL)
+_URL_PARTS = re.compile(r"(postgres(?:ql)?(?:\+asyncpg)?)://((?:[^/?#]*@)?)([^/?#@]*)(.*)", re.DOTALL)
 _HOST = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]*)(?::(.*))?", re.DOTALL)
 _PLACEHOLDER = "hosts.invalid"
 _PORTS = range(1, 65536)
@@ -98,12 +98,6 @@ def written(url: URL) -> str:
 
 # URLs
 
-_SQLITE_NAMES = {"sqlite", "sqlite3"}
-#: Another scheme of a SQLite database in memory; the rest of the URL is ignored.
-_MEMORY_NAME = "memory"
-_POSTGRES_NAMES = {"postgresql", "postgres", "postgresql+asyncpg", "pgsql"}
-
-
 # Signs of a URL, which may hold a password, in a file path.
 _URL_SIGNS = re.compile("[:@=?]")
 _EXPECTED = "sqlite:///FILE or postgresql://user@host/database"
@@ -124,9 +118,9 @@ def parse_url(url: str) -> URL:
     if parsed is None:
         hint = "" if _URL_SIGNS.search(url) else f"; for a file write sqlite:///{url}"
         raise ConfigError(f"can't read the database url: expected {_EXPECTED}{hint}")
-    if parsed.drivername == _MEMORY_NAME:
+    if parsed.drivername == "memory":
         return make_url("sqlite:///:memory:")
-    if parsed.drivername in _SQLITE_NAMES:
+    if parsed.drivername == "sqlite":
         if parsed.host:
             raise ConfigError("the sqlite url has a host; a relative file is sqlite:///run.db, an absolute one has 4 /")
         if "?" in url:
@@ -134,8 +128,8 @@ def parse_url(url: str) -> URL:
         if "\x00" in (parsed.database or ""):
             raise ConfigError("the url holds a NUL, which no file name can have")
         path = os.path.expanduser(parsed.database or ":memory:")
-        return parsed.set(drivername="sqlite", database=path)
-    if parsed.drivername in _POSTGRES_NAMES:
+        return parsed.set(database=path)
+    if parsed.drivername in ("postgresql", "postgres", "postgresql+asyncpg"):
         if importlib.util.find_spec("asyncpg") is None:
             raise MissingDriverError("PostgreSQL needs the driver asyncpg, which is not installed: pip install asyncpg")
         _check_parts(url, parsed)
