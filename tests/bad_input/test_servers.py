@@ -28,7 +28,7 @@ async def test_a_database_that_becomes_read_only_says_so_and_goes_on_afterwards(
         execute(lent_database, END_ALL)
         for call in (buffer.put(group(3), TASK), buffer.get(1, TASK)):
             with pytest.raises(
-                AccessError, match=r"read-only transaction; it is a standby .* RESET default_transaction"
+                AccessError, match=r"read-only transaction; it is a standby .* default_transaction_read_only is set"
             ):
                 await call
         assert await buffer.count(TASK, "completed") == 3

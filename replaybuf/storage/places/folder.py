@@ -26,7 +26,6 @@ class FolderStore(PlaceStore):
     def __init__(self, path: str) -> None:
         self.path = Path(path).absolute()
         self.url = str(self.path)
-        self._folder: tuple[int, int] | None = None  # device and inode of the folder of files that is known to be ours
 
     @cached_property
     def on_network(self) -> bool:
@@ -81,12 +80,16 @@ class FolderStore(PlaceStore):
                         os.fsync(file.fileno())
             if sync:
                 sync_folder(self.path / FILES)
-            self._check_in_place(name for name, _ in files)
+            self.check_there()
+            if not all(path.exists() for path in begun):
+                raise PayloadStoreError(
+                    f"{self.url} was moved during a write; nothing of the put was stored: put again"
+                )
         except OSError as error:
             with contextlib.suppress(OSError):
                 for path in begun:
                     path.unlink(missing_ok=True)
-            if isinstance(error, PayloadStoreError):  # of `_check_in_place`
+            if isinstance(error, PayloadStoreError):  # nobody would find what was written
                 raise
             if error.errno in _FULL_ERRORS:
                 raise StorageError(
@@ -97,18 +100,6 @@ class FolderStore(PlaceStore):
             if isinstance(error, FileNotFoundError):
                 self.check_there()
             raise self.error(error, "written to") from error
-
-    def _check_in_place(self, names: Iterable[str]) -> None:
-        """Raise PayloadStoreError when files were written to a folder that was moved or unmounted since."""
-        status = os.stat(self.path / FILES)
-        folder = status.st_dev, status.st_ino
-        if folder != self._folder:  # the first write, or another mount
-            self.check_there()
-            if not all(self._file(name).exists() for name in names):
-                raise PayloadStoreError(
-                    f"{self.url} was moved during a write; nothing of the put was stored: put again"
-                )
-            self._folder = folder
 
     def read_ranges(self, name: str, extents: Sequence[Extent]) -> Sequence[Any]:
         number = os.open(self._file(name), os.O_RDONLY | os.O_CLOEXEC)

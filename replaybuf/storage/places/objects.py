@@ -100,14 +100,11 @@ class ObjectStore(PlaceStore):
         return [np.frombuffer(next(contents) if extent.size else b"", np.uint8).copy() for extent in extents]
 
     def delete(self, names: Iterable[str]) -> None:
-        paths = [f"{FILES}/{name}" for name in names]
-        with self.ours("written to"):
-            try:
-                self._obstore.delete(self._store, paths)
-            except FileNotFoundError:  # of some stores, at one that is missing: others may not have been deleted
-                for path in paths:
-                    with contextlib.suppress(FileNotFoundError):
-                        self._obstore.delete(self._store, path)
+        def remove(name: str) -> None:
+            with self.ours("written to"), contextlib.suppress(FileNotFoundError):
+                self._obstore.delete(self._store, f"{FILES}/{name}")
+
+        list(self._pool.map(remove, names))
 
     def files(self) -> Iterator[StoredFile]:
         with self.ours("read"):

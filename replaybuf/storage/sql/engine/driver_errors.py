@@ -100,8 +100,7 @@ _MESSAGES: dict[str, tuple[type[ReplayBufError], str]] = {
     "refused": (AccessError, " refused access: {0}"),
     "read-only": (
         AccessError,
-        " refused to write: {0}; it is a standby (give the URL of the primary), or default_transaction_read_only is "
-        "set (ALTER DATABASE or ROLE ... RESET default_transaction_read_only)",
+        " refused to write: {0}; it is a standby (name the primary), or default_transaction_read_only is set",
     ),
     "no database": (UnreachableError, ": {0}; create the database first (createdb)"),
     "locked": (LockedError, ": waited more than {seconds:g} s for a lock: {0}"),

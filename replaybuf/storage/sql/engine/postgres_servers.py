@@ -102,9 +102,7 @@ class Servers:
 
     def __init__(self, access: Access) -> None:
         self._connector, self._writes, self._where = Connector(access), not access.read_only, access.where
-        hosts: list[Host | None] = [*dict.fromkeys(hosts_of(access.url))]
-        self._hosts = hosts or [None]
-        self._asks_state = self._writes or bool(hosts)
+        self._hosts: list[Host | None] = [*dict.fromkeys(hosts_of(access.url))] or [None]
         #: The host of the last connection, of several.
         self.last: Host | None = None
         self._meeting_lock = asyncio.Lock()
@@ -114,8 +112,6 @@ class Servers:
 
     async def connect(self) -> Connection:
         """Return a connection to the server that the URL asks for."""
-        if not self._asks_state:
-            return await self._connector.connect()
         if self.last is not None:
             try:
                 async with asyncio.timeout(_DIRECT_SECONDS):
