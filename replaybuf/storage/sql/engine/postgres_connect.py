@@ -116,13 +116,6 @@ class Connection(asyncpg.Connection):
             row: Any = await self.fetchrow(_ASK_STATE)
             self.server = ServerState(*row)
 
-    async def end(self, seconds: float) -> None:
-        """Close the connection, also in the middle of a query, within so many seconds."""
-        try:
-            await self.close(timeout=seconds)  # cancels a query still running there
-        except Exception:
-            self.terminate()
-
     def next_stamp(self) -> Stamp:
         """Return the stamp of the next transaction."""
         self._stamp = next_stamp(self._stamp)

@@ -88,7 +88,8 @@ class Pool:
 
     async def _close(self, connection: Connection) -> None:
         try:
-            await connection.end(_CLOSING_SECONDS)
+            with contextlib.suppress(Exception):  # then it was aborted
+                await connection.close(timeout=_CLOSING_SECONDS)  # also in the middle of a query
         finally:
             self._open_connections.discard(connection)
             self._freed.set()

@@ -232,7 +232,8 @@ async def _end(tasks: Iterable[asyncio.Future[Connection]]) -> None:
     for task in tasks:
         task.cancel()
     opened = await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.gather(*(result.end(_CLOSING_SECONDS) for result in opened if isinstance(result, Connection)))
+    closing = (result.close(timeout=_CLOSING_SECONDS) for result in opened if isinstance(result, Connection))
+    await asyncio.gather(*closing, return_exceptions=True)
 
 
 # These writes needn't be replicated: every later commit follows them in the WAL, and on another timeline they are

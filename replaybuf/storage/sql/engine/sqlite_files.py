@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 from replaybuf.common.file_systems import MOUNTINFO, filesystem_type, is_network
 from replaybuf.common.redact import redact
@@ -59,10 +60,10 @@ class OpenFiles:
         """
         if self._connections:
             self.check()
-        if self._path is None or not _exists(f"{self._path}-shm") or _exists(f"{self._path}-wal"):
+        if self._path is None or not os.path.exists(f"{self._path}-shm") or os.path.exists(f"{self._path}-wal"):
             return
         time.sleep(_LOOK_AGAIN_SECONDS)  # another process may be deleting both right now
-        if _exists(f"{self._path}-shm") and not _exists(f"{self._path}-wal"):
+        if os.path.exists(f"{self._path}-shm") and not os.path.exists(f"{self._path}-wal"):
             name = Path(self._path).name
             raise StorageError(
                 f"{self._path}: its write-ahead log ({name}-wal) was deleted while the database was in use, and with "
@@ -137,7 +138,9 @@ def read_only_uri(path: str) -> str:
     """
     file = Path(path).absolute()
     may_write = os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)
-    return f"file:{quote_path(file)}?mode={'rw' if may_write and not is_network(filesystem_type(file)) else 'ro'}"
+    return (
+        f"file:{quote(os.fsencode(file))}?mode={'rw' if may_write and not is_network(filesystem_type(file)) else 'ro'}"
+    )
 
 
 def _identity(path: str) -> _Identity:
@@ -146,15 +149,6 @@ def _identity(path: str) -> _Identity:
     except OSError:
         return None
     return status.st_dev, status.st_ino
-
-
-def _exists(path: str) -> bool:
-    return _identity(path) is not None
-
-
-def quote_path(path: Path) -> str:
-    """Return a path quoted for a SQLite URI."""
-    return str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
 
 
 # Errors
