@@ -79,10 +79,10 @@ def test_buffers_of_any_kind_are_written(store: PlaceStore) -> None:
 def test_files_are_listed_and_deleted(store: PlaceStore) -> None:
     written(store, 1, b"one")
     written(store, 2, b"two")
-    assert {file.name for file in store.files()} == {file_name(1), file_name(2)}
+    assert {name for name, _ in store.files()} == {file_name(1), file_name(2)}
     for _ in range(2):
         store.delete([file_name(1)])
-    assert [file.name for file in store.files()] == [file_name(2)]
+    assert [name for name, _ in store.files()] == [file_name(2)]
 
 
 def test_a_deleted_file_is_gone(store: PlaceStore) -> None:

@@ -313,4 +313,4 @@ def _lacks_marker(store: PlaceStore, files: Collection[str]) -> bool:
             return False
     except PayloadStoreError:
         pass
-    return any(file.name in files for file in store.files())
+    return any(name in files for name, _ in store.files())

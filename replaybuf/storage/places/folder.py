@@ -15,7 +15,7 @@ import numpy as np
 
 from replaybuf.common.file_systems import filesystem_type, is_network, sync_folder
 from replaybuf.errors import DecodeError, PayloadStoreError, StorageError
-from replaybuf.storage.places.store import FILES, MARKER, Extent, PlaceStore, StoredFile
+from replaybuf.storage.places.store import FILES, MARKER, Extent, PlaceStore
 
 _FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
@@ -114,11 +114,11 @@ class FolderStore(PlaceStore):
             for name in names:
                 self._file(name).unlink(missing_ok=True)
 
-    def files(self) -> Iterator[StoredFile]:
+    def files(self) -> Iterator[tuple[str, float]]:
         with self.ours("read"), os.scandir(self.path / FILES) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
-                    yield StoredFile(entry.name, entry.stat().st_mtime)
+                    yield entry.name, entry.stat().st_mtime
 
     def check_there(self) -> None:
         super().check_there()

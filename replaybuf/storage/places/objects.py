@@ -15,7 +15,7 @@ import numpy as np
 
 from replaybuf.common.redact import redact
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError
-from replaybuf.storage.places.store import FILES, MARKER, Extent, PlaceStore, StoredFile
+from replaybuf.storage.places.store import FILES, MARKER, Extent, PlaceStore
 
 #: The schemes of URLs: of S3, Google Cloud Storage and Azure Blob Storage.
 SCHEMES: Final = ("s3", "gs", "az")
@@ -106,11 +106,11 @@ class ObjectStore(PlaceStore):
 
         list(self._pool.map(remove, names))
 
-    def files(self) -> Iterator[StoredFile]:
+    def files(self) -> Iterator[tuple[str, float]]:
         with self.ours("read"):
             for page in self._obstore.list(self._store, prefix=FILES):
                 for item in page:
-                    yield StoredFile(item["path"].rpartition("/")[2], item["last_modified"].timestamp())
+                    yield item["path"].rpartition("/")[2], item["last_modified"].timestamp()
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

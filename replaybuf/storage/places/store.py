@@ -101,14 +101,6 @@ class GoneError(DecodeError):
     """The bytes no longer exist: their file was deleted."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredFile:
-    """A file in a place's listing: its name, and last modification (seconds since the epoch)."""
-
-    name: str
-    written_at: float
-
-
 class PlaceStore(ABC):
     """A place for payloads. All calls block, may be made in any thread, and raise PayloadStoreError.
 
@@ -173,8 +165,8 @@ class PlaceStore(ABC):
         """Delete those of these files that exist."""
 
     @abstractmethod
-    def files(self) -> Iterator[StoredFile]:
-        """Yield all files."""
+    def files(self) -> Iterator[tuple[str, float]]:
+        """Yield the name and the last modification, in seconds since the epoch, of all files."""
 
     def check_there(self) -> None:
         """Raise PayloadStoreError if the place is gone or replaced by another one, as after an unmount."""

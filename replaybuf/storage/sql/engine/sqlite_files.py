@@ -138,9 +138,8 @@ def read_only_uri(path: str) -> str:
     """
     file = Path(path).absolute()
     may_write = os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)
-    return (
-        f"file:{quote(os.fsencode(file))}?mode={'rw' if may_write and not is_network(filesystem_type(file)) else 'ro'}"
-    )
+    mode = "rw" if may_write and not is_network(filesystem_type(file)) else "ro"
+    return f"file:{quote(os.fsencode(file))}?mode={mode}"
 
 
 def _identity(path: str) -> _Identity:

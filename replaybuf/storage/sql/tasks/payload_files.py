@@ -198,7 +198,7 @@ class PayloadFiles:
 
         def list_old() -> list[str]:
             store.check_there()
-            return [file.name for file in store.files() if file.written_at <= latest]
+            return [name for name, written_at in store.files() if written_at <= latest]
 
         listed = await self._in_thread(list_old)
         old = [file for name in listed if (file := file_number(name)) is not None]
