@@ -100,7 +100,7 @@ class Outage:
         return self.deadline(now if since is None else since) - now
 
     @asynccontextmanager
-    async def bounded(self, since: float | None, least: float = 0.0) -> AsyncIterator[asyncio.Timeout]:
+    async def bounded(self, since: float | None, least: float = 0.0) -> AsyncIterator[None]:
         """Bound a block by the time for attempts that began at `since` (None: only if the store is being closed).
 
         It has until `least` in any case. Raises TimeoutError.
@@ -109,7 +109,7 @@ class Outage:
             self._limits[limit] = since, least
             self._limit(limit)
             try:
-                yield limit
+                yield
             finally:
                 del self._limits[limit]
 
@@ -118,8 +118,7 @@ class Outage:
         if limit.expired() or (since is None and not self.hurried):
             return
         now = time.monotonic()
-        end = max(least, self.deadline(now if since is None else since))
-        limit.reschedule(asyncio.get_running_loop().time() + end - now)
+        limit.reschedule(asyncio.get_running_loop().time() + max(least - now, self.remaining(since)))
 
 
 @dataclass(slots=True)

@@ -162,13 +162,9 @@ class Connections:
         self._running = [*(running for running in self._running if not running.has_ended), connection]
         try:
             await connection.open()
-        except BaseException:
-            await asyncio.shield(connection.close())
-            raise
-        try:
             self._files.opened()
         except BaseException:
-            await self.close(connection)
+            await asyncio.shield(connection.close())
             raise
         return connection
 

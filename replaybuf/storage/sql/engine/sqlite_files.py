@@ -73,9 +73,9 @@ class OpenFiles:
             )
 
     def opened(self) -> None:
-        """Record a new connection, and check the files."""
-        self._connections += 1
+        """Check the files, and record a new connection."""
         self.check()
+        self._connections += 1
 
     def closing(self) -> None:
         """Record that a connection is about to be closed: with the last one, SQLite deletes the WAL."""
