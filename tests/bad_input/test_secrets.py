@@ -57,17 +57,17 @@ from tests.web.conftest import client_of
         ),
         ("postgresql://user:a@b@host/db", "in a user or password : is written %3A, / %2F, @ %40"),
         *((f"postgresql://user:a{sign}b@host/db", f"[{sign}] %{ord(sign):X}") for sign in "/?#"),
-        ("postgresql://u:secret@a:1,:2/rl", "the host in place 2 of the url must be a name, or a name and a port from"),
-        ("postgresql://u:secret@a,,b/rl", "the host in place 2 of the url must be a name"),
-        ("postgresql://u:secret@,b/rl", "the host in place 1 of the url must be a name"),
+        ("postgresql://u:secret@a:1,:2/rl", "a host of the url must be a name, or a name and a port from"),
+        ("postgresql://u:secret@a,,b/rl", "a host of the url must be a name"),
+        ("postgresql://u:secret@,b/rl", "a host of the url must be a name"),
         (
             "postgresql://u:secret@a:0,b/rl",
-            "the host in place 1 of the url must be a name, or a name and a port",
+            "a host of the url must be a name, or a name and a port",
         ),
-        ("postgresql://u:secret@a:1,b:561l/rl", "the host in place 2 of the url"),
-        ("postgresql://u:secret,b/rl", "the host in place 1"),
+        ("postgresql://u:secret@a:1,b:561l/rl", "a host of the url"),
+        ("postgresql://u:secret,b/rl", "a host of the url"),
         *(
-            (f"postgresql://u:secret{rest}", "the host of the url must be a name")
+            (f"postgresql://u:secret{rest}", "a host of the url must be a name")
             for rest in ("@a:561l/rl", "/rl", "/s@a:1/rl", "@a/rl?port=7s")
         ),
     ],

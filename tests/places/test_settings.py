@@ -58,12 +58,12 @@ async def test_a_mistake_in_the_setting_is_said(tmp_path: Path, folder: Path) ->
     (folder / "spoilt" / FILES).mkdir(parents=True)
     (folder / "spoilt" / MARKER).write_text("nonsense")
     for payloads, says in (
-        (f"{folder}/missing", "isn't there: make it .mkdir -p., mount it, or name another one"),
-        (f"{folder}/file", "is a file: name a folder"),
+        (f"{folder}/missing", "is no folder: make it .mkdir -p., mount it, or name another one"),
+        (f"{folder}/file", "is no folder"),
         (f"{folder}/spoilt", r"restore it .*--take-over writes it again.*or name another place"),
         (f"file://{folder}", "payloads names no place"),
         ("", "payloads names no place"),
-        ("s3:/bucket/run", "isn't there"),
+        ("s3:/bucket/run", "is no folder"),
         ("s3://", "a bucket as in s3://bucket/prefix"),
         ("s3://user:hidden@bucket/run", "credentials belong in the environment"),
         ("S4://bucket/run", "payloads names no place"),

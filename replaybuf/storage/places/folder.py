@@ -59,9 +59,9 @@ class FolderStore(PlaceStore):
     def prepare(self) -> None:
         with self.ours("written to"):
             if not self.path.is_dir():
-                fault = "isn't there: make it (mkdir -p), mount it, or name another one"
-                fault = "is a file: name a folder" if self.path.exists() else fault
-                raise PayloadStoreError(f"the folder for payloads {self.path} {fault} (payloads=)")
+                raise PayloadStoreError(
+                    f"{self.path} is no folder: make it (mkdir -p), mount it, or name another one (payloads=)"
+                )
             if self.read_marker() is not None:
                 self.check_there()
             elif not (self.path / FILES).is_dir():

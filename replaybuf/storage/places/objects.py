@@ -116,17 +116,16 @@ class ObjectStore(PlaceStore):
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def error(self, error: Exception, action: str) -> PayloadStoreError:
-        return PayloadStoreError(f"{self.url} can't be {action}: {self._reason(error)}")
-
-    def _reason(self, error: Exception) -> str:
         status, server = _status(error), redact(_endpoint(self.url)) or "the store"
         refusals = self._errors.UnauthenticatedError, self._errors.PermissionDeniedError, PermissionError
         if isinstance(error, refusals) or status in ("401", "403"):
-            return f"{server} refuses these credentials, which are those of the environment (docs/payloads.md)"
-        if isinstance(error, FileNotFoundError) or status == "404" or "NoSuchBucket" in str(error):
-            return "there is no such bucket; make it, or correct the name"
-        answer = f"answered {status}" if status else "didn't answer"
-        return f"{server} {answer}, and was asked again for {self._patience:g} s; is it up, and its endpoint right?"
+            reason = f"{server} refuses these credentials, which are those of the environment (docs/payloads.md)"
+        elif isinstance(error, FileNotFoundError) or status == "404" or "NoSuchBucket" in str(error):
+            reason = "there is no such bucket; make it, or correct the name"
+        else:
+            answer = f"answered {status}" if status else "didn't answer"
+            reason = f"{server} {answer}, and was asked again for {self._patience:g} s; is it up, its endpoint right?"
+        return PayloadStoreError(f"{self.url} can't be {action}: {reason}")
 
 
 _BACKOFF: Final = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2}

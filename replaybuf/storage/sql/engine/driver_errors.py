@@ -217,9 +217,7 @@ _ADVICE = {
     ),
     "28000": "create the role if it isn't there (CREATE ROLE ... LOGIN), and see TLS and Roles in docs/operating.md",
     "53300": "raise its max_connections (or the CONNECTION LIMIT of the role), or open fewer buffers at once",
-    "42501": (
-        "let the owner make the tables (replaybuf doctor URL --upgrade) and GRANT the role what docs/operating.md lists"
-    ),
+    "42501": "let the owner make the tables (replaybuf doctor URL --upgrade), and see Roles in docs/operating.md",
     "08P01": "PgBouncer says this, and docs/operating.md what it means",
 }
 

@@ -69,13 +69,12 @@ def _read_hosts(texts: Sequence[str]) -> list[Host]:
     Errors quote nothing, since what seems to be a host or a port may be a part of a password.
     """
     hosts = []
-    for position, text in enumerate(map(unquote, texts), 1):
+    for text in map(unquote, texts):
         match = _HOST.fullmatch(text)
         name, port = match.groups() if match else ("", None)
         if not (name or len(texts) == 1) or not re.fullmatch("[0-9]{0,5}", port or "") or int(port or 1) not in _PORTS:
-            where = f"in place {position} " if len(texts) > 1 else ""
             raise ConfigError(
-                f"the host {where}of the url must be a name, or a name and a port from 1 to 65535; {_EXAMPLE}; {_SIGNS}"
+                f"a host of the url must be a name, or a name and a port from 1 to 65535; {_EXAMPLE}; {_SIGNS}"
             )
         hosts.append(Host(name.strip("[]"), int(port) if port else None))
     return hosts
