@@ -149,6 +149,4 @@ def _check_process(url: str) -> None:
 
 def _endpoint(url: str) -> str:
     """Return the endpoint that the environment names for a URL, "" for the provider's own."""
-    if not url.startswith("s3:"):
-        return ""
-    return os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
+    return os.environ.get("AWS_ENDPOINT_URL", "") if url.startswith("s3:") else ""
