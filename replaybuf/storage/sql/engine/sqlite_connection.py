@@ -152,6 +152,7 @@ class Connections:
         uri = read_only_uri(access.path) if access.path is not None and access.read_only else None
         self._connect = partial(connect, access, uri)
         self._idle: list[SqliteConnection] = []
+        self._is_closed = False
         self._free_slots = asyncio.Semaphore(_MOST_LENT)
         self._running: list[SqliteConnection] = []
 
@@ -193,6 +194,8 @@ class Connections:
                 yield connection
             finally:
                 self._idle.append(connection)  # its thread first finishes the work of a cancelled caller
+                if self._is_closed:
+                    await asyncio.shield(self.close_all())
         finally:
             self._free_slots.release()
 
@@ -202,6 +205,7 @@ class Connections:
         The thread of a connection whose opening or closing was cancelled runs for a moment longer, and would then call
         into a closed event loop.
         """
+        self._is_closed = True
         while self._idle:
             await self.close(self._idle.pop())
         deadline = time.monotonic() + _ENDING_SECONDS
