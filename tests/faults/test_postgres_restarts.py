@@ -24,6 +24,7 @@ from tests.faults.conftest import Figures
 from tests.faults.processes import Ledger
 from tests.faults.proxy import Proxy, once, proxied
 from tests.faults.test_postgres_connections import (
+    all_told,
     before_it_arrives,
     before_the_answer,
     end_background_work,
@@ -113,6 +114,7 @@ async def test_a_server_without_connections_is_spoken_of(url: str, caplog: Any) 
     async with build(url) as buffer:
         await fill(buffer, 100)
         await end_background_work(buffer)
+        await all_told(buffer)
         with caplog.at_level(logging.INFO, logger="replaybuf.database"):
             async with connections_used_up(url):
                 for _ in range(5):
@@ -159,6 +161,7 @@ async def doubtful(url: str) -> AsyncIterator[Doubtful]:
     async with proxied(url) as proxy, build(proxy.url, reconnect_timeout=0.3) as buffer, build(url) as other:
         await fill(buffer, 3)
         await end_background_work(buffer)
+        await all_told(buffer)
         yield proxy, buffer, other
         await no_connection_out(buffer)
 
@@ -196,6 +199,7 @@ async def test_closing_brings_back_what_a_taker_was_not_told(url: str) -> None:
         async with build(proxy.url, reconnect_timeout=0.3) as buffer:
             await fill(buffer, 3)
             await end_background_work(buffer)
+            await all_told(buffer)
             proxy.fault = once(proxy.refuse(before_the_answer))
             with pytest.raises(UnreachableError):
                 await buffer.get(2, TASK)

@@ -193,6 +193,11 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__
 
 
+def lacks_feature(error: BaseException) -> bool:
+    """Return whether a server lacks or forbids a feature, by the class of its SQLSTATE."""
+    return str(getattr(error, "sqlstate", "")).startswith(("0A", "42"))
+
+
 def is_refusal(error: BaseException) -> bool:
     """Return whether the database or its driver refused a row, as opposed to being unreachable, locked or full."""
     by_sqlite = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.InterfaceError)

@@ -42,6 +42,9 @@ class ServerState(NamedTuple):
         return self.timeline is not None and followed.timeline is not None and self.timeline < followed.timeline
 
 
+#: For a server that wasn't queried.
+UNKNOWN = ServerState()
+
 _ASK_STATE = """
 SELECT CASE WHEN pg_is_in_recovery() THEN NULL
        ELSE CAST(CAST('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) AS bit(32)) AS bigint) END,
@@ -104,17 +107,18 @@ class Connection(asyncpg.Connection):
         #: Whether its running transaction has sent any statement but queries.
         self.has_written = False
         #: The server's role and timeline when the connection was made, as far as it was asked.
-        self.server = ServerState()
+        self.server = UNKNOWN
         #: When it was given back to its pool, by the monotonic clock.
         self.used_at = 0.0
 
-    async def ask_state(self) -> None:
+    async def ask_state(self) -> ServerState:
         """Ask the server for its role and timeline, and remember them."""
         with contextlib.suppress(  # a server that only speaks PostgreSQL's protocol has no WAL
             asyncpg.SyntaxOrAccessError, asyncpg.FeatureNotSupportedError, asyncpg.ObjectNotInPrerequisiteStateError
         ):
             row: Any = await self.fetchrow(_ASK_STATE)
             self.server = ServerState(*row)
+        return self.server
 
     def next_stamp(self) -> Stamp:
         """Return the stamp of the next transaction."""

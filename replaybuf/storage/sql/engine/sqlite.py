@@ -10,12 +10,13 @@ import asyncio
 import logging
 import os
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
-from replaybuf.storage.sql.engine.database import Access, CommitWatch, Database, Function, Step
+from replaybuf.storage.sql.engine.database import HINT_SECONDS, Access, CommitWatch, Database, Function, Step
 from replaybuf.storage.sql.engine.driver_errors import translated
 from replaybuf.storage.sql.engine.sqlite_connection import Connections, SqliteConnection
 from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
@@ -124,7 +125,7 @@ class SqliteDatabase(Database):
             lambda _: checkpoint_wal(copier.raw), DEFAULT, write=True, brief=False, patience=self.lock_timeout
         )
 
-    def changes(self) -> CommitWatch:
+    def changes(self, hint: Callable[[], object]) -> CommitWatch:
         return CommitWatch() if self.path is None else DataVersion(self)
 
     async def data_version(self) -> int | None:
@@ -214,16 +215,55 @@ class WalCheckpoints:
 # Commits of other processes
 
 
-class DataVersion(CommitWatch):
-    """Polls the writer's `data_version`, which changes when others commit."""
+#: The seconds between two looks at the WAL: at first, and the longest ones.
+_FIRST_LOOK, _LONGEST_LOOK = 0.002, 0.01
+#: The seconds between two polls where nobody writes to the WAL; and so long after its last write a commit can be seen.
+_LONGEST_PAUSE, _LATEST_SEEN = 0.5, 0.05
 
-    longest_gap = 0.02
+
+class DataVersion(CommitWatch):
+    """Polls the writer's `data_version`, which changes when others commit, after writes to the WAL.
+
+    While the writer is busy, a write to the WAL may be a commit of others.
+    """
 
     def __init__(self, database: SqliteDatabase) -> None:
-        self._database = database
+        self._database, self._wal_path = database, f"{database.path}-wal"
         self._version: int | None = None
+        self._has_changed = False
+        self._log_state: tuple[int, int] | None = None
+        self._written_at = self._quiet_since = 0.0
 
     async def poll(self) -> bool:
         previous, version = self._version, await self._database.data_version()
         self._version = previous if version is None else version
-        return version is None or version != previous  # while the writer is busy, others may have committed
+        self._has_changed = version is not None and version != previous
+        return version is None or self._has_changed
+
+    async def pause(self) -> None:
+        now = time.monotonic()
+        if self._has_changed:  # all of these milliseconds' commits are one hint
+            self._quiet_since = now
+            await asyncio.sleep(HINT_SECONDS)
+            return
+        until = now + _LONGEST_PAUSE
+        while now < until:
+            # So a commit is seen late by a twentieth of the time that it was waited for.
+            await asyncio.sleep(min(_LONGEST_LOOK, max(_FIRST_LOOK, (now - self._quiet_since) / 20)))
+            now = time.monotonic()
+            if (state := _log_state(self._wal_path)) != self._log_state:
+                self._log_state, self._written_at = state, now
+            if now - self._written_at < _LATEST_SEEN:
+                return
+
+    async def close(self) -> None:
+        self._version = None
+
+
+def _log_state(path: str) -> tuple[int, int] | None:
+    """Return when a WAL was last written to, and its size; None where there is none."""
+    try:
+        info = os.stat(path)
+    except OSError:
+        return None
+    return info.st_mtime_ns, info.st_size
