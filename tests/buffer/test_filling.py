@@ -309,28 +309,6 @@ async def test_an_export_and_its_import_have_groups_that_fill(
         assert sorted((await contents(other))["completed"]) == [[0, 1, 2], [8]]
 
 
-async def test_a_restore_that_keeps_new_groups_leaves_a_name_one_meaning(buffer: ReplayBuffer) -> None:
-    """Either a whole group, or rollouts of one size."""
-    await put(buffer, 0)
-    await buffer.checkpoint(1)
-    await put(buffer, 1, 2)
-    await buffer.checkpoint(2)
-    await buffer.restore(1)
-    await buffer.restore(2, keep_new=True)
-    assert await contents(buffer) == {"completed": [[0, 1, 2]]}
-    await buffer.delete({})
-    await buffer.put(one(3), TASK, group="p1", size=2)
-    await buffer.restore(2, keep_new=True)
-    assert await contents(buffer) == {"completed": [[0, 1, 2]]}
-    await buffer.restore(1)
-    await buffer.delete({})
-    await buffer.put(one(4), TASK, group="p1", size=2)
-    await buffer.restore(1, keep_new=True)
-    assert await contents(buffer) == {"filling": [[4]]}
-    await buffer.put(one(5), TASK, group="p1", size=2)
-    assert await contents(buffer) == {"completed": [[4, 5]]}
-
-
 async def test_groups_that_cant_be_completed_dont_keep_others_from_it(
     shared_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -372,8 +372,6 @@ async def test_the_bytes_are_those_of_the_groups_that_are_there(shared_url: str)
         await buffer.put(group(22, 3), TASK)
         await buffer.delete({"uid": {"$lt": 7}})
         await check(buffer)
-        await buffer.restore(1, keep_new=True)
-        await check(buffer)
         await buffer.restore(1)
         await check(buffer)
 
@@ -404,14 +402,3 @@ async def test_an_undo_takes_the_trained_step_back_from_a_version_that_a_lease_h
         await buffer.restore(1)
         [item] = [item async for item in buffer.find({})]
         assert (item.times_sampled, item.trained_step) == (0, None)
-
-
-async def test_a_key_is_put_again_though_the_record_of_what_it_replaced_is_damaged(tmp_path: Path) -> None:
-    async with build(f"sqlite:///{tmp_path}/b.db") as buffer:
-        await buffer.put(group(1), TASK, key="p")
-        await buffer.checkpoint(1)
-        second = await buffer.put(group(2), TASK, key="p")
-        execute(tmp_path / "b.db", f"UPDATE rb_group SET made_from = '[1' WHERE uid = {second}")
-        await buffer.put(group(3), TASK, key="p")
-        await buffer.restore(1, keep_new=True)
-        assert numbers_of([item.item async for item in buffer.find({})]) == [3]

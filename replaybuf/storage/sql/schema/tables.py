@@ -53,8 +53,7 @@ deleted with its batch.
 `last_uid` of a checkpoint is the last uid before it, or 0 once a restore to an earlier one may have brought back groups
 that it lacks.
 
-`made_from` holds the uids of the groups that this one replaced, and of their own predecessors as far as a checkpoint
-has them, NULL for none: a restore that keeps this group doesn't bring them back.
+`made_from` holds the uids of the groups that the put of this one named to replace, NULL for none.
 
 `worker` is the worker name of the put, `put_step` its train step, `holder` the worker name of the lease, and
 `trained_step` the train step of the group's last draw without a lease, or acknowledgement, that had one. NULL where not

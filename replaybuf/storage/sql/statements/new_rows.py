@@ -161,9 +161,9 @@ def group_row(
     encoded: EncodedGroup,
     key: str | None,
     lanes: Mapping[LaneName, Lane],
+    since: int,
     random_key: float | None,
     ticket: int | None,
-    since: int,
     made_from: Sequence[int] = (),
 ) -> Row:
     """Return a new group as a row of `rb_group`."""

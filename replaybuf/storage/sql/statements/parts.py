@@ -7,7 +7,6 @@ flight are named by its uid.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Iterable, Sequence
 from itertools import count, islice
 from typing import Any
@@ -17,10 +16,8 @@ from replaybuf.errors import ConflictError, ReplayBufError
 from replaybuf.rules.transitions import Place, Tally, removed
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.counts import apply
-from replaybuf.storage.sql.statements.eviction import replace_groups
-from replaybuf.storage.sql.statements.matching import WITH_UIDS
 from replaybuf.storage.sql.statements.past import COLUMNS, OURS
-from replaybuf.storage.sql.statements.rows import ANY_TASK, GroupRow, name_key, part_key_around, part_of
+from replaybuf.storage.sql.statements.rows import ANY_TASK, name_key, part_key_around, part_of
 from replaybuf.storage.values import NewGroup, Part, check_lease, lost_to_others
 from replaybuf.values.rollouts.statuses import Status
 
@@ -54,14 +51,7 @@ def _key_bounds(tx: Transaction, name: str | int) -> dict[str, str]:
     return {"low": f"{prefix} ", "high": f"{prefix}!"}
 
 
-def _name_in(key: str) -> str | int | None:
-    """Return the name in the key of a group that fills, or was filled; None for another key."""
-    scope, name, *_ = json.loads(key)
-    return name if scope == ANY_TASK else None
-
-
 _PARTS_ALONE = "SELECT uid, scoped_key FROM rb_group WHERE scoped_key >= :low AND scoped_key < :high"
-_WHOLE_GROUP = "SELECT uid FROM rb_group WHERE scoped_key = :whole"
 # The stored rollouts of a group; and a row with uid 0 if it is whole, and another if it has left.
 _PARTS = f"""{_PARTS_ALONE}
 UNION ALL SELECT 0, scoped_key FROM rb_group WHERE scoped_key = :whole
@@ -138,20 +128,6 @@ def remove_orphans(tx: Transaction) -> None:
     """Remove what `find_orphans` finds."""
     step = removed(Place(Status.FILLING), Tally.DELETED)
     apply(tx, [(task, step, [uid]) for task, uid in find_orphans(tx)])
-
-
-def settle_names(tx: Transaction, new: Iterable[GroupRow], keys: Iterable[str]) -> None:
-    """Let each name of these keys have a whole group or rollouts that agree, after a restore that kept new groups.
-
-    A whole group stays, else rollouts like the `new` ones.
-    """
-    new_uids = {row.uid for row in new}
-    for name in {key_name for key in keys if isinstance(key_name := _name_in(key), str)}:
-        whole = tx.values(_WHOLE_GROUP, whole=name_key(tx.scope.buffer, name))
-        parts = _parts_by_uid(tx.tuples(_PARTS_ALONE, **_key_bounds(tx, name)))
-        agreed = {(part.task_name, part.size, part.least) for uid, part in parts.items() if uid in new_uids}
-        uids = [uid for uid, part in parts.items() if whole or (part.task_name, part.size, part.least) not in agreed]
-        replace_groups(tx, WITH_UIDS, uids=uids)
 
 
 def place_part(tx: Transaction, new: NewGroup) -> None:
