@@ -41,7 +41,7 @@ def test_what_nobody_matches_is_an_empty_list(filled: str) -> None:
 
 
 def test_a_misspelt_tag_is_named_where_nothing_matches(filled: str) -> None:
-    for command in (["ls"], ["rm", "--yes"], ["requeue"]):
+    for command in (["ls"], ["rm", "--yes"]):
         said = run(*command[:1], filled, *command[1:], "--where", '{"$not": {"tags.levle": null}}').stderr
         assert said == "no such groups: did you mean tags.level, for tags.levle?\n"
     for query in ('{"tags.level": 99}', '{"tags.other": 1}', '{"priority": 77}'):
