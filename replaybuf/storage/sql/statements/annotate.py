@@ -52,7 +52,6 @@ def annotate(tx: Transaction, annotations: Annotations, step: int | None) -> int
         if counts := {annotation.rollouts for annotation in annotations[uid]} - {None, rollouts}:
             hint = "one for each, in order, or one dict for the group"
             raise InputError(f"group {uid} has {rollouts} rollouts or segments, and {counts.pop()} dicts: give {hint}")
-    _check_tokens(tx, annotations)
     rows = [(draws[uid][0], uid, note.name, note.rows, note.data) for uid in sorted(draws) for note in annotations[uid]]
     tx.each(_WRITE, rows)
     return len(draws)
@@ -158,25 +157,3 @@ _LAST_DRAWS = """SELECT u.value, (
 FROM {each:uids} u"""
 _LOCK_PAST = """SELECT p.uid, p.draw, CAST(p.marks AS text) FROM rb_past p JOIN rb_batch b ON b.id = p.draw
 WHERE p.uid {in:uids} AND p.draw {in:draws} AND p.draw > 0 {lock}"""
-
-
-def _check_tokens(tx: Transaction, annotations: Annotations) -> None:
-    """Check that arrays have a number for each response token, of groups in the buffer whose outline says how many.
-
-    A draw that was undone after the sweep has lost the outline (`leases`).
-    """
-    arrays = {
-        uid: with_arrays
-        for uid, listed in annotations.items()
-        if (with_arrays := [annotation for annotation in listed if annotation.data is not None])
-    }
-    for uid, outline in tx.tuples(_OUTLINES, uids=list(arrays)):
-        tokens = [record["response_tokens"] for record in from_json(outline)]
-        for name, place, length in ((entry.name, row[0], row[-1]) for entry in arrays[uid] for row in entry.rows):
-            if tokens and tokens[place] not in (0, length):
-                numbers = f"{length} numbers for {tokens[place]} response tokens"
-                raise InputError(f"{name} of group {uid}, rollout {place}, has {numbers}")
-
-
-_OUTLINES = """SELECT p.uid, CAST(p.outline AS text) FROM rb_payload p JOIN rb_group g ON g.uid = p.uid
-WHERE p.uid {in:uids}"""
