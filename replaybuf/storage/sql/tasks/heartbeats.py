@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -29,12 +28,8 @@ from replaybuf.values.rollouts.segments import count_of
 
 # Waits without a heartbeat for 15 seconds count as those of dead processes.
 _SOON_SECONDS, _NEWS_SECONDS, _WAIT_SECONDS, _SIGN_SECONDS = 1.0, 5.0, 10.0, 30.0
-#: Interval in seconds over which processes spread the start of a minute.
-_SPREAD_SECONDS = 10.0
 #: Lock timeout of a heartbeat in seconds; its content is kept for the next one.
 _PATIENCE = 1.0
-#: Seconds of failing heartbeats before a warning is logged.
-_COMPLAIN_SECONDS = 60.0
 #: Names of idle workers that stay in heartbeats, and waits that are shown, per process.
 _MOST_NAMES, _MOST_WAITS = 200, 100
 
@@ -56,9 +51,6 @@ class Presence:
         self._stored_waits: dict[int, str] = {}  # the waits in the store: number and worker
         self._beat_at, self._sign_at = time.monotonic(), 0.0
         self._recorded_minute = 0
-        # Spread, since all processes would try to record the same minute.
-        self._delay = random.SystemRandom().uniform(0.0, _SPREAD_SECONDS)
-        self._failing_since: float | None = None
         self._has_complained = False
 
     # Database's thread
@@ -125,7 +117,6 @@ class Presence:
         try:
             await self._write(all_names=all_names)
             await self._record_minute()
-            self._failing_since = None
             self._has_complained = False
         except Exception as error:
             self._log_failure(error)
@@ -171,19 +162,17 @@ class Presence:
                 self._sign_at = time.monotonic()
 
     async def _record_minute(self) -> None:
-        minute = int((time.time() - self._delay) // HISTORY_SECONDS)
+        minute = int(time.time() // HISTORY_SECONDS)
         if minute == self._recorded_minute:
             return
         if await self._engine.write(record_minute, self._transactions.scope, patience=_PATIENCE):
             self._recorded_minute = minute  # else another process is recording it: the next heartbeat checks
 
     def _log_failure(self, error: Exception) -> None:
-        """Log one warning: of an unknown error at once, of others if they last (puts and draws raise them, too)."""
-        now, is_known = time.monotonic(), isinstance(error, ReplayBufError)
-        since = self._failing_since = now if self._failing_since is None else self._failing_since
-        warns = not self._has_complained and (not is_known or now - since >= _COMPLAIN_SECONDS)
-        self._has_complained |= warns
-        level = logging.WARNING if warns else logging.DEBUG
+        """Log one warning of an unknown error; puts and draws raise the others, too."""
+        is_known = isinstance(error, ReplayBufError)
+        level = logging.DEBUG if is_known or self._has_complained else logging.WARNING
+        self._has_complained |= not is_known
         _logger.log(level, "workers and waits can't be recorded at present: %s", error, exc_info=not is_known)
 
 
