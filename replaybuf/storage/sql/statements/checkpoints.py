@@ -123,17 +123,10 @@ def make_room(tx: Transaction) -> None:
         "DELETE FROM rb_lane WHERE buffer = :buffer",
     ):
         tx.change(statement, buffer=tx.scope.buffer)
-    # The past of other buffers may still be returned to them, or belong to their checkpoints: only the sweep can delete
-    # it. And this buffer's payloads that are kept apart may be being read.
-    if not tx.tuples("SELECT 1 FROM rb_lane WHERE buffer <> :buffer LIMIT 1", buffer=tx.scope.buffer):
-        tx.change("DELETE FROM rb_payload WHERE file IS NULL AND uid IN (SELECT uid FROM rb_past)")
-        tx.change(
-            "DELETE FROM rb_past WHERE draw = 0 AND NOT EXISTS (SELECT 1 FROM rb_payload p WHERE p.uid = rb_past.uid)"
-        )
 
 
 def free_shift(tx: Transaction, last: int) -> int:
-    """Return the shift of a snapshot's uids, up to `last`: 0 unless other buffers of the database use them."""
+    """Return the shift of a snapshot's uids, up to `last`: 0 unless other groups, of any buffer, have used them."""
     query = "SELECT 1 FROM rb_payload WHERE uid <= :last UNION ALL SELECT 1 FROM rb_past WHERE uid <= :last LIMIT 1"
     return last_uid(tx) if tx.tuples(query, last=last) else 0
 
