@@ -7,11 +7,10 @@ flight are named by its uid.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
-from itertools import count, islice
+from collections.abc import Iterable, Sequence
+from itertools import count
 from typing import Any
 
-from replaybuf.common import units
 from replaybuf.errors import ConflictError, ReplayBufError
 from replaybuf.rules.transitions import Place, Tally, removed
 from replaybuf.storage.sql.engine.transaction import Transaction
@@ -146,15 +145,10 @@ def place_part(tx: Transaction, new: NewGroup) -> None:
     if is_taken:
         taken = {sibling.index for sibling in read_parts(tx, name).values()}
         if part.wanted is not None:
-            missing = "" if isinstance(name, int) else f"; missing are {_free_indexes(part.size, taken)}"
-            raise ConflictError(f"group {name!r:.200} has its rollout {part.wanted} already{missing}")
+            raise ConflictError(f"group {name!r:.200} has its rollout {part.wanted} already")
         part.index = next(index for index in count() if index not in taken)
     if stored + 1 == part.size and isinstance(name, str):
         raise LastRolloutError(read_parts(tx, name))
-
-
-def _free_indexes(size: int, taken: Container[int]) -> str:
-    return units.some([*islice((index for index in range(size) if index not in taken), 100)])
 
 
 def _check_prompt(tx: Transaction, new: NewGroup, uid: int) -> None:
