@@ -15,13 +15,10 @@ from replaybuf import ReplayBuffer, RolloutState, Status, StorageItem
 from replaybuf.errors import ConflictError, FullError, InputError, RolloutError, StorageError
 from replaybuf.rules.query import parse
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.statements import parts
 from replaybuf.storage.sql.statements.counts import set_aside
 from replaybuf.storage.sql.statements.lanes import need_lanes
-from replaybuf.storage.sql.statements.rows import part_of
 from replaybuf.storage.sql.tasks import filling
 from replaybuf.storage.sql.tasks.transactions import Encoding
-from tests.cancellation.conftest import end_background_work
 from tests.postgres import execute
 from tests.stores import TASK, build, group, until, until_equal
 
@@ -69,22 +66,6 @@ async def test_a_group_is_drawable_when_its_last_rollout_came(buffer: ReplayBuff
         4,
     )
     assert (await buffer.metrics(distributions=False))["tasks"][TASK]["put"] == 1
-
-
-@pytest.mark.parametrize("has_index", [True, False])
-async def test_a_put_reads_one_rollout_of_its_group_however_many_there_are(
-    buffer: ReplayBuffer, has_index: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keys_read: list[str] = []
-    monkeypatch.setattr(parts, "part_of", lambda key: keys_read.append(key) or part_of(key))
-    await buffer.storage.open()
-    await end_background_work(buffer)  # which looks at all that fill
-    size = 20
-    for number in range(size):
-        index = {"index": number} if has_index else {}
-        await buffer.put(one(number), TASK, group="p1", size=size, **index)
-    assert await contents(buffer) == {"completed": [[*range(size)]]}
-    assert len(keys_read) <= 3 * size  # one for each; all for the last one and for their group
 
 
 async def test_rollouts_that_come_at_once_from_several_processes_fill_each_group_once(shared_url: str) -> None:

@@ -332,12 +332,12 @@ _RECORD = [
 
 _FILLING_TASK, _PARTS = "storage/sql/tasks/filling.py", f"{_STATEMENTS}/parts.py"
 _FILLING = [
-    ("part-of-whole-group", _PARTS, "if is_whole or (has_left and not stored):", "if has_left and not stored:", "a whole group takes no more rollouts"),
-    ("part-of-left-group", _PARTS, "if is_whole or (has_left and not stored):", "if is_whole:", "a group that has left takes no more rollouts"),
+    ("part-of-whole-group", _PARTS, "if len(parts) < len(rows) and (", "if False and (", "a whole group takes no more rollouts"),
+    ("part-of-left-group", _PARTS, "(not parts or any(", "(any(", "a group that has left takes no more rollouts"),
     ("name-not-forgotten", _PARTS, "AND since >= :checkpoint AND", "AND since > :checkpoint AND", "a restore lets a group that is undone be filled again"),
-    ("part-index-taken", _PARTS, "if is_taken:", "if False:", "an index is taken once"),
+    ("part-index-taken", _PARTS, "if part.wanted in taken:", "if False:", "an index is taken once"),
     ("part-other-size", _PARTS, "(other.task_name, other.size, other.least) != (new.task_name, part.size, part.least):", "other.task_name != new.task_name:", "all rollouts of a group agree on its size"),
-    ("last-part-stays-apart", _PARTS, "if stored + 1 == part.size and isinstance(name, str):", "if False:", "the last rollout makes the group"),
+    ("last-part-stays-apart", _PARTS, "if len(taken) + 1 == part.size and isinstance(part.name, str):", "if False:", "the last rollout makes the group"),
     ("orphans-of-prompts", _PARTS, "if name not in existing for", "if name in () for", "rollouts of prompts that are gone are removed"),
     ("prompt-not-held", _PARTS, "!= [new.lease.token]:", "== []:", "only the holder of a prompt adds rollouts"),
     ("overdue-too-early", _PARTS, " AND archived_at < :before ORDER", " ORDER", "a group waits for its rollouts as long as the config says"),
