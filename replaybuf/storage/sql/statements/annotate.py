@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 from pydantic_core import from_json
 
-from replaybuf.common import units
 from replaybuf.common.checks import check_list, check_plain, check_uids, shown
 from replaybuf.errors import InputError
 from replaybuf.storage.decoding import DAMAGE, damaged
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.values import Annotation
 
-#: Limits: characters of a text, names of a group, and bytes of all arrays of a call.
-_MOST_CHARACTERS, MOST_NAMES, _MOST_BYTES = 200, 64, 256 << 20
+#: Limits: characters of a text, and names of a group.
+_MOST_CHARACTERS, MOST_NAMES = 200, 64
 
 #: The annotations of groups, by uid.
 Annotations = Mapping[int, Sequence[Annotation]]
@@ -31,11 +30,7 @@ def check_annotations(given: Any) -> dict[int, list[Annotation]]:
     if not isinstance(given, Mapping):
         raise InputError(f"expected a dict of uids and annotations, got {type(given).__name__}")
     uids = check_uids(given, "uids")
-    by_uid = {uid: _group_annotations(f"group {uid}", values) for uid, values in zip(uids, given.values(), strict=True)}
-    if (size := sum(len(annotation.data or b"") for listed in by_uid.values() for annotation in listed)) > _MOST_BYTES:
-        limit = f"a call takes {units.size(_MOST_BYTES)} at most: annotate fewer groups at a time"
-        raise InputError(f"the arrays have {units.size(size)}, and {limit}")
-    return by_uid
+    return {uid: _group_annotations(f"group {uid}", values) for uid, values in zip(uids, given.values(), strict=True)}
 
 
 def annotate(tx: Transaction, annotations: Annotations, step: int | None) -> int:
