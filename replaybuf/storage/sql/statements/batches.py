@@ -102,9 +102,7 @@ def settle(tx: Transaction, lease: Leased, uids: Sequence[int], step: int | None
     if lease.is_part or len(uids) < sum(map(len, lease.items.values())):
         _settle_part(tx, lease.token, set(uids), step)
         return
-    # An unchanged step isn't written, which saves a write to its index.
-    step_change = ", step = :step" if step != lease.train_step else ""
-    query = f"UPDATE rb_batch SET settled = :settled{step_change} WHERE lease = :lease"  # noqa: S608
+    query = "UPDATE rb_batch SET settled = :settled, step = :step WHERE lease = :lease"
     tx.send(query, settled=len(uids), step=step, lease=lease.token)
 
 
