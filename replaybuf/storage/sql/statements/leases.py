@@ -13,6 +13,7 @@ from replaybuf.rules.transitions import LaneName, Place, Tally
 from replaybuf.storage.decoding import extent_of
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.schema.tables import payload
 from replaybuf.storage.sql.statements.batches import settle
 from replaybuf.storage.sql.statements.counts import (
     Counts,
@@ -25,7 +26,7 @@ from replaybuf.storage.sql.statements.counts import (
 )
 from replaybuf.storage.sql.statements.files import READING_SECONDS, count_back
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
-from replaybuf.storage.sql.statements.new_rows import insert_payloads
+from replaybuf.storage.sql.statements.new_rows import insert_rows
 from replaybuf.storage.sql.statements.ordering import enter_race
 from replaybuf.storage.sql.statements.past import come_back, is_taken, keep
 from replaybuf.storage.sql.statements.presence import note_rows
@@ -268,7 +269,7 @@ def _restore(tx: Transaction, row: GroupRow, made_before: int, lost: dict[int, s
         if extent is not None and not count_back(tx, extent.file):
             lost[row.uid], extent = _TOO_LATE, None
         where = {} if extent is None else {"file": extent.file, "size": extent.size}
-        insert_payloads(tx, [{"uid": row.uid, "outline": "[]", "data": row.whole, **where}])
+        insert_rows(tx, payload, [{"uid": row.uid, "outline": "[]", "data": row.whole, **where}])
     return True
 
 
