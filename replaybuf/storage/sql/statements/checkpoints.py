@@ -125,12 +125,6 @@ def make_room(tx: Transaction) -> None:
         tx.change(statement, buffer=tx.scope.buffer)
 
 
-def free_shift(tx: Transaction, last: int) -> int:
-    """Return the shift of a snapshot's uids, up to `last`: 0 unless other groups, of any buffer, have used them."""
-    query = "SELECT 1 FROM rb_payload WHERE uid <= :last UNION ALL SELECT 1 FROM rb_past WHERE uid <= :last LIMIT 1"
-    return last_uid(tx) if tx.tuples(query, last=last) else 0
-
-
 def raise_uid(tx: Transaction, last: int) -> None:
     """Prevent that a uid up to `last` is used again."""
     tx.change("{set_last_uid:last}", last=max(last, last_uid(tx)))
