@@ -30,7 +30,7 @@ from replaybuf.values.rollouts.segments import count_of
 _SOON_SECONDS, _NEWS_SECONDS, _WAIT_SECONDS, _SIGN_SECONDS = 1.0, 5.0, 10.0, 30.0
 #: Lock timeout of a heartbeat in seconds; its content is kept for the next one.
 _PATIENCE = 1.0
-#: Names of idle workers that stay in heartbeats, and waits that are shown, per process.
+#: Names of workers that stay in heartbeats, and waits that are shown, per process.
 _MOST_NAMES, _MOST_WAITS = 200, 100
 
 _logger = logging.getLogger("replaybuf.presence")
@@ -44,12 +44,12 @@ class Presence:
         self._engine = transactions.engine
         self._start = time.time()
         self._workers: dict[str, Activity] = {}  # the most recent one last
-        self._changed_workers: set[str] = set()  # those with activity that isn't in the store
+        self._has_changed = False  # whether there is activity that isn't in the store
         self._waits: dict[int, Waiting] = {}
         self._events: deque[WorkerEvent] = deque(maxlen=_MOST_WAITS)  # the latest ones, if there are more
         self._writing = asyncio.Lock()  # of the database's loop
-        self._stored_waits: dict[int, str] = {}  # the waits in the store: number and worker
-        self._beat_at, self._sign_at = time.monotonic(), 0.0
+        self._stored_waits: set[int] = set()  # the numbers of the waits in the store
+        self._beat_at = time.monotonic() - _SIGN_SECONDS  # the first one comes soon
         self._recorded_minute = 0
         self._has_complained = False
 
@@ -59,10 +59,8 @@ class Presence:
         """Return the activity of a worker, to be counted up; for None, one that is discarded."""
         if worker is None:
             return Activity()
-        self._changed_workers.add(worker)
-        activity = self._workers.get(worker)
-        if activity is None:
-            activity = self._workers[worker] = Activity()
+        self._has_changed = True
+        self._workers[worker] = activity = self._workers.pop(worker, None) or Activity()
         return activity
 
     def count_puts(self, stored: Iterable[EncodedGroup]) -> None:
@@ -103,19 +101,18 @@ class Presence:
         if now - self._beat_at < _SOON_SECONDS:
             return
         waits = self._shown_waits()
-        news = bool(self._events) or self._stored_waits.keys() != {wait.number for wait in waits}
-        counted = bool(self._changed_workers) and now - self._beat_at >= _NEWS_SECONDS
+        news = bool(self._events) or self._stored_waits != {wait.number for wait in waits}
+        counted = self._has_changed and now - self._beat_at >= _NEWS_SECONDS
         waiting = bool(waits) and now - self._beat_at >= _WAIT_SECONDS
-        sign = bool(self._workers) and now - self._sign_at >= _SIGN_SECONDS
-        if not (news or counted or waiting or sign):
-            return
-        await self.flush(all_names=sign)
+        sign = bool(self._workers) and now - self._beat_at >= _SIGN_SECONDS
+        if news or counted or waiting or sign:
+            await self.flush()
 
-    async def flush(self, *, all_names: bool = False) -> None:
-        """Write a heartbeat at once, perhaps of idle workers, too. Raises nothing: the next one may succeed."""
+    async def flush(self) -> None:
+        """Write a heartbeat at once. Raises nothing: the next one may succeed."""
         self._beat_at = time.monotonic()
         try:
-            await self._write(all_names=all_names)
+            await self._write()
             await self._record_minute()
             self._has_complained = False
         except Exception as error:
@@ -127,39 +124,34 @@ class Presence:
             return
         self._waits.clear()
         try:
-            await self._write(all_names=True, ended=True)
+            await self._write(ended=True)
         except Exception as error:
             self._log_failure(error)
 
     def _shown_waits(self) -> list[Waiting]:
         return list(self._waits.values())[:_MOST_WAITS]
 
-    async def _write(self, *, all_names: bool, ended: bool = False) -> None:
+    async def _write(self, *, ended: bool = False) -> None:
         async with self._writing:
             waits = self._shown_waits()
-            shown = {waiting.number: waiting.worker for waiting in waits}
-            changed, self._changed_workers = self._changed_workers, set()
+            has_changed, self._has_changed = self._has_changed, False
             events = [self._events.popleft() for _ in range(len(self._events))]
-            active = {*changed, *shown.values(), *self._stored_waits.values(), *(event.worker for event in events)}
-            for name in active:
-                self._workers[name] = self._workers.pop(name, Activity())
-            workers = {name: activity for name, activity in self._workers.items() if all_names or name in active}
+            for name in (*(waiting.worker for waiting in waits), *(event.worker for event in events)):
+                self._workers.setdefault(name, Activity())
+            workers = dict(self._workers)
             for name in _drawing_workers(waits, events):
                 self._workers[name].draws = True
             try:
                 write = partial(write_beat, since=self._start, workers=workers, waits=waits, events=events, ended=ended)
                 await self._engine.write(write, self._transactions.scope, brief=True, patience=_PATIENCE)
             except BaseException:
-                self._changed_workers |= changed
+                self._has_changed |= has_changed
                 # In the same deque: other threads may be about to append to it.
                 self._events.extendleft(events[::-1][: _MOST_WAITS - len(self._events)])
                 raise
-            self._stored_waits = shown
+            self._stored_waits = {waiting.number for waiting in waits}
             for name in [*self._workers][:-_MOST_NAMES]:
-                if name not in self._changed_workers:
-                    del self._workers[name]
-            if all_names:
-                self._sign_at = time.monotonic()
+                del self._workers[name]
 
     async def _record_minute(self) -> None:
         minute = int(time.time() // HISTORY_SECONDS)
