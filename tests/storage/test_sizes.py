@@ -13,7 +13,9 @@ import pytest
 
 from replaybuf import ReplayBuffer, RolloutState, Status
 from replaybuf.errors import StorageError
+from replaybuf.storage.sql import backend
 from replaybuf.storage.sql.engine import dialect
+from replaybuf.storage.sql.statements import matching
 from replaybuf.storage.sql.statements.refresh import refresh_staleness
 from replaybuf.storage.values import Refresh, StorageItem
 from replaybuf.values.rollouts.staleness import ExpiryRule
@@ -144,15 +146,29 @@ async def test_what_a_refresh_drops_is_read_after_it(shared_url: str) -> None:
 
 
 @pytest.mark.parametrize("limit", [None, 7])
-async def test_a_search_lists_all_uids_first(shared_url: str, limit: int | None) -> None:
+async def test_a_search_lists_a_page_of_uids_at_a_time(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch, limit: int | None
+) -> None:
     """In insertion order; what is put meanwhile isn't found, and what is found last may have been removed."""
+    pages: list[int] = []
+
+    def noted(*arguments: Any) -> tuple[list[tuple[int, int]], int]:
+        uids_of_page, last = find_page(*arguments)
+        pages.append(len(uids_of_page))
+        return uids_of_page, last
+
+    find_page = matching.find_page
+    monkeypatch.setattr(backend, "FOUND_AT_ONCE", 3)
+    monkeypatch.setattr(matching, "find_page", noted)
     async with build(shared_url) as buffer:
-        await fill(buffer, 600)
+        await fill(buffer, 10)
         uids = [item.uid async for item in buffer.find({}, payloads=False)]
+        pages.clear()
         listed_uids = []
-        async for item in buffer.find({}, limit=limit and 80 * limit):
+        async for item in buffer.find({}, limit=limit):
             listed_uids.append(item.uid)
             if len(listed_uids) == 2:
                 await fill(buffer, 2)
-                await buffer.delete({"uid": uids[505]})
-        assert listed_uids == [uid for uid in uids[: limit and 80 * limit] if uid != uids[505]]
+                await buffer.delete({"uid": uids[5]})
+        assert listed_uids == [uid for uid in uids if uid != uids[5]][:limit]
+    assert pages == ([3, 3, 3, 0] if limit is None else [3, 3, 1])

@@ -14,7 +14,7 @@ from typing import Any
 from replaybuf.common.progress import OnProgress, in_pieces
 from replaybuf.errors import ClosedError
 from replaybuf.rules.circumstances import Circumstances
-from replaybuf.rules.policies import Order, OrderTerm
+from replaybuf.rules.policies import Order
 from replaybuf.rules.query import Node
 from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.storage.reports import EventKind
@@ -48,7 +48,9 @@ from replaybuf.storage.values import (
 )
 from replaybuf.values.rollouts.rollout import Status
 
-_BY_UID = (OrderTerm("uid"),)
+UIDS = ("uid", "timestamp_id")
+#: A search in the order of uids lists so many groups at a time.
+FOUND_AT_ONCE = 10_000
 _NOT_COUNTED = (Status.ARCHIVED, Status.FILLING)
 
 
@@ -187,22 +189,38 @@ class SQLStorage(Store):
     ) -> AsyncIterator[StorageItem]:
         """Yield the groups that match, without consuming them. Holds no lock or transaction between items.
 
-        They are listed first, by default in the order of uids, with some 100 bytes of memory each.
+        In the order of uids they are searched for in pages, up to the last uid at the first page; in another order all
+        are listed first, with some 100 bytes of memory each.
 
         Arrays in the fields `deferred` are replaced by handles, which load them later. Without `payloads` only the
         metadata is read, and the items have no rollouts.
         """
         size_of = itemgetter(1) if payloads else lambda _: 0
-        found = await self._read(matching.find_uids, query, order or _BY_UID, limit)
-        for piece in in_pieces(found, size_of, transactions.PIECE_GROUPS, transactions.PIECE_BYTES):
-            uids = [uid for uid, _ in piece]
-            if payloads:
-                read = partial(matching.read_matching, uids=uids, query=query, payloads=True)
-                for item in await self._run(partial(self.encoding.read, read, deferred)):
-                    yield item
-            else:
-                for row in await self._read(matching.read_matching, uids, query, payloads):
-                    yield row.item([])
+        async for page in self._find_pages(query, order, limit):
+            for piece in in_pieces(page, size_of, transactions.PIECE_GROUPS, transactions.PIECE_BYTES):
+                uids = [uid for uid, _ in piece]
+                if payloads:
+                    read = partial(matching.read_matching, uids=uids, query=query, payloads=True)
+                    for item in await self._run(partial(self.encoding.read, read, deferred)):
+                        yield item
+                else:
+                    for row in await self._read(matching.read_matching, uids, query, payloads):
+                        yield row.item([])
+
+    async def _find_pages(self, query: Node, order: Order, limit: int | None) -> AsyncIterator[list[tuple[int, int]]]:
+        """Yield pages of the uids of the groups that match, each with the size of its payload."""
+        if order and (order[0].field not in UIDS or order[0].descending):
+            yield await self._read(matching.find_uids, query, order, limit)
+            return
+        after, last = 0, None
+        while limit is None or limit > 0:
+            size = FOUND_AT_ONCE if limit is None else min(limit, FOUND_AT_ONCE)
+            page, last = await self._read(matching.find_page, query, after, last, size)
+            if page:
+                yield page
+            if len(page) < size:
+                return
+            after, limit = page[-1][0], None if limit is None else limit - size
 
     async def filling_groups(self, task_name: str) -> dict[str | int, FillingGroup]:
         """Return the groups of a task that fill, by name."""

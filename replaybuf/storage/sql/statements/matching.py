@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,6 +17,7 @@ from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.dialect import to_json_text
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import DUE
+from replaybuf.storage.sql.statements.buffer_facts import last_uid
 from replaybuf.storage.sql.statements.counts import apply, change
 from replaybuf.storage.sql.statements.lanes import Lane, lanes_where
 from replaybuf.storage.sql.statements.new_rows import dump_json
@@ -51,7 +52,23 @@ def find_uids(tx: Transaction, query: Node, order: Order, limit: int | None) -> 
         statement += f" ORDER BY {', '.join(keys)}"
     if limit is not None:
         statement += " LIMIT :limit"
-    rows = tx.tuples(statement, limit=limit, **values)
+    return _uids_with_sizes(tx.tuples(statement, limit=limit, **values))
+
+
+def find_page(
+    tx: Transaction, query: Node, after: int, last: int | None, size: int
+) -> tuple[list[tuple[int, int]], int]:
+    """Return the next groups that match after a uid, in the order of uids, at most `size`, and the `last` uid.
+
+    The search ends with that one, by default the last uid at its first page.
+    """
+    last = last_uid(tx) if last is None else last
+    statement, values = select_matching(tx, query, "g.uid, g.bytes")
+    statement += " AND g.uid > :after AND g.uid <= :last ORDER BY g.uid LIMIT :size"
+    return _uids_with_sizes(tx.tuples(statement, after=after, last=last, size=size, **values)), last
+
+
+def _uids_with_sizes(rows: Iterable[Sequence[Any]]) -> list[tuple[int, int]]:
     return [(uid, size if type(size) is int else 0) for uid, size in rows]
 
 
