@@ -321,9 +321,15 @@ class SQLStorage(Store):
     async def prompts(self, name: str, known: int) -> Sequence[Sequence[Any]]:
         """Return the statistics of prompts that changed since a version of their cursor (`statements.ledger`).
 
-        Since -1: all.
+        Since -1: all, in pages, between which others have the database's thread.
         """
-        return await self._read(ledger.read_changed, name, known)
+        if known >= 0:
+            return await self._read(ledger.read_changed, name, known)
+        states, after = list[Sequence[Any]](), -1
+        while page := await self._read(ledger.read_page, name, after):
+            states += page
+            after = page[-1][0]
+        return states
 
     async def claim(
         self, groups: Sequence[NewGroup], cursor: Cursor, seconds: float, epochs: Mapping[int, int] | None = None
