@@ -189,7 +189,7 @@ async def test_a_group_whose_time_is_over_goes_without_the_missing_rollouts(
             assert item.error == "2 of 3 rollouts came in 0.2 s"
 
 
-async def test_a_group_whose_time_is_over_has_the_highest_priority_and_staleness_of_its_rollouts(
+async def test_a_group_whose_time_is_over_has_the_highest_priority_and_the_newest_step_of_its_rollouts(
     shared_url: str,
 ) -> None:
     async with build(shared_url, fill_seconds=3600) as buffer:

@@ -76,6 +76,12 @@ def overdue(tx: Transaction, before: float) -> dict[str | int, str]:
 _OVERDUE = f"{_FILLING} AND archived_at < :before ORDER BY archived_at, uid"
 
 
+def newest_step(tx: Transaction, uids: Sequence[int]) -> int | None:
+    """Return the newest train step of the puts of these rollouts, None if none had one."""
+    step: int | None = tx.value("SELECT max(put_step) FROM rb_group WHERE uid {in:uids}", uids=uids)
+    return step
+
+
 def find_orphans(tx: Transaction) -> list[tuple[str, int]]:
     """Return task and uid of finished rollouts of prompts that were finished, deleted or pruned without them."""
     by_prompt: dict[int, list[tuple[str, int]]] = {}

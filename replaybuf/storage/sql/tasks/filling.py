@@ -22,7 +22,7 @@ from replaybuf.errors import (
     ReplayBufError,
     StorageError,
 )
-from replaybuf.storage.sql.statements.parts import LastRolloutError, overdue, read_parts
+from replaybuf.storage.sql.statements.parts import LastRolloutError, newest_step, overdue, read_parts
 from replaybuf.storage.sql.statements.put import drop
 from replaybuf.storage.sql.statements.rows import read_rows
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
@@ -129,6 +129,7 @@ class Filling:
         items = await self._read(uids)
         if items and items[0].part is not None:
             part = items[0].part
+            part.train_step = await self._transactions.read(partial(newest_step, uids=uids))
             await self._complete(part, items, reason=f"{len(items)} of {part.size} rollouts came in {seconds:g} s")
 
     def _postpone(self, name: str | int, error: Exception) -> None:
