@@ -292,9 +292,10 @@ async def test_an_export_has_full_groups_only(buffer: ReplayBuffer, shared_url: 
 
 
 async def test_groups_that_cant_be_completed_dont_keep_others_from_it(
-    shared_url: str, caplog: pytest.LogCaptureFixture
+    shared_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither for lack of room in their task, nor because their rollouts can't be read; each is logged once."""
+    monkeypatch.setattr(filling, "_ROLLOUTS_AT_ONCE", 1)
     async with build(shared_url, capacity=1, on_full="reject", fill_seconds=0.01) as buffer:
         await buffer.put(one(9), "full")
         for name in ("p1", "p2"):
@@ -312,9 +313,9 @@ async def test_groups_that_cant_be_completed_dont_keep_others_from_it(
     assert sum("'p1' can't be completed yet" in text for text in warnings) == 1
 
 
-async def give_up(buffer: ReplayBuffer) -> None:
+async def give_up(buffer: ReplayBuffer) -> bool:
     """Give up all groups that fill, as after two hours."""
-    await buffer.storage.thread.run(partial(buffer.storage.filling.give_up, time.time() + 7200, 3600))
+    return bool(await buffer.storage.thread.run(partial(buffer.storage.filling.give_up, time.time() + 7200, 3600)))
 
 
 async def test_a_group_that_cant_be_completed_is_read_again_only_after_a_while(
@@ -327,14 +328,24 @@ async def test_a_group_that_cant_be_completed_is_read_again_only_after_a_while(
         await buffer.put(one(9), TASK)
         uid = await buffer.put(one(0), TASK, min_size=1, **OPTIONS)
         for _ in range(3):
-            await give_up(buffer)
+            assert not await give_up(buffer)
         assert read_uids == [uid]
         assert await buffer.get(1, TASK)
-        buffer.storage.filling._retry_at["p1"] = 0.0
         await give_up(buffer)
         assert await contents(buffer) == {"completed": [[0]]}
         await give_up(buffer)
         assert buffer.storage.filling._retry_at == {}
+
+
+async def test_groups_are_given_up_for_a_short_time_at_once(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filling, "_LONGEST_SECONDS", -1.0)
+    async with build(shared_url, fill_seconds=3600) as buffer:
+        for number in range(2):
+            await buffer.put(one(number), TASK, group=f"p{number}", size=2, min_size=1)
+        for given_up in (1, 2):
+            assert await give_up(buffer)
+            assert await buffer.count(TASK, "completed") == given_up
+        assert not await give_up(buffer)
 
 
 async def test_a_group_that_this_process_cant_read_stays_as_it_is(shared_url: str) -> None:
@@ -344,7 +355,7 @@ async def test_a_group_that_this_process_cant_read_stays_as_it_is(shared_url: st
         build(shared_url, fill_seconds=3600) as other,
     ):
         await buffer.put([{"own": 1, "reward": 1.0, "status": "completed"}], TASK, min_size=1, **OPTIONS)
-        await give_up(other)
+        assert not await give_up(other)
         assert [*await buffer.filling(TASK)] == ["p1"]
         await give_up(buffer)
         assert len(await buffer.get(1, TASK)) == 1
@@ -365,7 +376,7 @@ async def test_a_group_that_another_process_completes_is_no_warning(
             return items
 
         monkeypatch.setattr(filling.Filling, "_read", read_late)
-        await give_up(buffer)
+        assert not await give_up(buffer)
         assert await contents(buffer) == {"completed": [[0]]}
         assert buffer.storage.filling._retry_at == {}
     assert [record for record in caplog.records if record.levelname == "WARNING"] == []

@@ -334,7 +334,7 @@ _FILLING = [
     ("last-part-stays-apart", _PARTS, "if len(taken) + 1 == part.size and isinstance(part.name, str):", "if False:", "the last rollout makes the group"),
     ("orphans-of-prompts", _PARTS, "if name not in existing for", "if name in () for", "rollouts of prompts that are gone are removed"),
     ("prompt-not-held", _PARTS, "!= [new.lease.token]:", "== []:", "only the holder of a prompt adds rollouts"),
-    ("overdue-too-early", _PARTS, " AND archived_at < :before ORDER", " ORDER", "a group waits for its rollouts as long as the config says"),
+    ("overdue-too-early", _PARTS, "AND archived_at < :before\nORDER", "\nORDER", "a group waits for its rollouts as long as the config says"),
     ("parts-may-be-gone", f"{_STATEMENTS}/eviction.py", "missing += [uid for uid in new.parts if uid not in replaced]", "pass", "a group is made of its stored rollouts once"),
     ("parts-stay", f"{_STATEMENTS}/eviction.py", "replaced |= {uid: stored[uid] for uid in new.parts if uid in stored and not stored[uid].is_leased}", "pass", "a whole group replaces its rollouts"),
     ("rest-lost", f"{_STATEMENTS}/put.py", ", *store(tx, [rest])]", "]", "what a group goes without is kept"),

@@ -59,21 +59,30 @@ def list_parts(tx: Transaction, task_name: str) -> dict[int, Part]:
     return _parts_by_uid(tx.tuples(f"{_FILLING} AND task_name = :task ORDER BY uid", **values))
 
 
-_FILLING = """SELECT uid, scoped_key FROM rb_lane JOIN rb_group ON lane = rb_lane.id
+_FILLING = """SELECT uid, scoped_key, archived_at FROM rb_lane JOIN rb_group ON lane = rb_lane.id
 WHERE buffer = :buffer AND status = :status AND NOT leased"""
 
 
 def _parts_by_uid(rows: Iterable[Sequence[Any]]) -> dict[int, Part]:
-    return {uid: part for uid, key in rows if key and (part := part_of(key)) is not None}
+    return {uid: part for uid, key, *_ in rows if key and (part := part_of(key)) is not None}
 
 
-def overdue(tx: Transaction, before: float) -> dict[str | int, str]:
-    """Return the names of groups whose first rollout came before this moment, the oldest first, with their tasks."""
-    values = {"buffer": tx.scope.buffer, "status": str(Status.FILLING), "before": before}
-    return {part.name: part.task_name for part in _parts_by_uid(tx.tuples(_OVERDUE, **values)).values()}
+def overdue(
+    tx: Transaction, before: float, after: tuple[float, int], limit: int
+) -> tuple[dict[str | int, str], tuple[float, int] | None]:
+    """Return the names of groups whose first rollout came before this moment, the oldest first, with their tasks.
+
+    They come in pages of rollouts. Also return where the next page begins, None for the last one.
+    """
+    values = {"buffer": tx.scope.buffer, "status": str(Status.FILLING), "before": before, "limit": limit}
+    rows = tx.tuples(_OVERDUE, **values, since=after[0], uid=after[1])
+    tasks_by_name = {part.name: part.task_name for part in _parts_by_uid(rows).values()}
+    return tasks_by_name, (rows[-1][2], rows[-1][0]) if len(rows) == limit else None
 
 
-_OVERDUE = f"{_FILLING} AND archived_at < :before ORDER BY archived_at, uid"
+_OVERDUE = f"""{_FILLING}
+AND archived_at >= :since AND (archived_at > :since OR uid > :uid) AND archived_at < :before
+ORDER BY archived_at, uid LIMIT :limit"""
 
 
 def newest_step(tx: Transaction, uids: Sequence[int]) -> int | None:

@@ -22,6 +22,7 @@ from replaybuf.errors import (
     ReplayBufError,
     StorageError,
 )
+from replaybuf.storage.sql.statements.counts import read_levels
 from replaybuf.storage.sql.statements.parts import LastRolloutError, newest_step, overdue, read_parts
 from replaybuf.storage.sql.statements.put import drop
 from replaybuf.storage.sql.statements.rows import read_rows
@@ -34,8 +35,12 @@ from replaybuf.values.rollouts.segments import entries_of, flat, segmented
 from replaybuf.values.rollouts.staleness import NO_RULE
 from replaybuf.values.rollouts.statuses import Status
 
-#: Until an overdue group that can't be completed is tried again.
-_RETRY_SECONDS = 5.0
+#: Overdue rollouts whose names are read at a time.
+_ROLLOUTS_AT_ONCE = 512
+#: How long overdue groups are completed at a time, and until one that can't be read is tried again, in seconds.
+_LONGEST_SECONDS, _RETRY_SECONDS = 0.5, 30.0
+#: In the place of that moment: the group is tried again when its task has room.
+_WHEN_THERE_IS_ROOM = 0.0
 #: How often a last rollout is put again because the others weren't there any more: another process was faster.
 #: Each time it waits so much longer.
 _MOST_RACES, _RACE_SECONDS = 30, 0.005
@@ -98,31 +103,42 @@ class Filling:
             read = partial(read_rows, condition="g.uid {in:uids}", payloads=True, uids=uids)
             return await self._encoding.read(read, frozenset())
 
-    async def give_up(self, now: float, seconds: float) -> None:
+    async def give_up(self, now: float, seconds: float) -> bool:
         """Complete the groups whose first rollout came longer ago than this, without those that are missing.
 
-        They are drawable, or FAILED if too few are completed (database's thread). One without room, or whose rollouts
-        can't be read, perhaps by this process alone, is tried again after a while.
+        They are drawable, or FAILED if too few are completed (database's thread). One without room is tried again when
+        there is some; one whose rollouts can't be read, perhaps by this process alone, after a while. Return whether
+        there may be more, after half a second.
         """
-        tasks_by_name = await self._transactions.read(partial(overdue, before=now - seconds))
-        full_tasks = set[str]()
-        for name, task in tasks_by_name.items():
-            if task in full_tasks or time.monotonic() < self._retry_at.get(name, 0.0):
-                continue
-            try:
-                await self._give_up(name, seconds)
-            except ClosedError:
-                return
-            except ConflictError as error:
-                _logger.debug("another process was faster to complete group %r: %s", name, error)
-            except FullError as error:
-                full_tasks.add(task)
-                self._postpone(name, error)
-            except (DecodeError, StorageError) as error:
-                if not isinstance(error, DecodeError | PayloadStoreError) and error.reason != "too large":
-                    raise
-                self._postpone(name, error)
-        self._retry_at = {name: moment for name, moment in self._retry_at.items() if name in tasks_by_name}
+        after: tuple[float, int] | None = (0.0, 0)
+        until, overdue_names, full_tasks = time.monotonic() + _LONGEST_SECONDS, set[str | int](), set[str]()
+        while after is not None:
+            find = partial(overdue, before=now - seconds, after=after, limit=_ROLLOUTS_AT_ONCE)
+            tasks_by_name, after = await self._transactions.read(find)
+            overdue_names.update(tasks_by_name)
+            for name, task in tasks_by_name.items():
+                retry_at = self._retry_at.get(name, -1.0)
+                if time.monotonic() < retry_at:
+                    continue
+                if retry_at == _WHEN_THERE_IS_ROOM and (task in full_tasks or await self._lacks_room(task)):
+                    full_tasks.add(task)
+                    continue
+                try:
+                    await self._give_up(name, seconds)
+                except ClosedError:
+                    return False
+                except ConflictError as error:
+                    _logger.debug("another process was faster to complete group %r: %s", name, error)
+                except FullError as error:
+                    self._postpone(name, error, _WHEN_THERE_IS_ROOM)
+                except (DecodeError, StorageError) as error:
+                    if not isinstance(error, DecodeError | PayloadStoreError) and error.reason != "too large":
+                        raise
+                    self._postpone(name, error, time.monotonic() + _RETRY_SECONDS)
+                if time.monotonic() > until:
+                    return True
+        self._retry_at = {name: moment for name, moment in self._retry_at.items() if name in overdue_names}
+        return False
 
     async def _give_up(self, name: str | int, seconds: float) -> None:
         uids = list(await self._transactions.read(partial(read_parts, name=name)))
@@ -132,10 +148,14 @@ class Filling:
             part.train_step = await self._transactions.read(partial(newest_step, uids=uids))
             await self._complete(part, items, reason=f"{len(items)} of {part.size} rollouts came in {seconds:g} s")
 
-    def _postpone(self, name: str | int, error: Exception) -> None:
+    def _postpone(self, name: str | int, error: Exception, retry_at: float) -> None:
         level = logging.DEBUG if name in self._retry_at else logging.WARNING
         _logger.log(level, "group %r can't be completed yet, and is tried again: %s", name, error)
-        self._retry_at[name] = time.monotonic() + _RETRY_SECONDS
+        self._retry_at[name] = retry_at
+
+    async def _lacks_room(self, task: str) -> bool:
+        levels = await self._transactions.read(lambda tx: read_levels(tx, [task]))
+        return self._transactions.scope.rules.limits.insertable(levels[task], Status.COMPLETED) == 0
 
     async def _complete(
         self, part: Part, items: Sequence[StorageItem], last: NewGroup | None = None, reason: str | None = None

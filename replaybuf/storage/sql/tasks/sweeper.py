@@ -137,7 +137,7 @@ class Sweeper:
         if bounded and await transactions.read(lambda tx: any_to_prune(tx, now)):
             more = await transactions.write(lambda tx: prune(tx, now, self._limit), wakes=False) >= self._limit
         if limits.fill_seconds is not None:
-            await self._filling.give_up(now, limits.fill_seconds)
+            more |= await self._filling.give_up(now, limits.fill_seconds)
         if more:
             self._poll_at = 0.0
         if time.monotonic() > self._tidy_at:
