@@ -207,6 +207,8 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("observe/test_metrics.py::*", ("sqlite",)),
     ("integrations/test_published.py::*nemo_rl_gets_no_part*", _DATABASES),
     ("integrations/test_published.py::*", ("sqlite",)),
+    ("cli/test_requeue.py::*can_be_drawn_again_and*", _DATABASES),
+    ("cli/test_requeue.py::*", ("sqlite",)),
     ("cli/test_watch.py::*where_the_run_is*", _DATABASES),
     ("cli/test_watch.py::*", ("sqlite",)),
     ("places/test_copies.py::*all_payloads_in_it*", _DATABASES),

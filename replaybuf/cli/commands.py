@@ -41,6 +41,7 @@ COMMANDS = {
     "import": ("replaybuf.cli.export_import:import_", "Put the groups of a file into a buffer, each exactly once."),
     "checkpoint": ("replaybuf.cli.checkpoint:app", "Step checkpoints, and snapshots of a buffer in files."),
     "rm": ("replaybuf.cli.groups:rm", "Delete groups, by a query."),
+    "requeue": ("replaybuf.cli.groups:requeue", "Bring back failed, filtered and expired groups, by a query."),
     "serve": ("replaybuf.cli.stats:serve", "Show a database in the browser."),
     "doctor": ("replaybuf.cli.doctor.examine:doctor", "Check a database, mend it, or upgrade its schema."),
     "bench": ("replaybuf.cli.bench:bench", "Put load on a database, and say what it does under it."),
@@ -111,8 +112,8 @@ def replaybuf(
 
     URL is what the training config names, sqlite:///run.db or postgresql://user@host/database, or the path of a SQLite
     file. The environment variable REPLAYBUF_URL stands in for it where nothing else is named. All commands but "demo",
-    "bench", "import", "rm", "checkpoint" (make, restore, drop, resume) and "doctor" (--repair, --probe, --upgrade,
-    --take-over) only read; they don't create a database and don't wait for the run.
+    "bench", "import", "rm", "requeue", "checkpoint" (make, restore, drop, resume) and "doctor" (--repair, --probe,
+    --upgrade, --take-over) only read; they don't create a database and don't wait for the run.
 
     \b
     Examples:

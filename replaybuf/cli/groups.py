@@ -1,24 +1,27 @@
-"""Groups: `ls` and `sql` read them, `rm` deletes those that a query matches; queries of options."""
+"""Groups: `ls` and `sql` read them, `rm` and `requeue` change those that a query matches; queries of options."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from replaybuf.cli import commands
-from replaybuf.cli.output import print_table
+from replaybuf.cli.output import Output, print_table
 from replaybuf.common import units
 from replaybuf.common.redact import redact
 from replaybuf.errors import InputError
 from replaybuf.rules.policies import Order, parse_order
-from replaybuf.rules.query import LogicNode, ScalarNode, query_of
+from replaybuf.rules.query import LogicNode, Node, ScalarNode, SetNode, query_of
 from replaybuf.storage.sql.inspection.group_metadata import listed, unknown_task
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 from replaybuf.storage.sql.inspection.user_sql import VIEW_COLUMNS, run_statement
 from replaybuf.view.columns import GROUPS, Column, columns
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.backend import SQLStorage
 
 
 def trainer_text(trainer: Mapping[str, Any], suffix: str = "") -> str:
@@ -153,7 +156,49 @@ def _view_columns() -> list[dict[str, str]]:
     ]
 
 
-# Deleting
+# Deleting, and bringing back
+
+
+def _change(
+    url: str,
+    output: Output,
+    buffer: str | None,
+    task: str | None,
+    query: Node,
+    verb: str,
+    work: Callable[[SQLStorage, Node], Awaitable[dict[str, int]]],
+    results: Mapping[str, str],
+    *,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Show the selected groups, ask for confirmation, run `work` on them, and print its counts, which `results` names.
+
+    Groups that are put after the count are left alone. Raises InputError without confirmation.
+    """
+    from replaybuf.storage.sql.inspection.group_queries import removable  # imports SQLAlchemy
+
+    reader, name = commands.open_buffer(url, buffer)
+    selection = reader.read(lambda tx: removable(tx, name, query))
+    if selection.groups and output.for_people:
+        total = [{"task_name": "total", "status": "", "groups": selection.groups}] if len(selection.rows) > 1 else []
+        print_table([*selection.rows, *total], columns("task_name", "status", "groups"), footer=bool(total))
+    if selection.leased:
+        output.note(f"leased, and therefore left alone: {units.groups(selection.leased)}")
+    elif not selection.groups and output.for_people:
+        output.note(nothing_in(reader, name, task))
+    counts, sentence = dict.fromkeys(results, 0), "nothing was changed (--dry-run)" if dry_run else ""
+    if selection.groups and not dry_run:
+        commands.ask(f"{verb} {units.groups(selection.groups)} of buffer {name} in {reader.where}?", yes=yes)
+        until_now = LogicNode("$and", (query, ScalarNode("uid", "$lte", selection.last)))
+        counts |= commands.on_storage(reader.url, name, lambda storage: work(storage, until_now))
+        changes = [f"{units.groups(count)} {results[result]}" for result, count in counts.items() if count]
+        sentence = "; ".join(changes) or "none is left"
+    if not output.for_people:
+        row = {"url": reader.where, "buffer": name, "groups": selection.groups, "leased": selection.leased}
+        output.rows([row | counts], [])
+    elif sentence:
+        output.note(sentence)
 
 
 def rm(
@@ -179,26 +224,46 @@ def rm(
     """
     if where is None and task is None and status is None:
         raise InputError("without --where, --task or --status this deletes all: give --where '{}' to do so")
-    from replaybuf.storage.sql.inspection.group_queries import removable  # imports SQLAlchemy
+
+    async def work(storage: SQLStorage, selected: Node) -> dict[str, int]:
+        return {"deleted": await storage.delete(selected)}
 
     query = query_of(where, task, status)
-    reader, name = commands.open_buffer(url, buffer)
-    selection = reader.read(lambda tx: removable(tx, name, query))
-    if selection.groups and output.for_people:
-        total = [{"task_name": "total", "status": "", "groups": selection.groups}] if len(selection.rows) > 1 else []
-        print_table([*selection.rows, *total], columns("task_name", "status", "groups"), footer=bool(total))
-    if selection.leased:
-        output.note(f"leased, and therefore left alone: {units.groups(selection.leased)}")
-    elif not selection.groups and output.for_people:
-        output.note(nothing_in(reader, name, task))
-    deleted, sentence = 0, "nothing was changed (--dry-run)" if dry_run else ""
-    if selection.groups and not dry_run:
-        commands.ask(f"Delete {units.groups(selection.groups)} of buffer {name} in {reader.where}?", yes=yes)
-        until_now = LogicNode("$and", (query, ScalarNode("uid", "$lte", selection.last)))
-        deleted = commands.on_storage(reader.url, name, lambda storage: storage.delete(until_now))
-        sentence = f"{units.groups(deleted)} deleted" if deleted else "none is left"
-    if not output.for_people:
-        row = {"url": reader.where, "buffer": name, "groups": selection.groups, "leased": selection.leased}
-        output.rows([row | {"deleted": deleted}], [])
-    elif sentence:
-        output.note(sentence)
+    _change(url, output, buffer, task, query, "Delete", work, {"deleted": "deleted"}, dry_run=dry_run, yes=yes)
+
+
+_SET_ASIDE = ("failed", "filtered", "expired")
+
+
+def requeue(
+    url: commands.Url,
+    output: commands.Out = commands.TEXT,
+    where: commands.Where = None,
+    task: commands.OfTask = None,
+    status: commands.OfStatus = None,
+    buffer: commands.OneBuffer = None,
+    dry_run: Annotated[bool, commands.option("--dry-run", "Only say what would come back.")] = False,
+    yes: Annotated[bool, commands.YES] = False,
+) -> None:
+    """Bring back groups that are failed, filtered or expired, after asking with their exact number.
+
+    Groups whose rollouts all have their responses, such as filtered ones and those that were delivered too often, can
+    be drawn again. The others become aborted, and producers generate them again: those that a worker put as failed, and
+    expired ones, whose responses are gone. A group's error and failed deliveries are forgotten; what its rollouts say
+    of errors stays with them until they are generated again. Each requeue is an event.
+
+    All the conditions have to hold. A run may go on meanwhile.
+
+    \b
+    Examples:
+      replaybuf requeue run.db --status failed --dry-run
+      replaybuf requeue run.db --status filtered --where '{"worker": "gpu-7"}'
+      replaybuf requeue run.db --where '{"uid": 17}' --yes
+    """
+    query = LogicNode("$and", (query_of(where, task, status), SetNode("status", "$in", _SET_ASIDE)))
+
+    async def work(storage: SQLStorage, selected: Node) -> dict[str, int]:
+        return {str(status): count for status, count in (await storage.requeue(selected)).items()}
+
+    results = {"completed": "now completed", "aborted": "now aborted"}
+    _change(url, output, buffer, task, query, "Requeue", work, results, dry_run=dry_run, yes=yes)

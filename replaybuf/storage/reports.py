@@ -39,6 +39,7 @@ class EventKind(StrEnum):
     LEFT_OUT = "left_out"  # unfit rollouts of a group, which goes without them: `detail` says which group they are now
     EXPIRED = "expired"  # in a refresh to `step`
     DELETED = "deleted"  # by a query
+    REQUEUED = "requeued"  # failed, filtered or expired groups made available again
     REFUSED = "refused"  # puts without room
     IMPORTED = "imported"  # from a file
     CHECKPOINT = "checkpoint"  # the one of `step` was made

@@ -13,12 +13,13 @@ import pytest
 from replaybuf import ReplayBuffer, Status
 from replaybuf.errors import DecodeError
 from replaybuf.rules.policies import OrderTerm, ReplayPolicy
-from replaybuf.rules.query import FIELDS
+from replaybuf.rules.query import FIELDS, parse
 from replaybuf.storage.sql.statements import ordering
-from replaybuf.storage.sql.statements.past import keep
+from replaybuf.storage.sql.statements.past import keep, sweep
 from replaybuf.storage.sql.statements.rows import GroupRow
 from replaybuf.storage.sql.tasks.transactions import Transactions
 from replaybuf.storage.values import StorageItem
+from tests.cancellation.conftest import take
 from tests.contract.waiting import conserved
 from tests.postgres import execute
 from tests.stores import TASK, build, fill, group, numbers_of, rows, take_all
@@ -223,3 +224,16 @@ async def test_a_random_draw_of_few_that_match_leaves_the_keys_of_the_others(
 
 async def draw_rare(buffer: ReplayBuffer) -> list[int]:
     return [item.uid for item in (await buffer.sample({TASK: 2}, where={"tags.rare": 1}))[TASK]]
+
+
+async def test_a_group_that_came_back_after_its_payload_was_swept_is_no_finished_one(shared_url: str) -> None:
+    """Nobody knows then whether it has all its responses: a requeue has it generated again."""
+    async with build(shared_url, max_deliveries=1) as buffer:
+        await buffer.put(group(1) + group(2, status=Status.ABORTED), TASK)
+        storage = buffer.storage
+        undo = await take(buffer, 1, status=Status.ABORTED)
+        assert await storage.thread.run(lambda: storage.engine.write(lambda tx: sweep(tx, 1e12, 10))) == 1
+        await undo()
+        lease = await buffer.lease_batch({TASK: 1}, group_status=Status.ABORTED)
+        await lease.give_back(failed="the worker crashed")
+        assert await storage.requeue(parse({"status": "failed"})) == {Status.ABORTED: 1}

@@ -252,6 +252,10 @@ class SQLStorage(Store):
         """Change the metadata of the groups that match; return their number. Staleness, uid and order don't change."""
         return await self._write(matching.update_groups, query, changes)
 
+    async def requeue(self, query: Node) -> dict[Status, int]:
+        """Make failed, filtered and expired groups that match drawable again (`matching.requeue_groups`)."""
+        return await self._write(matching.requeue_groups, query)
+
     async def update_priorities(self, priorities: Mapping[int, float]) -> int:
         """Set the priorities of groups by uid, leased ones included; return the number of groups found."""
         return await self._write(matching.update_priorities, priorities)

@@ -244,7 +244,7 @@ id | integer | later ones have higher ones
 buffer | text
 happened_at | time | when
 kind | text | `lease_lapsed`, `given_back`, `set_aside`, `left_out` (unfit rollouts of a group, as one of their own),
-    `expired`, `deleted`, `refused`, `imported`, `checkpoint`, `checkpoint_dropped`, `restored`, `gave_up`,
+    `expired`, `deleted`, `requeued`, `refused`, `imported`, `checkpoint`, `checkpoint_dropped`, `restored`, `gave_up`,
     `dataset_ended`
 task_name | text | of what task, if of one
 worker | text | that did it, or held the groups

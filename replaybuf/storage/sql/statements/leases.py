@@ -260,7 +260,7 @@ def _restore(tx: Transaction, row: GroupRow, made_before: int, lost: dict[int, s
         return False
     come_back(tx, row.uid, row.column("since"))
     if row.payload is not None and not tx.tuples("SELECT 1 FROM rb_payload WHERE uid = :uid", uid=row.uid):
-        # The payload was swept already. (The outline isn't restored: views and annotations do without.)
+        # The payload was swept already. (The outline isn't restored: views, requeues and annotations do without.)
         extent = extent_of(row.payload) if row.whole is row.payload else None
         if extent is not None and not count_back(tx, extent.file):
             lost[row.uid], extent = _TOO_LATE, None

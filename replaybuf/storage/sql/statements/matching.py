@@ -9,7 +9,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from replaybuf.rules.policies import Order
-from replaybuf.rules.query import Node, to_text
+from replaybuf.rules.query import LogicNode, Node, SetNode, to_text
 from replaybuf.rules.query.sql_conditions import condition_text
 from replaybuf.rules.transitions import Place, Tally, removed, updated
 from replaybuf.storage.decoding import DAMAGE
@@ -18,7 +18,7 @@ from replaybuf.storage.sql.engine.dialect import to_json_text
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.schema.tables import DUE
 from replaybuf.storage.sql.statements.buffer_facts import last_uid
-from replaybuf.storage.sql.statements.counts import apply, change
+from replaybuf.storage.sql.statements.counts import Step, apply, change
 from replaybuf.storage.sql.statements.lanes import Lane, lanes_where
 from replaybuf.storage.sql.statements.new_rows import dump_json
 from replaybuf.storage.sql.statements.ordering import enter_race
@@ -96,10 +96,15 @@ def delete_groups(tx: Transaction, query: Node) -> int:
         apply(tx, steps, (home for home, _ in by_lane))
         for home, uids in by_lane:
             deleted.setdefault(home.task_name, []).extend(uids)
-    worker, detail = tx.scope.worker, to_text(query)
-    for task_name, uids in deleted.items():
-        note(tx, EventKind.DELETED, worker=worker, task_name=task_name, groups=len(uids), uids=uids, detail=detail)
+    _note_each(tx, EventKind.DELETED, deleted, query)
     return sum(map(len, deleted.values()))
+
+
+def _note_each(tx: Transaction, kind: EventKind, by_task: Mapping[str, Sequence[int]], query: Node) -> None:
+    """Write an event per task of groups that match a query."""
+    worker, detail = tx.scope.worker, to_text(query)
+    for task_name, uids in by_task.items():
+        note(tx, kind, worker=worker, task_name=task_name, groups=len(uids), uids=uids, detail=detail)
 
 
 def update_groups(tx: Transaction, query: Node, changes: Changes) -> int:
@@ -136,6 +141,43 @@ def _settle(tx: Transaction, uids: Sequence[int]) -> None:
             rows.append((uid, dump_json(marks)))
     keep(tx, [uid for uid, _ in rows])
     tx.set_columns(("marks",), rows)
+
+
+#: Statuses of groups that can be requeued.
+REQUEUED = (Status.FAILED, Status.FILTERED, Status.EXPIRED)
+
+
+def requeue_groups(tx: Transaction, query: Node) -> dict[Status, int]:
+    """Make failed, filtered and expired groups that match COMPLETED, or ABORTED if a rollout has no response.
+
+    A filtered rollout counts as completed if it has a response. ABORTED groups are generated again. The groups' errors
+    and delivery attempts are reset. Returns the numbers by new status.
+    """
+    numbers: dict[Status, int] = {}
+    requeued: dict[str, list[int]] = {}
+    condition = LogicNode("$and", (query, SetNode("status", "$in", tuple(map(str, REQUEUED)))))
+    for by_lane in _lock_matching(tx, condition):
+        steps: list[Step] = []
+        for home, uids in by_lane:
+            finished = set(tx.values(_FINISHED, uids=uids))
+            for status, members in (
+                (Status.ABORTED, [uid for uid in uids if uid not in finished]),
+                (Status.COMPLETED, [uid for uid in uids if uid in finished]),
+            ):
+                if members:
+                    steps.append((home.task_name, updated(home.status, status), members))
+                    numbers[status] = numbers.get(status, 0) + len(members)
+            requeued.setdefault(home.task_name, []).extend(uids)
+        apply(tx, steps, (home for home, _ in by_lane))
+    _note_each(tx, EventKind.REQUEUED, requeued, query)
+    return numbers
+
+
+#: The groups whose rollouts are all completed, or filtered with a response. The view has no rollouts of a group whose
+#: outline was lost, by a repair or the late undo of a draw: such a group is generated again.
+_FINISHED = """
+SELECT uid FROM rollouts WHERE uid {in:uids} GROUP BY uid HAVING 0 = count(CASE WHEN status <> 'completed'
+    AND NOT (status = 'filtered' AND (response_tokens > 0 OR length(response) > 0)) THEN 1 END)"""
 
 
 def update_priorities(tx: Transaction, priorities: Mapping[int, float]) -> int:
