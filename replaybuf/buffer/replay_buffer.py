@@ -691,20 +691,17 @@ class ReplayBuffer(Generic[R]):
         return await self._open_store.checkpoint(check_whole(step, "step"), self._keep_checkpoints)
 
     @traced("replaybuf.restore", lambda result: {"groups": result.groups})
-    async def restore(self, step: int, *, keep_new: bool = False) -> Checkpoint:
+    async def restore(self, step: int) -> Checkpoint:
         """Restore the buffer exactly as it was at the checkpoint of this train step, in one transaction.
 
         Groups taken since are back, with their order, staleness, priority, number of draws, status and tags. Groups put
         since are removed. Draws with a seed continue as they did from there. Raises CheckpointError if there is no
         checkpoint of this step.
 
-        With `keep_new`, groups put since are kept, as if they had not been drawn, and the cursors of prompt ledgers
-        aren't moved. Groups that were put and taken since are back only if they were archived.
-
         All other processes that have the buffer open belong to the earlier run and are fenced off: their puts, draws,
         waits and acknowledgements raise FencedError until they build the buffer again.
         """
-        return await self._open_store.restore(check_step(step, "step"), keep_new=keep_new)
+        return await self._open_store.restore(check_step(step, "step"))
 
     async def checkpoints(self) -> list[Checkpoint]:
         """Return the step checkpoints, in the order in which they were made."""

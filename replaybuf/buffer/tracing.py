@@ -40,7 +40,6 @@ _ARGUMENTS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     "current_train_step": ("train_step", int),
     "train_step": ("train_step", int),
     "step": ("train_step", int),
-    "keep_new": ("keep_new", bool),
     "task_stale_thresholds": ("tasks", list),
     "failed": ("failed", bool),
 }

@@ -90,16 +90,14 @@ def restore(
     url: Url,
     step: _Step,
     output: Out = TEXT,
-    keep_new: Annotated[bool, option("--keep-new", "Keep the groups that were put since the checkpoint.")] = False,
     buffer: OneBuffer = None,
     yes: _Yes = False,
 ) -> None:
     """Restore a buffer to the checkpoint of a step.
 
     It asks first, and does what buffer.restore() does. Groups that were taken since are back, those that were put
-    since are gone (unless --keep-new). All processes that have the buffer open are fenced off: whatever they do next
-    raises FencedError, until they build it again. Restore when the run is stopped, and start it from its own checkpoint
-    of the same step.
+    since are gone. All processes that have the buffer open are fenced off: whatever they do next raises FencedError,
+    until they build it again. Restore when the run is stopped, and start it from its own checkpoint of the same step.
 
     Groups that were leased at the checkpoint get new chances in random draws. To draw exactly as with the seed of a
     config, restore by buffer.restore() of that config.
@@ -107,11 +105,11 @@ def restore(
     \b
     Examples:
       replaybuf checkpoint restore run.db 400
-      replaybuf checkpoint restore postgresql://rl@db/run7 400 --keep-new --yes
+      replaybuf checkpoint restore postgresql://rl@db/run7 400 --yes
     """
     reader, name, record = _find(url, step, buffer)
-    _ask_to_restore(reader, record, keep_new=keep_new, yes=yes)
-    on_storage(reader.url, name, lambda storage: storage.restore(record["step"], keep_new=keep_new))
+    _ask_to_restore(reader, record, yes=yes)
+    on_storage(reader.url, name, lambda storage: storage.restore(record["step"]))
     _tell(output, reader, record)
     output.note("restored; whoever had the buffer open before is fenced off")
 
@@ -145,9 +143,9 @@ def _record_text(record: Row) -> str:
     return f"step {record['step']} of buffer {record['buffer']}, made {iso(time_of(record['created_at']))} ({size})"
 
 
-def _ask_to_restore(reader: Reader, record: Row, *, keep_new: bool, yes: bool) -> None:
+def _ask_to_restore(reader: Reader, record: Row, *, yes: bool) -> None:
     workers = reader.read(lambda tx: names_of_alive(tx, record["buffer"]))
-    changes = f"Groups put since then are {'kept' if keep_new else 'deleted'}, and those that have left are back."
+    changes = "Groups put since then are deleted, and those that have left are back."
     users = "Nobody was seen with it open in the last minute."
     if workers:
         users = f"These have it open and will be fenced off: {units.some(workers)}."

@@ -153,11 +153,6 @@ def refused(status: Status) -> Transition:
     return _never_stored(status, Tally.REFUSED)
 
 
-def undrawn(group: Group) -> Status:
-    """Return a group's status before any draw: a group that a draw archived was COMPLETED."""
-    return Status.COMPLETED if group.status == Status.ARCHIVED and group.times_sampled else group.status
-
-
 # Draws and leases
 
 

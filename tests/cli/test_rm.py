@@ -122,16 +122,6 @@ def test_a_checkpoint_that_is_not_there_is_told_those_that_are(url: str) -> None
         assert "STEP" in run("checkpoint", call, url, code=2).stderr
 
 
-def test_keep_new_keeps_what_was_put_since(url: str) -> None:
-    make_checkpoints(url, 43)
-    run("rm", url, "--task", "code", "--yes")
-    asyncio.run(fill(url))
-    before = len(uids(url))
-    output = run("checkpoint", "restore", url, 43, "--keep-new", answer="y\n").stderr
-    assert "Groups put since then are kept" in output
-    assert len(uids(url)) > before
-
-
 def make_checkpoints(url: str, *steps: int) -> None:
     with ReplayBufferConfig(url=url).build_sync() as buffer:
         for step in steps:

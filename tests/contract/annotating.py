@@ -10,7 +10,6 @@ import pytest
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import InputError
 from replaybuf.storage.sql.statements.annotate import MOST_NAMES
-from tests.cancellation.conftest import take
 from tests.contract.harness import Harness, OpenBuffer, drawn, fill, found, group
 from tests.contract.leasing import LONG
 from tests.stores import rows
@@ -98,15 +97,6 @@ class AnnotatingLaws(Harness):
             await lease.acknowledge([uid], train_step=step)
         assert await annotated(buffer, "step, uid, value") == [(1, uids[0], uids[0]), (2, uids[1], uids[1])]
 
-    async def test_arrays_of_a_group_whose_outline_is_lost_are_not_checked(self, buffer: ReplayBuffer) -> None:
-        """That of a draw which was undone after the sweep, and whose group was drawn again."""
-        [uid] = await fill(buffer, 1)
-        undo = await take(buffer, 1)
-        await buffer.storage._write(lambda tx: tx.change("DELETE FROM rb_payload WHERE uid = :uid", uid=uid))
-        await undo()
-        await buffer.lease_batch({"math": 1}, seconds=LONG, heartbeat=False)
-        assert await buffer.annotate({uid: [{"token": np.ones(2)}]}) == 1
-
     async def test_they_go_with_the_draw_that_they_belong_to(self, buffer: ReplayBuffer) -> None:
         """When its record is pruned."""
         work = buffer.storage
@@ -129,7 +119,6 @@ class AnnotatingLaws(Harness):
         }
         of_one: dict[str, Any] = {
             "has 1 rollouts or segments, and 2 dicts: give one for each": [ok, ok],
-            "token of group 1, rollout 0, has 2 numbers for 3 response tokens": [{"token": np.ones(2)}],
             "given 0 annotations": {},
             "group 1 is given 0": [{"kl": None}],
             f"given {MOST_NAMES + 1} annotations": {f"n{n}": 1.0 for n in range(MOST_NAMES + 1)},
@@ -148,7 +137,6 @@ class AnnotatingLaws(Harness):
             "rollout 0 has nan at token 1, which": [{"token": np.array([0, np.nan, 0])}],
             "rollout 0 has 1e.300 at token 0": [{"token": np.array([1e300, 0, 0])}],
             r"rollout 0 is \[\[1\], .*: an annotation is a str": [{"token": [[1], [1, 2]]}],
-            "token of group 1, rollout 0, has 1 numbers for 3": [{"token": [1]}],
             "each of which has one or None": [{"token": np.ones(3)}, {"token": 1.0}],
         }
         for message, values in (*messages.items(), *((message, {uids[0]: value}) for message, value in of_one.items())):

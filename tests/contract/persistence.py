@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import SnapshotError, StorageError
-from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.copies.snapshot_file import SNAPSHOT_FILE
 from replaybuf.values.rollouts.rollout import Status
 from tests.contract.harness import SOON, Harness, OpenBuffer, everything, found, group, ids, rollout
-from tests.contract.leasing import prompts_leased
 from tests.contract.waiting import waiting
 from tests.reference.snapshots import held_by, load_snapshot, snapshot_of
 from tests.stores import because
@@ -163,31 +160,3 @@ class CheckpointLaws(Harness):
         await buffer.restore(1)
         batch, _ = await asyncio.wait_for(task, SOON)
         assert ids(batch["math"]) == [1]
-
-    async def test_keep_new_keeps_a_result_in_the_place_of_its_prompt(self, buffer: ReplayBuffer) -> None:
-        """Groups that a kept group has replaced since, also through others, don't come back beside it."""
-        lease = await prompts_leased(buffer, 3)
-        finished, saved, lost = sorted(lease.open)
-        await buffer.checkpoint(1)
-        await lease.finish(group(10), "math", replaces=[finished])
-        for number in (11, 12):
-            half = group(number, status=Status.ABORTED)
-            saved = await lease.save(half, "math", replaces=[saved]) or 0
-        await lease.finish(group(13), "math", replaces=[lost])
-        await buffer.delete({"reward": 1, "status": "completed", "uid": {"$gt": saved}})
-        for _ in range(2):
-            await buffer.restore(1, keep_new=True)
-            items = sorted((item.item[0].rollout_id, str(item.status)) for item in await found(buffer))
-            assert items == [(2, "init"), (10, "completed"), (12, "aborted")]
-            tallies: Counter[Tally] = Counter()
-            for (_, _, name), count in (await buffer.storage.tallies()).items():
-                tallies[name] += count
-            assert +tallies == {Tally.PUT: 5, Tally.SIZE: 3, Tally.REPLACED: 2}
-
-    async def test_keep_new_keeps_what_has_replaced_a_group_of_the_same_key(self, buffer: ReplayBuffer) -> None:
-        await buffer.put(group(1), "math", key="p")
-        await buffer.checkpoint(1)
-        replacement = await buffer.put(group(2), "math", key="p")
-        await buffer.put(group(3), "math", replaces=[replacement or 0])
-        await buffer.restore(1, keep_new=True)
-        assert [item.item[0].rollout_id for item in await found(buffer)] == [3]

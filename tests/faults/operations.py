@@ -265,7 +265,6 @@ OPERATIONS = {
     "checkpoint over another": Operation(CHECKPOINT, kept_and_changed, options={"keep_checkpoints": 1}),
     "drop a checkpoint": Operation(lambda buffer, _: buffer.drop_checkpoint(1), kept_and_changed),
     "restore": Operation(lambda buffer, _: buffer.restore(1), kept_and_changed),
-    "restore keeping new": Operation(lambda buffer, _: buffer.restore(1, keep_new=True), kept_and_changed),
     "finish": Operation(finish, leased),
     "draw prompts": Operation(draw_prompts, given_up),
     "finish a prompt": Operation(lambda _, prompt: prompt.finish([*group(prompt.group[0].rollout_id)]), a_prompt),

@@ -43,7 +43,6 @@ async def test_load_returns_the_array_that_was_put(in_folder: Kept) -> None:
             loaded = handle.load()
             assert same(loaded, np.ascontiguousarray(array).reshape(array.shape) if name == "part" else array), name
             assert loaded.flags.writeable
-            assert same(await handle.load_async(), loaded)
 
 
 async def test_large_and_small_arrays_wherever_the_payloads_are(kept: Kept) -> None:

@@ -74,7 +74,7 @@ async def test_a_handle_outlives_the_buffer_that_it_came_from(shared: Kept) -> N
         items = [item async for item in buffer.find({}, deferred=["routed_experts"])]
     handle = items[0].item[0].routed_experts
     assert same(handle.load(), experts())
-    assert same(await handle.load_async(), experts())
+    assert same(await asyncio.to_thread(handle.load), experts())
 
 
 async def test_handles_of_payloads_in_the_database_carry_their_bytes(in_file: Kept, tmp_path: Path) -> None:

@@ -67,7 +67,6 @@ async def _left_over(url: str, place: str, rest: Path) -> tuple[int, list[str]]:
 
     `rest` becomes the ledger of that one.
     """
-    await ask(url, "UPDATE rb_place SET listed_at = NULL")
     await ask(url, "UPDATE rb_past SET removed_at = 0")
     await ask(url, "UPDATE rb_group SET leased_until = 1 WHERE leased_until IS NOT NULL")
     async with apart(url, place, **roles.PATIENT) as buffer:

@@ -24,7 +24,7 @@ from tests.reference.drawing import Drawing, Drawn
 from tests.reference.matching import Matching
 from tests.reference.putting import Putting
 from tests.reference.snapshots import BufferState, read_snapshot
-from tests.reference.world import World, add_new, load, state_of
+from tests.reference.world import World, load, state_of
 
 
 class Reference(Putting, Drawing, Matching):
@@ -47,15 +47,11 @@ class Reference(Putting, Drawing, Matching):
     async def checkpoint(self, step: int, keep: int | None) -> Checkpoint:
         return self._checkpoints.make(step, self._world(), keep)
 
-    async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
+    async def restore(self, step: int) -> Checkpoint:
         checkpoint, restored = self._checkpoints.get(step)
         restored.loans.return_all()
-        if keep_new:
-            self._loans.return_all()
-            add_new(self._world(), restored, set(restored.groups.payloads))
-        else:
-            self._cursors = restored.cursors
-            self._ticket_shift = self._next_uid - restored.next_ticket
+        self._cursors = restored.cursors
+        self._ticket_shift = self._next_uid - restored.next_ticket
         for name in self._groups.tallies:  # of tasks and statuses of since, which later refreshes are for, too
             restored.groups.tallies.setdefault(name, 0)
         self._groups, self._loans = restored.groups, restored.loans

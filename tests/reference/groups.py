@@ -30,7 +30,6 @@ class Groups:
         self.codec = codec
         self.payloads: dict[int, bytes] = {}
         self.archived_at: dict[int, float] = {}
-        self.made_from: dict[int, set[int]] = {}  # all uids that a group has replaced, directly or through others
         self.due: dict[int, set[int]] = {}  # the rollouts that were EXPIRED when they were put without a train step
         self.steps: dict[LaneName, int] = {}  # the train steps that groups were refreshed to
         self.races = Races(rules)
@@ -87,7 +86,6 @@ class Groups:
         if place is None:
             del self.payloads[item.uid]
             self.races.tickets.pop(item.uid, None)
-            self.made_from.pop(item.uid, None)
             self.due.pop(item.uid, None)
         elif not place.leased:
             self.table.add(item)

@@ -20,11 +20,8 @@ class Putting(Memory):
         loans, replaced = self._replaced_by(group)
         if not group.stays_leased:
             groups.check_room(group, replaced)
-        parents = {*replaced, *(loan.item.uid for loan in loans)}
-        origins = parents.union(*(groups.made_from.get(uid, ()) for uid in parents))
         self._replace(group, loans, replaced)
         item = self._add(group)
-        groups.made_from[item.uid] = origins
         if group.lease is not None and group.stays_leased:
             item.deliveries = max(loan.item.deliveries for loan in loans) - 1
             self._loans.lend([item], group.lease.token)

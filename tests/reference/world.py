@@ -6,11 +6,8 @@ import time
 from copy import deepcopy
 from dataclasses import dataclass
 
-from replaybuf.rules import transitions
 from replaybuf.rules.query import LogicNode
-from replaybuf.rules.transitions import Tally
 from replaybuf.storage.values import Checkpoint, Cursor, missing_checkpoint
-from replaybuf.values.rollouts.rollout import ASIDE
 from tests.reference.groups import Groups
 from tests.reference.loans import Loans
 from tests.reference.snapshots import BufferState, StoredGroup
@@ -60,28 +57,6 @@ class Checkpoints:
     def drop(self, step: int) -> None:
         self.get(step)
         del self._kept[step]
-
-
-def add_new(now: World, restored: World, known_uids: set[int]) -> None:
-    """Add groups that were put since (all but the `known_uids`) to the restored world, as if never drawn."""
-    groups, restored_groups = now.groups, restored.groups
-    for item in map(groups.item, groups.table.select(_ALL)):
-        if item.uid in known_uids:
-            continue
-        made_from = groups.made_from.get(item.uid, set())
-        become = [uid for uid in made_from if restored_groups.table.get(uid) is not None]
-        same_key = [] if item.key is None else restored_groups.table.with_key(item.task_name, item.key)
-        restored_groups.remove({*become, *same_key}, Tally.REPLACED)
-        restored_groups.made_from[item.uid] = made_from
-        if item.uid in groups.due:
-            restored_groups.due[item.uid] = groups.due[item.uid]
-        restored_groups.payloads[item.uid] = groups.payloads[item.uid]
-        restored_groups.races.tickets[item.uid] = groups.races.ticket(item.uid)
-        item.status, item.times_sampled, item.deliveries = transitions.undrawn(item), 0, 0
-        item.trained_step = None
-        restored_groups.apply(transitions.put(item.status), item)
-        if item.status in ASIDE and item.uid in groups.archived_at:
-            restored_groups.archived_at[item.uid] = groups.archived_at[item.uid]
 
 
 # As a state

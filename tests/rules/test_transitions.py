@@ -26,7 +26,6 @@ from replaybuf.rules.transitions import (
     refused,
     removed,
     set_aside,
-    undrawn,
     unleased,
     updated,
 )
@@ -256,15 +255,6 @@ def test_a_put_that_is_lost_is_in_no_place() -> None:
     assert dropped(Status.EXPIRED).counts == {(Status.EXPIRED, Tally.PUT): 1, (Status.EXPIRED, Tally.DROPPED): 1}
     assert dropped(FAILED).counts == {(FAILED, Tally.PUT): 1, (FAILED, Tally.PRUNED): 1}
     assert refused(FAILED).counts == {(FAILED, Tally.REFUSED): 1}
-
-
-@pytest.mark.parametrize(
-    ("group", "status"),
-    [(one(ARCHIVED, 1), COMPLETED), (one(ARCHIVED, 0), ARCHIVED), (one(FAILED, 2, 3), FAILED)],
-)
-def test_what_was_archived_by_a_draw_would_be_completed_without_it(group: One, status: Status) -> None:
-    """What was put as archived stays that."""
-    assert undrawn(group) == status
 
 
 @pytest.mark.parametrize(

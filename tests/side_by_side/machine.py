@@ -188,7 +188,7 @@ class Keeping(Pair):
 
     @rule(
         step=st.integers(0, 2),
-        way=st.sampled_from(["checkpoint", "checkpoint", "restore", "restore", "keep new", "drop"]),
+        way=st.sampled_from(["checkpoint", "checkpoint", "restore", "restore", "drop"]),
     )
     def keep_or_restore(self, step: int, way: str) -> None:
         async def operation(buffer: ReplayBuffer) -> Any:
@@ -197,7 +197,7 @@ class Keeping(Pair):
                 return checkpoint.step, checkpoint.groups
             if way == "drop":
                 return await buffer.drop_checkpoint(step)
-            checkpoint = await buffer.restore(step, keep_new=way == "keep new")
+            checkpoint = await buffer.restore(step)
             return checkpoint.step, checkpoint.groups, [checkpoint.step for checkpoint in await buffer.checkpoints()]
 
         self.both(operation)

@@ -18,9 +18,9 @@ _MANY = 1000
 class Group:
     """A group: of which model step it is, and its staleness if that isn't by the train step, as it is when it expired.
 
-    `index` is the place of a rollout in a group that fills, whose name is the key. `replaced` are the groups that it
-    stands for. `is_unsure`: it was refreshed while a draw had it that is undone; until the next refresh, its staleness
-    is that of before. `rest` is what else was seen of it, which the model doesn't know of beforehand.
+    `index` is the place of a rollout in a group that fills, whose name is the key. `is_unsure`: it was refreshed while
+    a draw had it that is undone; until the next refresh, its staleness is that of before. `rest` is what else was seen
+    of it, which the model doesn't know of beforehand.
     """
 
     status: str
@@ -30,7 +30,6 @@ class Group:
     priority: float = 1.0
     times: int = 0
     index: int | None = None
-    replaced: set[int] = field(default_factory=set)
     is_unsure: bool = False
     rest: dict[str, Any] = field(default_factory=dict)
 
@@ -97,7 +96,7 @@ class Copies:
 
     def put(self, uid: int, new_group: Group, replaced: Iterable[int] = ()) -> None:
         for old_uid in {*replaced, *self.now.named(new_group.name)}:
-            new_group.replaced |= {old_uid} | self.groups.pop(old_uid).replaced
+            del self.groups[old_uid]
             self.received([old_uid])
         self.groups[uid] = new_group
         taking_room = sorted(uid for uid, group in self.groups.items() if group.status in ("completed", "expired"))
@@ -160,23 +159,6 @@ class Copies:
                 group.pinned, group.is_unsure = 0, False
         return expired
 
-    def restore(self, step: int, *, keep_new: bool = False) -> None:
-        """With `keep_new` the groups put since stay, as if they had not been drawn, in place of what they replaced."""
-        state_before, self.now = self.now, deepcopy(self.checkpoints[step])
+    def restore(self, step: int) -> None:
+        self.now = deepcopy(self.checkpoints[step])
         self.drawn.clear()
-        if keep_new:
-            new_groups = {uid: group for uid, group in state_before.groups.items() if uid not in self.groups}
-            for group in new_groups.values():
-                group.pinned, group.times = group.staleness(state_before.step), 0
-                group.status = "completed" if group.status == "archived" else group.status
-                group.rest |= {"trained_step": None, "deliveries": 0}
-            self._let_in(new_groups)
-
-    def _let_in(self, new_groups: dict[int, Group]) -> None:
-        names = {group.name for group in new_groups.values() if group.key is not None}
-        replaced = set[int]().union(*(group.replaced for group in new_groups.values()))
-        stay = {uid: group for uid, group in self.groups.items() if uid not in replaced and group.name not in names}
-        self.now.groups = stay | new_groups
-        whole_keys = {group.key for group in self.groups.values() if group.index is None}
-        for uid in [uid for uid, group in self.groups.items() if group.index is not None and group.key in whole_keys]:
-            del self.groups[uid]

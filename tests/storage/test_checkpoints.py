@@ -18,7 +18,7 @@ from replaybuf.storage.sql.statements.matching import delete_groups
 from replaybuf.storage.sql.statements.past import pass_on
 from replaybuf.storage.values import Cursor
 from tests.cancellation.conftest import take
-from tests.postgres import ask, execute
+from tests.postgres import ask
 from tests.reference.snapshots import held_by
 from tests.stores import TASK, build, fill, group, numbers_of, sweep_now, take_all, until
 
@@ -315,17 +315,17 @@ async def test_the_random_draws_after_a_checkpoint_of_a_resumed_buffer_are_repea
 
 
 async def test_who_is_fenced_off_hears_of_the_last_restore(shared_url: str, tmp_path: Path) -> None:
-    """By whom it was, and to which step, though there were others, and a snapshot was resumed since."""
+    """To which step it was, though there were others, and a snapshot was resumed since."""
     async with build("memory://") as saved:
         await fill(saved, 2)
         await saved.save(tmp_path)
-    async with build(shared_url) as old_buffer, build(shared_url, worker="trainer") as trainer:
+    async with build(shared_url) as old_buffer, build(shared_url) as trainer:
         await old_buffer.count(TASK, "completed")
         await fill(trainer, 1)
         for step in (3, 7):
             await trainer.checkpoint(step)
             await trainer.restore(step)
-        with pytest.raises(FencedError, match=r"restored to the checkpoint of step 7 at .* by trainer,"):
+        with pytest.raises(FencedError, match=r"restored to the checkpoint of step 7 at .* UTC,"):
             await fill(old_buffer, 1)
         await trainer.delete({})
         for step in (3, 7):
@@ -360,8 +360,6 @@ async def test_the_bytes_are_those_of_the_groups_that_are_there(shared_url: str)
         await buffer.put(group(22, 3), TASK)
         await buffer.delete({"uid": {"$lt": 7}})
         await check(buffer)
-        await buffer.restore(1, keep_new=True)
-        await check(buffer)
         await buffer.restore(1)
         await check(buffer)
 
@@ -392,14 +390,3 @@ async def test_an_undo_takes_the_trained_step_back_from_a_version_that_a_lease_h
         await buffer.restore(1)
         [item] = [item async for item in buffer.find({})]
         assert (item.times_sampled, item.trained_step) == (0, None)
-
-
-async def test_a_key_is_put_again_though_the_record_of_what_it_replaced_is_damaged(tmp_path: Path) -> None:
-    async with build(f"sqlite:///{tmp_path}/b.db") as buffer:
-        await buffer.put(group(1), TASK, key="p")
-        await buffer.checkpoint(1)
-        second = await buffer.put(group(2), TASK, key="p")
-        execute(tmp_path / "b.db", f"UPDATE rb_group SET made_from = '[1' WHERE uid = {second}")
-        await buffer.put(group(3), TASK, key="p")
-        await buffer.restore(1, keep_new=True)
-        assert numbers_of([item.item async for item in buffer.find({})]) == [3]

@@ -54,7 +54,7 @@ class Run:
         changing = (self.put, self.put, self.fill, self.take, self.draw, self.draw, self.change, self.lease)
         changing += (self.replace, self.delete, self.refresh)
         calls = (*changing, self.undo, self.undo, self.checkpoint, self.checkpoint)
-        calls += (self.restore, self.keep_new, self.drop, self.sweep, self.prune)
+        calls += (self.restore, self.drop, self.sweep, self.prune)
         for _ in range(operations):
             call = self.random.choice(calls)
             await call()
@@ -207,13 +207,6 @@ class Run:
             step = self.random.choice(list(self.model.checkpoints)) if step is None else step
             await self.buffer.restore(step)
             self.model.restore(step)
-            await self.check_counts()
-
-    async def keep_new(self) -> None:
-        if self.model.checkpoints:
-            step = self.random.choice(list(self.model.checkpoints))
-            await self.buffer.restore(step, keep_new=True)
-            self.model.restore(step, keep_new=True)
             await self.check_counts()
 
     async def drop(self) -> None:

@@ -293,15 +293,13 @@ class SQLStorage(Store):
         """
         return await self._write(make_checkpoint, step, keep, time.time(), alone=True, wakes=False)
 
-    async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
+    async def restore(self, step: int) -> Checkpoint:
         """Restore the buffer to its checkpoint of this step. Raises CheckpointError when there is none.
 
-        Groups leased now or at the checkpoint become drawable. With `keep_new`, groups put since the checkpoint are
-        kept with their present staleness, as if never drawn, unless they have been removed; groups that they replaced
-        are not restored; archived ones that were drawn are COMPLETED again; and cursors aren't moved. All other
-        processes that opened the buffer before are fenced off: FencedError.
+        Groups leased now or at the checkpoint become drawable. All other processes that opened the buffer before are
+        fenced off: FencedError.
         """
-        return await self._run(lambda: self.transactions.restore(step, keep_new=keep_new))
+        return await self._run(lambda: self.transactions.restore(step))
 
     async def checkpoints(self) -> list[Checkpoint]:
         """Return the checkpoints in the order in which they were made."""

@@ -44,7 +44,7 @@ from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
 from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.schema.tables import group, lane, payload, prompt, tally
 from replaybuf.storage.sql.statements.buffer_facts import last_uid, read_cursors
-from replaybuf.storage.sql.statements.checkpoints import free_shift, make_room, raise_uid
+from replaybuf.storage.sql.statements.checkpoints import make_room, raise_uid
 from replaybuf.storage.sql.statements.counts import read_lane_tallies
 from replaybuf.storage.sql.statements.fence import check_fence, join, next_ticket, set_next_ticket
 from replaybuf.storage.sql.statements.files import SILENT_SECONDS, keep_files
@@ -156,7 +156,7 @@ async def _copy_rows(
     """
     lanes, tallies = await source.run(_read_lanes)
     last, ticket = await source.run(_read_ends)
-    shift = await target.run(free_shift, last)
+    shift = await target.run(last_uid)
     if convert is None:
         _clear_races(target.scope.rules, lanes)
     ids = await target.run(write_lanes, lanes)

@@ -40,7 +40,7 @@ A row of `rb_prompt` has the `epoch` of the prompt's last draw, how many `times`
 ends with the tail's extent in the file (`replaybuf.storage.places.store`).
 
 A file has `bytes`, and `groups` whose payloads name it: 0 when it can be deleted, -1 when it is nobody's
-(`statements.files`). A place was last listed for those at `listed_at`, and keeps all its files until `kept_until`.
+(`statements.files`). A place keeps all its files until `kept_until`.
 
 A version of a group is its row between two changes. `since` is the buffer's newest checkpoint when it began (0: none),
 and `until` the newest one when it ended, NULL if no checkpoint has it: a checkpoint has the versions with
@@ -53,8 +53,7 @@ deleted with its batch.
 `last_uid` of a checkpoint is the last uid before it, or 0 once a restore to an earlier one may have brought back groups
 that it lacks.
 
-`made_from` holds the uids of the groups that this one replaced, and of their own predecessors as far as a checkpoint
-has them, NULL for none: a restore that keeps this group doesn't bring them back.
+`made_from` holds the uids of the groups that the put of this one named to replace, NULL for none.
 
 `worker` is the worker name of the put, `put_step` its train step, `holder` the worker name of the lease, and
 `trained_step` the train step of the group's last draw without a lease, or acknowledgement, that had one. NULL where not
@@ -270,7 +269,6 @@ place = Table(
     metadata,
     Column("id", Integer, primary_key=True),
     Column("url", Text, nullable=False),
-    Column("listed_at", Number),
     Column("kept_until", Number),
     sqlite_autoincrement=True,
 )

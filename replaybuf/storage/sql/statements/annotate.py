@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 from pydantic_core import from_json
 
-from replaybuf.common import units
 from replaybuf.common.checks import check_list, check_plain, check_uids, shown
 from replaybuf.errors import InputError
 from replaybuf.storage.decoding import DAMAGE, damaged
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.values import Annotation
 
-#: Limits: characters of a text, names of a group, and bytes of all arrays of a call.
-_MOST_CHARACTERS, MOST_NAMES, _MOST_BYTES = 200, 64, 256 << 20
+#: Limits: characters of a text, and names of a group.
+_MOST_CHARACTERS, MOST_NAMES = 200, 64
 
 #: The annotations of groups, by uid.
 Annotations = Mapping[int, Sequence[Annotation]]
@@ -31,11 +30,7 @@ def check_annotations(given: Any) -> dict[int, list[Annotation]]:
     if not isinstance(given, Mapping):
         raise InputError(f"expected a dict of uids and annotations, got {type(given).__name__}")
     uids = check_uids(given, "uids")
-    by_uid = {uid: _group_annotations(f"group {uid}", values) for uid, values in zip(uids, given.values(), strict=True)}
-    if (size := sum(len(annotation.data or b"") for listed in by_uid.values() for annotation in listed)) > _MOST_BYTES:
-        limit = f"a call takes {units.size(_MOST_BYTES)} at most: annotate fewer groups at a time"
-        raise InputError(f"the arrays have {units.size(size)}, and {limit}")
-    return by_uid
+    return {uid: _group_annotations(f"group {uid}", values) for uid, values in zip(uids, given.values(), strict=True)}
 
 
 def annotate(tx: Transaction, annotations: Annotations, step: int | None) -> int:
@@ -52,7 +47,6 @@ def annotate(tx: Transaction, annotations: Annotations, step: int | None) -> int
         if counts := {annotation.rollouts for annotation in annotations[uid]} - {None, rollouts}:
             hint = "one for each, in order, or one dict for the group"
             raise InputError(f"group {uid} has {rollouts} rollouts or segments, and {counts.pop()} dicts: give {hint}")
-    _check_tokens(tx, annotations)
     rows = [(draws[uid][0], uid, note.name, note.rows, note.data) for uid in sorted(draws) for note in annotations[uid]]
     tx.each(_WRITE, rows)
     return len(draws)
@@ -158,25 +152,3 @@ _LAST_DRAWS = """SELECT u.value, (
 FROM {each:uids} u"""
 _LOCK_PAST = """SELECT p.uid, p.draw, CAST(p.marks AS text) FROM rb_past p JOIN rb_batch b ON b.id = p.draw
 WHERE p.uid {in:uids} AND p.draw {in:draws} AND p.draw > 0 {lock}"""
-
-
-def _check_tokens(tx: Transaction, annotations: Annotations) -> None:
-    """Check that arrays have a number for each response token, of groups in the buffer whose outline says how many.
-
-    A draw that was undone after the sweep has lost the outline (`leases`).
-    """
-    arrays = {
-        uid: with_arrays
-        for uid, listed in annotations.items()
-        if (with_arrays := [annotation for annotation in listed if annotation.data is not None])
-    }
-    for uid, outline in tx.tuples(_OUTLINES, uids=list(arrays)):
-        tokens = [record["response_tokens"] for record in from_json(outline)]
-        for name, place, length in ((entry.name, row[0], row[-1]) for entry in arrays[uid] for row in entry.rows):
-            if tokens and tokens[place] not in (0, length):
-                numbers = f"{length} numbers for {tokens[place]} response tokens"
-                raise InputError(f"{name} of group {uid}, rollout {place}, has {numbers}")
-
-
-_OUTLINES = """SELECT p.uid, CAST(p.outline AS text) FROM rb_payload p JOIN rb_group g ON g.uid = p.uid
-WHERE p.uid {in:uids}"""

@@ -102,9 +102,7 @@ def settle(tx: Transaction, lease: Leased, uids: Sequence[int], step: int | None
     if lease.is_part or len(uids) < sum(map(len, lease.items.values())):
         _settle_part(tx, lease.token, set(uids), step)
         return
-    # An unchanged step isn't written, which saves a write to its index.
-    step_change = ", step = :step" if step != lease.train_step else ""
-    query = f"UPDATE rb_batch SET settled = :settled{step_change} WHERE lease = :lease"  # noqa: S608
+    query = "UPDATE rb_batch SET settled = :settled, step = :step WHERE lease = :lease"
     tx.send(query, settled=len(uids), step=step, lease=lease.token)
 
 
@@ -133,11 +131,6 @@ def _settle_part(tx: Transaction, lease: int, uids: set[int], step: int | None) 
 def _change(tx: Transaction, number: int, **values: Any) -> None:
     changes = ", ".join(f"{name} = :{name}" for name in values)
     tx.send(f"UPDATE rb_batch SET {changes} WHERE id = :id", id=number, **values)  # noqa: S608
-
-
-def newest_batch(tx: Transaction) -> int:
-    """Return the id of the newest batch of all buffers, 0 for none."""
-    return int(tx.value("SELECT max(id) FROM rb_batch") or 0)
 
 
 def last_beyond(tx: Transaction, keep: int) -> int | None:

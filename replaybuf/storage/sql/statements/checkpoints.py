@@ -7,30 +7,23 @@ excludes all other writers; its cost is that of the changes since the checkpoint
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from replaybuf.errors import SnapshotError
-from replaybuf.rules import transitions
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.buffer_facts import find_checkpoint, last_uid, list_checkpoints
-from replaybuf.storage.sql.statements.counts import Counts, add_counts, add_step, change, read_lane_tallies, totals
-from replaybuf.storage.sql.statements.eviction import predecessors, replace_groups
+from replaybuf.storage.sql.statements.counts import add_counts, read_lane_tallies, totals
 from replaybuf.storage.sql.statements.fence import begin_epoch, join, next_ticket, shift_to
-from replaybuf.storage.sql.statements.lanes import all_lanes, lanes_where, need_lanes, race_columns, race_of
+from replaybuf.storage.sql.statements.lanes import all_lanes, race_columns, race_of
 from replaybuf.storage.sql.statements.leases import return_all
 from replaybuf.storage.sql.statements.ledger import restore_prompts
-from replaybuf.storage.sql.statements.matching import WITH_KEYS, WITH_UIDS
-from replaybuf.storage.sql.statements.ordering import enter_race
-from replaybuf.storage.sql.statements.parts import forget_names, settle_names
-from replaybuf.storage.sql.statements.past import IS_NEW, OURS, bring_back, changed_since, keep, leave
+from replaybuf.storage.sql.statements.parts import forget_names
+from replaybuf.storage.sql.statements.past import OURS, bring_back, changed_since, leave
 from replaybuf.storage.sql.statements.presence import note
-from replaybuf.storage.sql.statements.rows import GroupRow, read_rows
 from replaybuf.storage.values import Checkpoint
-from replaybuf.values.rollouts.rollout import ASIDE
 
 
 def make_checkpoint(tx: Transaction, step: int, keep: int | None, now: float) -> Checkpoint:
@@ -130,19 +123,6 @@ def make_room(tx: Transaction) -> None:
         "DELETE FROM rb_lane WHERE buffer = :buffer",
     ):
         tx.change(statement, buffer=tx.scope.buffer)
-    # The past of other buffers may still be returned to them, or belong to their checkpoints: only the sweep can delete
-    # it. And this buffer's payloads that are kept apart may be being read.
-    if not tx.tuples("SELECT 1 FROM rb_lane WHERE buffer <> :buffer LIMIT 1", buffer=tx.scope.buffer):
-        tx.change("DELETE FROM rb_payload WHERE file IS NULL AND uid IN (SELECT uid FROM rb_past)")
-        tx.change(
-            "DELETE FROM rb_past WHERE draw = 0 AND NOT EXISTS (SELECT 1 FROM rb_payload p WHERE p.uid = rb_past.uid)"
-        )
-
-
-def free_shift(tx: Transaction, last: int) -> int:
-    """Return the shift of a snapshot's uids, up to `last`: 0 unless other buffers of the database use them."""
-    query = "SELECT 1 FROM rb_payload WHERE uid <= :last UNION ALL SELECT 1 FROM rb_past WHERE uid <= :last LIMIT 1"
-    return last_uid(tx) if tx.tuples(query, last=last) else 0
 
 
 def raise_uid(tx: Transaction, last: int) -> None:
@@ -150,33 +130,25 @@ def raise_uid(tx: Transaction, last: int) -> None:
     tx.change("{set_last_uid:last}", last=max(last, last_uid(tx)))
 
 
-def restore(tx: Transaction, step: int, now: float, *, keep_new: bool) -> Checkpoint:
+def restore(tx: Transaction, step: int, now: float) -> Checkpoint:
     """Restore the buffer to its checkpoint of a step, in a new epoch, which the transaction joins."""
     join(tx)
     saved = find_checkpoint(tx, tx.scope.buffer, step)
     number, groups, last = saved["id"], saved["groups"], saved["last_uid"]
-    shift = tx.scope.ticket_shift if keep_new else shift_to(tx, saved["next_ticket"])
-    put = changed_since(tx, number, last, IS_NEW) if keep_new else []
-    new = _reset_newer(tx, put) if put else []
-    staying = set(put)
-    leave(tx, [uid for uid in changed_since(tx, number, last) if uid not in staying])
+    shift = shift_to(tx, saved["next_ticket"])
+    leave(tx, changed_since(tx, number, last))
     bring_back(tx, number)
-    if not keep_new:
-        forget_names(tx, number)
+    forget_names(tx, number)
     # Later checkpoints may lack what has come back now.
     query = "UPDATE rb_checkpoint SET last_uid = 0 WHERE buffer = :buffer AND id > :id"
     tx.change(query, buffer=tx.scope.buffer, id=number)
     lanes = all_lanes(tx)
     _set_lanes(tx, lanes, saved["lanes"])
     _set_tallies(tx, lanes, saved["tallies"])
-    if not keep_new:
-        _set_cursors(tx, number)
+    _set_cursors(tx, number)
     begin_epoch(tx, step, now, shift)
     return_all(tx)
-    if new:
-        _admit_groups(tx, new)
-    detail = "groups put since stayed" if keep_new else None
-    note(tx, EventKind.RESTORED, worker=tx.scope.worker, step=step, groups=groups, detail=detail)
+    note(tx, EventKind.RESTORED, worker=tx.scope.worker, step=step, groups=groups)
     return Checkpoint(step, float(saved["created_at"]), groups, saved["bytes"])
 
 
@@ -199,43 +171,3 @@ def _set_cursors(tx: Transaction, checkpoint_id: int) -> None:
     tx.change("DELETE FROM rb_cursor WHERE buffer = :buffer AND checkpoint = 0", buffer=tx.scope.buffer)
     copy_cursors(tx, checkpoint_id, 0)
     restore_prompts(tx, checkpoint_id)
-
-
-# Groups put after the checkpoint, with `keep_new`
-
-
-def _reset_newer(tx: Transaction, uids: Sequence[int]) -> list[GroupRow]:
-    """Pin the staleness of these newer groups, and reset their draws; return their rows before that."""
-    return_all(tx)
-    keep(tx, uids)
-    rows = read_rows(tx, "g.uid {in:uids} {lock:g}", uids=uids)
-    fresh = {"times_sampled": 0, "deliveries": 0, "trained_step": None, "scoped_key": None}
-    for home in lanes_where(tx, "true"):  # before `_set_lanes` changes the train step that the groups follow
-        change(tx, [row.uid for row in rows if row.lane == home.id], {}, pinned_at=home.step or 0)
-    change(tx, uids, fresh)
-    return rows
-
-
-def _admit_groups(tx: Transaction, new: Sequence[GroupRow]) -> None:
-    """Move newer groups into their lanes, replacing groups with their keys and groups that they had replaced."""
-    keys = {row.uid: row.column("scoped_key") for row in new if row.column("scoped_key") is not None}
-    origins = [uid for row in new for uid in predecessors(row)]
-    replace_groups(tx, WITH_KEYS, keys=list(keys.values()))
-    replace_groups(tx, WITH_UIDS, uids=origins)
-    counts: Counts = Counter()
-    names = [(row.task_name, transitions.undrawn(row)) for row in new]
-    homes = need_lanes(tx, names)
-    for name, home in homes.items():
-        uids = [row.uid for row, lane_name in zip(new, names, strict=True) if lane_name == name]
-        values: dict[str, Any] = {"lane": home.id}
-        if home.status not in ASIDE:
-            values["archived_at"] = None
-        change(tx, uids, values)
-        enter_race(tx, home, uids)
-        add_step(counts, homes, home.task_name, transitions.put(home.status), len(uids))
-    for row in new:
-        counts[(homes[(row.task_name, transitions.undrawn(row))].id, Tally.BYTES)] += row.column("bytes") or 0
-    for uid, key in keys.items():
-        change(tx, [uid], {"scoped_key": key})
-    settle_names(tx, new, keys.values())
-    add_counts(tx, counts)

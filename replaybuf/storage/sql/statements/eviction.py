@@ -16,7 +16,7 @@ from replaybuf.storage.sql.statements.files import READING_SECONDS, keep_for_rea
 from replaybuf.storage.sql.statements.lanes import COLUMNS, Lane
 from replaybuf.storage.sql.statements.matching import WITH_UIDS, lock_groups
 from replaybuf.storage.sql.statements.ordering import Ordered, Source, check_races, go_on
-from replaybuf.storage.sql.statements.past import in_checkpoints, leave
+from replaybuf.storage.sql.statements.past import leave
 from replaybuf.storage.sql.statements.rows import GroupRow, decode_leniently, read_rows
 from replaybuf.storage.values import NewGroup, StorageItem, check_lease, lost_to_others
 from replaybuf.values.codec.payload import Codec
@@ -56,11 +56,9 @@ def decode_removed(rows: Iterable[GroupRow], codec: Codec) -> list[StorageItem]:
     return items
 
 
-def replace_groups(tx: Transaction, condition: str, leaving: Leaving = None, **values: Any) -> list[GroupRow]:
-    """Remove replaced groups, including leased ones, and return them."""
-    replaced = lock_replaced(tx, condition, **values)
-    remove_replaced(tx, replaced, leaving)
-    return replaced
+def replace_groups(tx: Transaction, condition: str, leaving: Leaving = None, **values: Any) -> None:
+    """Remove replaced groups, including leased ones."""
+    remove_replaced(tx, lock_replaced(tx, condition, **values), leaving)
 
 
 def replaced_by_place(
@@ -111,26 +109,6 @@ def remove_replaced(tx: Transaction, rows: Collection[GroupRow], leaving: Leavin
     if leaving is not None:
         leaving += sorted(rows, key=lambda row: row.uid)
     apply(tx, [(row.task_name, removed(Place(row.status, row.is_leased), Tally.REPLACED), [row.uid]) for row in rows])
-
-
-def origins(tx: Transaction, replaced: Mapping[int, Collection[GroupRow]]) -> dict[int, list[int]]:
-    """Return the `made_from` of new groups (`schema.tables`): what each replaced, and those that a checkpoint has of
-    what that had replaced in turn.
-
-    `replaced` has the rows of the groups that have just left, by the uid of the new group.
-    """
-    direct = {uid: {row.uid for row in rows} for uid, rows in replaced.items()}
-    indirect = {uid: {old_uid for row in rows for old_uid in predecessors(row)} for uid, rows in replaced.items()}
-    candidates = set[int]().union(*indirect.values())
-    kept = in_checkpoints(tx, candidates) if candidates else candidates
-    return {uid: sorted(direct[uid] | (indirect[uid] & kept)) for uid in direct}
-
-
-def predecessors(row: GroupRow) -> list[int]:
-    """Return the uids that are recorded as replaced by a group, none if the record is damaged."""
-    with contextlib.suppress(DecodeError):
-        return list(row.parsed("made_from") or ())
-    return []
 
 
 #: A candidate for eviction, and its lane.

@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from replaybuf.errors import FencedError
-from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.schema.tables import IDENTITY
 from replaybuf.storage.sql.statements.buffer_facts import last_uid
@@ -56,22 +55,12 @@ def _fenced_error(tx: Transaction, row: Row) -> FencedError:
     phrase = "restored"
     if row.restored_step is not None:
         at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(row.restored_at))
-        phrase = f"restored to the checkpoint of step {row.restored_step} at {at}{_restorer_text(tx, row)}"
+        phrase = f"restored to the checkpoint of step {row.restored_step} at {at}"
     return FencedError(
         f"the buffer {tx.scope.buffer!r} was {phrase}, after this process had opened it: what it does belongs to the "
         "run before that, and nothing was changed. End this process if another one goes on from there, as a trainer "
         "does that was started anew; one that should join the restored run, such as a worker, builds a new buffer"
     )
-
-
-def _restorer_text(tx: Transaction, row: Row) -> str:
-    """Return the worker of the restore, if known."""
-    rows = tx.tuples(_LAST_RESTORE, buffer=tx.scope.buffer, kind=EventKind.RESTORED.value)
-    worker, step = rows[0] if rows else (None, None)
-    return f" by {worker}" if worker and step == row.restored_step else ""
-
-
-_LAST_RESTORE = """SELECT worker, step FROM rb_event WHERE buffer = :buffer AND kind = :kind ORDER BY id DESC LIMIT 1"""
 
 
 def begin_epoch(tx: Transaction, step: int, now: float, ticket_shift: int) -> None:

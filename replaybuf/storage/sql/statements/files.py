@@ -72,14 +72,6 @@ def keep_files(tx: Transaction) -> bool:
     return not lapsed
 
 
-def may_list(tx: Transaction, number: int, interval: float) -> bool:
-    """Return whether a place wasn't listed for so many seconds; if so, it counts as listed now."""
-    now = tx.start_clock()
-    listing = """UPDATE rb_place SET listed_at = :now
-WHERE id = :id AND (listed_at IS NULL OR listed_at < :due OR listed_at > :now)"""
-    return tx.change(listing, now=now, id=number, due=now - interval) > 0
-
-
 # Counts of groups
 
 

@@ -13,6 +13,7 @@ from replaybuf.rules.transitions import LaneName, Place, Tally
 from replaybuf.storage.decoding import extent_of
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.schema.tables import payload
 from replaybuf.storage.sql.statements.batches import settle
 from replaybuf.storage.sql.statements.counts import (
     Counts,
@@ -25,7 +26,7 @@ from replaybuf.storage.sql.statements.counts import (
 )
 from replaybuf.storage.sql.statements.files import READING_SECONDS, count_back
 from replaybuf.storage.sql.statements.lanes import Lane, find_lanes, need_lanes
-from replaybuf.storage.sql.statements.new_rows import insert_payloads
+from replaybuf.storage.sql.statements.new_rows import insert_rows
 from replaybuf.storage.sql.statements.ordering import enter_race
 from replaybuf.storage.sql.statements.past import come_back, is_taken, keep
 from replaybuf.storage.sql.statements.presence import note_rows
@@ -123,14 +124,10 @@ def unhold(tx: Transaction, lease: Leased, uids: Sequence[int]) -> None:
     move(tx, _held_rows(tx, lease, uids), transitions.unleased)
 
 
-def end_leases(tx: Transaction, *, wait: bool = False) -> int:
-    """End overdue leases, and return the number of their groups.
-
-    With `wait`, the number includes groups whose leases a concurrent transaction is ending; they have ended at the end
-    of the call.
-    """
+def end_leases(tx: Transaction) -> int:
+    """End overdue leases that no concurrent transaction is ending, and return the number of their groups."""
     now, limits = tx.clock(), tx.scope.rules.limits
-    uids = tx.values(OVERDUE if wait else f"{OVERDUE} {{skip}}", now=now, buffer=tx.scope.buffer)
+    uids = tx.values(f"{OVERDUE} {{skip}}", now=now, buffer=tx.scope.buffer)
     if not uids:
         return 0
     rows = read_rows(tx, "g.uid {in:uids} AND g.leased_until <= :now {lock:g}", uids=uids, now=now)
@@ -268,7 +265,7 @@ def _restore(tx: Transaction, row: GroupRow, made_before: int, lost: dict[int, s
         if extent is not None and not count_back(tx, extent.file):
             lost[row.uid], extent = _TOO_LATE, None
         where = {} if extent is None else {"file": extent.file, "size": extent.size}
-        insert_payloads(tx, [{"uid": row.uid, "outline": "[]", "data": row.whole, **where}])
+        insert_rows(tx, payload, [{"uid": row.uid, "outline": "[]", "data": row.whole, **where}])
     return True
 
 

@@ -43,8 +43,6 @@ Row = dict[str, Any]
 
 #: Larger payloads together, or texts, are sent faster as rows, and not while the answer to COMMIT is awaited.
 _MOST_SENT = 1 << 19
-#: Larger payloads are sent one by one: asyncpg's executemany makes another copy.
-_LARGE_BYTES = 1 << 20
 
 _logger = logging.getLogger("replaybuf.rewards")
 
@@ -153,9 +151,9 @@ def group_row(
     encoded: EncodedGroup,
     key: str | None,
     lanes: Mapping[LaneName, Lane],
+    since: int,
     random_key: float | None,
     ticket: int | None,
-    since: int,
     made_from: Sequence[int] = (),
 ) -> Row:
     """Return a new group as a row of `rb_group`."""
@@ -242,7 +240,7 @@ def insert_groups(tx: Transaction, groups: Sequence[Row], payloads: Sequence[Row
     if tx.dialect.is_remote and _size(payloads, "data", "outline") <= _MOST_SENT:
         _send_rows(tx, payload, payloads)
     else:
-        insert_payloads(tx, payloads)
+        insert_rows(tx, payload, payloads)
     # The moment since when a group is set aside is the server's, because hosts' clocks differ.
     if tx.dialect.is_remote and _size(groups, "marks", "tags") <= _MOST_SENT:
         _send_rows(tx, group, groups, moment="archived_at")
@@ -252,14 +250,6 @@ def insert_groups(tx: Transaction, groups: Sequence[Row], payloads: Sequence[Row
 
 def _size(rows: Iterable[Row], *long_columns: str) -> int:
     return sum([len(row[name]) for row in rows for name in long_columns if name in row])
-
-
-def insert_payloads(tx: Transaction, payloads: Sequence[Row]) -> None:
-    """Insert rows of `rb_payload`."""
-    insert_rows(tx, payload, [row for row in payloads if len(row["data"]) <= _LARGE_BYTES])
-    for row in payloads:
-        if len(row["data"]) > _LARGE_BYTES:
-            insert_rows(tx, payload, [row])
 
 
 def insert_rows(tx: Transaction, table: Table, rows: Sequence[Row], *, moment: str | None = None) -> None:

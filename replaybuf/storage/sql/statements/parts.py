@@ -7,20 +7,16 @@ flight are named by its uid.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Container, Iterable, Sequence
-from itertools import count, islice
+from collections.abc import Iterable, Sequence
+from itertools import count
 from typing import Any
 
-from replaybuf.common import units
 from replaybuf.errors import ConflictError, ReplayBufError
 from replaybuf.rules.transitions import Place, Tally, removed
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.counts import apply
-from replaybuf.storage.sql.statements.eviction import replace_groups
-from replaybuf.storage.sql.statements.matching import WITH_UIDS
 from replaybuf.storage.sql.statements.past import COLUMNS, OURS
-from replaybuf.storage.sql.statements.rows import ANY_TASK, GroupRow, name_key, part_key_around, part_of
+from replaybuf.storage.sql.statements.rows import ANY_TASK, name_key, part_of
 from replaybuf.storage.values import NewGroup, Part, check_lease, lost_to_others
 from replaybuf.values.rollouts.statuses import Status
 
@@ -39,12 +35,8 @@ def read_parts(tx: Transaction, name: str | int) -> dict[int, Part]:
     rows = tx.tuples(_PARTS, whole=whole_key, **_key_bounds(tx, name))
     parts = _parts_by_uid(row for row in rows if row[0])
     if len(parts) < len(rows) and (not parts or any(key == whole_key for _, key in rows)):
-        raise _whole_error(name)
+        raise ConflictError(f"group {name!r:.200} has all its rollouts already, and takes no more: name a new group")
     return parts
-
-
-def _whole_error(name: str | int) -> ConflictError:
-    return ConflictError(f"group {name!r:.200} has all its rollouts already, and takes no more: name a new group")
 
 
 def _key_bounds(tx: Transaction, name: str | int) -> dict[str, str]:
@@ -54,28 +46,11 @@ def _key_bounds(tx: Transaction, name: str | int) -> dict[str, str]:
     return {"low": f"{prefix} ", "high": f"{prefix}!"}
 
 
-def _name_in(key: str) -> str | int | None:
-    """Return the name in the key of a group that fills, or was filled; None for another key."""
-    scope, name, *_ = json.loads(key)
-    return name if scope == ANY_TASK else None
-
-
 _PARTS_ALONE = "SELECT uid, scoped_key FROM rb_group WHERE scoped_key >= :low AND scoped_key < :high"
-_WHOLE_GROUP = "SELECT uid FROM rb_group WHERE scoped_key = :whole"
 # The stored rollouts of a group; and a row with uid 0 if it is whole, and another if it has left.
 _PARTS = f"""{_PARTS_ALONE}
 UNION ALL SELECT 0, scoped_key FROM rb_group WHERE scoped_key = :whole
 UNION ALL SELECT 0, NULL WHERE EXISTS (SELECT 1 FROM rb_past WHERE scoped_key = :whole AND draw > 0)"""  # noqa: S608
-# How many rollouts of a group are stored, the key of one of them, whether a place is taken (that of their number, if
-# none is wanted), and whether the group is whole, or has left.
-_PLACE = """WITH there AS (
-    SELECT count(*) AS n, min(scoped_key) AS one FROM rb_group WHERE scoped_key >= :low AND scoped_key < :high
-)
-SELECT n, one, EXISTS (SELECT 1 FROM rb_group WHERE scoped_key = CAST(:before AS text)
-        || CAST(coalesce(CAST(:wanted AS bigint), n) AS text) || CAST(:behind AS text)),
-    EXISTS (SELECT 1 FROM rb_group WHERE scoped_key = :whole),
-    EXISTS (SELECT 1 FROM rb_past WHERE scoped_key = :whole AND draw > 0)
-FROM there"""
 
 
 def list_parts(tx: Transaction, task_name: str) -> dict[int, Part]:
@@ -140,20 +115,6 @@ def remove_orphans(tx: Transaction) -> None:
     apply(tx, [(task, step, [uid]) for task, uid in find_orphans(tx)])
 
 
-def settle_names(tx: Transaction, new: Iterable[GroupRow], keys: Iterable[str]) -> None:
-    """Let each name of these keys have a whole group or rollouts that agree, after a restore that kept new groups.
-
-    A whole group stays, else rollouts like the `new` ones.
-    """
-    new_uids = {row.uid for row in new}
-    for name in {key_name for key in keys if isinstance(key_name := _name_in(key), str)}:
-        whole = tx.values(_WHOLE_GROUP, whole=name_key(tx.scope.buffer, name))
-        parts = _parts_by_uid(tx.tuples(_PARTS_ALONE, **_key_bounds(tx, name)))
-        agreed = {(part.task_name, part.size, part.least) for uid, part in parts.items() if uid in new_uids}
-        uids = [uid for uid, part in parts.items() if whole or (part.task_name, part.size, part.least) not in agreed]
-        replace_groups(tx, WITH_UIDS, uids=uids)
-
-
 def place_part(tx: Transaction, new: NewGroup) -> None:
     """Give a rollout its place in its group, whose name is locked.
 
@@ -163,31 +124,19 @@ def place_part(tx: Transaction, new: NewGroup) -> None:
     assert part is not None
     if isinstance(part.name, int):
         _check_prompt(tx, new, part.name)
-    name = part.name
-    before, behind = part_key_around(tx.scope.buffer, part)
-    values = {"whole": name_key(tx.scope.buffer, name), "before": before, "behind": behind, "wanted": part.wanted}
-    [(stored, other_key, is_taken, is_whole, has_left)] = tx.tuples(_PLACE, **values, **_key_bounds(tx, name))
-    if is_whole or (has_left and not stored):
-        raise _whole_error(name)
-    other = None if other_key is None else part_of(other_key)
-    if other is not None and (other.task_name, other.size, other.least) != (new.task_name, part.size, part.least):
-        raise ConflictError(
-            f"group {name!r:.200} was begun with task_name={other.task_name!r}, size={other.size} and "
-            f"min_size={other.least}, and this rollout comes with {new.task_name!r}, {part.size} and {part.least}"
-        )
-    part.index = stored if part.wanted is None else part.wanted
-    if is_taken:
-        taken = {sibling.index for sibling in read_parts(tx, name).values()}
-        if part.wanted is not None:
-            missing = "" if isinstance(name, int) else f"; missing are {_free_indexes(part.size, taken)}"
-            raise ConflictError(f"group {name!r:.200} has its rollout {part.wanted} already{missing}")
-        part.index = next(index for index in count() if index not in taken)
-    if stored + 1 == part.size and isinstance(name, str):
-        raise LastRolloutError(read_parts(tx, name))
-
-
-def _free_indexes(size: int, taken: Container[int]) -> str:
-    return units.some([*islice((index for index in range(size) if index not in taken), 100)])
+    stored = read_parts(tx, part.name)
+    for other in stored.values():
+        if (other.task_name, other.size, other.least) != (new.task_name, part.size, part.least):
+            raise ConflictError(
+                f"group {part.name!r:.200} was begun with task_name={other.task_name!r}, size={other.size} and "
+                f"min_size={other.least}, and this rollout comes with {new.task_name!r}, {part.size} and {part.least}"
+            )
+    taken = {other.index for other in stored.values()}
+    if part.wanted in taken:
+        raise ConflictError(f"group {part.name!r:.200} has its rollout {part.wanted} already")
+    part.index = next(index for index in count() if index not in taken) if part.wanted is None else part.wanted
+    if len(taken) + 1 == part.size and isinstance(part.name, str):
+        raise LastRolloutError(stored)
 
 
 def _check_prompt(tx: Transaction, new: NewGroup, uid: int) -> None:

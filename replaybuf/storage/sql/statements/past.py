@@ -99,11 +99,6 @@ def lock(tx: Transaction, uids: Iterable[int]) -> None:
         tx.tuples("SELECT uid FROM rb_past WHERE uid {in:uids} ORDER BY uid, since {lock}", uids=sorted(uids))
 
 
-def in_checkpoints(tx: Transaction, uids: Iterable[int]) -> set[int]:
-    """Return those of these groups of which a checkpoint has a past version."""
-    return set(tx.values("SELECT DISTINCT uid FROM rb_past WHERE uid {in:uids} AND until > 0", uids=list(uids)))
-
-
 def is_taken(tx: Transaction, key: str, uid: int, made_before: int) -> bool:
     """Return whether a checkpoint after this one has another group of the past with the key of this group."""
     return bool(tx.tuples(_TAKEN_KEY, key=key, uid=uid, buffer=tx.scope.buffer, checkpoint=made_before))
@@ -121,14 +116,12 @@ _RECORDED = "draw > 0 AND EXISTS (SELECT 1 FROM rb_batch b WHERE b.id = draw)"
 #: The rows of the buffer's lanes.
 OURS = "lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer)"
 _VALID = f"until >= :checkpoint AND since < :checkpoint AND {OURS}"
-#: A condition of `changed_since`: the checkpoint doesn't have the group.
-IS_NEW = f"AND uid NOT IN (SELECT uid FROM rb_past WHERE {_VALID})"  # noqa: S608
 
 
-def changed_since(tx: Transaction, checkpoint: int, last_uid: int, condition: str = "") -> list[int]:
+def changed_since(tx: Transaction, checkpoint: int, last_uid: int) -> list[int]:
     """Return the groups that were put or changed since a checkpoint, or restored from an earlier one."""
     values = {"buffer": tx.scope.buffer, "checkpoint": checkpoint}
-    query = f"SELECT uid FROM rb_group WHERE +{OURS} AND since >= :checkpoint {condition}"  # noqa: S608
+    query = f"SELECT uid FROM rb_group WHERE +{OURS} AND since >= :checkpoint"  # noqa: S608
     if not last_uid:
         return sorted(tx.values(query, **values))
     # Such a group is newer than the checkpoint, or this has a version of it: others aren't read.

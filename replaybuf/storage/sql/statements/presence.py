@@ -114,8 +114,8 @@ def prune_events(tx: Transaction) -> None:
 _HOUR = 3600.0
 # Longer queries are truncated.
 _MOST_CHARS = 10_000
-#: Retention in seconds of minute statistics, and of ended or silent workers; and the most workers of a buffer.
-KEEP_HISTORY, KEEP_WORKERS, MOST_WORKERS = 48 * _HOUR, 7 * 24 * _HOUR, 1000
+#: Retention in seconds of minute statistics, and of ended or silent workers.
+KEEP_HISTORY, KEEP_WORKERS = 48 * _HOUR, 7 * 24 * _HOUR
 
 
 @dataclass(slots=True)
@@ -239,11 +239,8 @@ def record_minute(tx: Transaction) -> bool:
 
 def _prune(tx: Transaction, now: float) -> None:
     tx.change(_PRUNE_HISTORY, buffer=tx.scope.buffer, before=now - KEEP_HISTORY)
-    query = "SELECT seen_at FROM rb_worker WHERE buffer = :buffer ORDER BY seen_at DESC LIMIT 1 OFFSET :most"
-    before = max(now - KEEP_WORKERS, tx.value(query, buffer=tx.scope.buffer, most=MOST_WORKERS) or 0.0)
-    tx.change(
-        "DELETE FROM rb_worker WHERE buffer = :buffer AND seen_at < :before", buffer=tx.scope.buffer, before=before
-    )
+    forget = "DELETE FROM rb_worker WHERE buffer = :buffer AND seen_at < :before"
+    tx.change(forget, buffer=tx.scope.buffer, before=now - KEEP_WORKERS)
     prune_events(tx)
 
 

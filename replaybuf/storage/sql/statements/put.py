@@ -19,7 +19,6 @@ from replaybuf.storage.sql.statements.eviction import (
     evict,
     keep_leaving,
     lock_replaced,
-    origins,
     remove_replaced,
     replace_groups,
     replaced_by_place,
@@ -300,15 +299,13 @@ def store(
     uids = start.uids or tx.reserve_uids(len(groups))
     counts = counts_of(groups, lanes)
     rows = [(uid, encoded, _key_of(tx, encoded.group)) for uid, encoded in zip(uids, groups, strict=True)]
-    replaced = {uid: [*members] for uid, members in zip(uids, removed_rows or [()] * len(uids), strict=True) if members}
-    if by_key := {key: uid for uid, _, key in rows if key is not None}:
-        for row in replace_groups(tx, WITH_KEYS, leaving, keys=_lock_keys(tx, groups)):
-            if newest(tx):  # else no restore can bring it back
-                replaced.setdefault(by_key[row.column("scoped_key")], []).append(row)
-    keys, made_from = _draw_keys(tx, lanes, rows), origins(tx, replaced)
+    if any(key is not None for _, _, key in rows):
+        replace_groups(tx, WITH_KEYS, leaving, keys=_lock_keys(tx, groups))
+    keys, at = _draw_keys(tx, lanes, rows), newest(tx)
+    made_from = [[old.uid for old in named] if named else () for named in removed_rows] or [()] * len(rows)
     values = [
-        group_row(uid, encoded, key, lanes, keys.get(uid), ticket_column(tx, uid), newest(tx), made_from.get(uid, ()))
-        for uid, encoded, key in rows
+        group_row(uid, encoded, key, lanes, at, keys.get(uid), ticket_column(tx, uid), old_uids)
+        for (uid, encoded, key), old_uids in zip(rows, made_from, strict=True)
     ]
     name_files(tx, (encoded.extent for _, encoded, _ in rows if encoded.extent is not None))
     insert_groups(tx, values, [payload_row(uid, encoded) for uid, encoded, _ in rows])

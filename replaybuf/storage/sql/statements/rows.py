@@ -89,14 +89,8 @@ def name_key(buffer: str | None, name: str | int) -> str:
 
 def part_key(buffer: str | None, part: Part) -> str:
     """Return the key of a rollout of a group that fills, which has its place there."""
-    before, behind = part_key_around(buffer, part)
-    return f"{before}{part.index}{behind}"
-
-
-def part_key_around(buffer: str | None, part: Part) -> tuple[str, str]:
-    """Return what stands before and behind the index in the key of a rollout of a group that fills."""
-    place = json.dumps([ANY_TASK, part.name, buffer, part.size, part.least], ensure_ascii=False)
-    return f"{place[:-1]}, ", f", {json.dumps(part.task_name, ensure_ascii=False)}]"
+    place = [ANY_TASK, part.name, buffer, part.size, part.least, part.index, part.task_name]
+    return json.dumps(place, ensure_ascii=False)
 
 
 def part_of(scoped: str) -> Part | None:
@@ -148,13 +142,6 @@ class GroupRow:
     def column(self, name: str) -> Any:
         """Return the value of a column; JSON as text."""
         return getattr(self.values, name)
-
-    def parsed(self, name: str) -> Any:
-        """Return the value of a column with JSON. Raises DecodeError."""
-        try:
-            return _value_from_json(self.column(name))
-        except DAMAGE as error:
-            raise damaged(self.uid, error) from error
 
     def check_size(self) -> None:
         """Raise DecodeError if the payload, which is valid, isn't of the size that the group has: it is another's."""
@@ -284,8 +271,3 @@ def _tags_from_json(text: str) -> dict[str, Any]:
     """Return tags from JSON, where PostgreSQL writes large floats as whole numbers; integers have 64 bits."""
     tags = from_json(text)
     return {name: value if type(value) is not int or value in INT64 else float(value) for name, value in tags.items()}
-
-
-def _value_from_json(text: str | None) -> Any:
-    """Return the value of a JSON column. Raises ValueError."""
-    return None if text is None else from_json(text)

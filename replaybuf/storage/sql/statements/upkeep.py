@@ -18,53 +18,33 @@ from replaybuf.storage.sql.statements.leases import OVERDUE
 
 def any_to_prune(tx: Transaction, now: float) -> bool:
     """Return whether any group is beyond the age or number limit of its status."""
-    return any(lot.find(tx, 1) for lot in _find_outdated(tx, now))
+    return any(uids for _, uids in _find_outdated(tx, now, 1))
 
 
 def prune(tx: Transaction, now: float, limit: int) -> int:
     """Remove up to `limit` groups per task and status beyond its limits, oldest first; return their number."""
-    steps: list[Step] = []
-    outdated = _find_outdated(tx, now)
-    for lot in outdated:
-        steps.append((lot.home.task_name, removed(Place(lot.home.status), Tally.PRUNED), lot.find(tx, limit, "{skip}")))
-    apply(tx, steps, [lot.home for lot in outdated])
-    return sum(len(uids) for _, _, uids in steps)
+    outdated = _find_outdated(tx, now, limit, "{skip}")
+    steps: list[Step] = [(home.task_name, removed(Place(home.status), Tally.PRUNED), uids) for home, uids in outdated]
+    apply(tx, steps, [home for home, _ in outdated])
+    return sum(len(uids) for _, uids in outdated)
 
 
-@dataclass(frozen=True, slots=True)
-class _OutdatedLane:
-    """A bounded lane: the groups set aside before a time (None: all), of which at most so many are to be removed."""
-
-    home: Lane
-    cutoff: float | None
-    excess: int
-
-    def find(self, tx: Transaction, limit: int, locked: str = "") -> list[int]:
-        """Return the uids of the first ones, oldest first."""
-        if not self.excess:
-            return []
-        dated = "" if self.cutoff is None else "AND archived_at < :before"
-        return tx.values(
-            "SELECT uid FROM rb_group WHERE lane = :lane AND archived_at IS NOT NULL "  # noqa: S608
-            f"{dated} ORDER BY archived_at, uid LIMIT :limit {locked}",
-            lane=self.home.id,
-            limit=min(self.excess, limit),
-            before=self.cutoff,
-        )
-
-
-def _find_outdated(tx: Transaction, now: float) -> list[_OutdatedLane]:
+def _find_outdated(tx: Transaction, now: float, limit: int, locked: str = "") -> list[tuple[Lane, list[int]]]:
+    """Return the bounded lanes, each with up to `limit` groups beyond its bound, oldest first."""
     limits = tx.scope.rules.limits
     lanes = lanes_where(
         tx, "NOT leased AND status {in_texts:statuses}", statuses=[str(status) for status in limits.bounded_aside]
     )
     tallies = read_lane_tallies(tx, [home.id for home in lanes])
     sizes = {row["lane"]: row["amount"] for row in tallies if row["name"] == Tally.SIZE}
-    outdated = []
+    outdated: list[tuple[Lane, list[int]]] = []
     for home in lanes:
         size, (groups, seconds) = sizes.get(home.id, 0), limits.bound_aside(home.status)
-        cutoff = None if groups is not None else now - (seconds or 0)
-        outdated.append(_OutdatedLane(home, cutoff, max(0, size - (groups or 0))))
+        excess, dated = max(0, size - (groups or 0)), "" if groups is not None else "AND archived_at < :before"
+        query = f"""SELECT uid FROM rb_group WHERE lane = :lane AND archived_at IS NOT NULL {dated}
+ORDER BY archived_at, uid LIMIT :limit {locked}"""  # noqa: S608
+        values = {"lane": home.id, "limit": min(excess, limit), "before": now - (seconds or 0)}
+        outdated.append((home, tx.values(query, **values) if excess else []))
     return outdated
 
 

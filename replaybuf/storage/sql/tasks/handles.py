@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -51,10 +50,6 @@ class ArrayHandle(StandIn):
         """
         [loaded] = load_all([self])
         return loaded
-
-    async def load_async(self) -> Any:
-        """Run `load` in another thread."""
-        return await asyncio.to_thread(self.load)
 
     def as_tensor(self, name: str, shape: Sequence[int], build: Callable[[Any], Any]) -> ArrayHandle:
         """Return the handle of a tensor built from these bytes."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -29,13 +28,9 @@ from replaybuf.values.rollouts.segments import count_of
 
 # Waits without a heartbeat for 15 seconds count as those of dead processes.
 _SOON_SECONDS, _NEWS_SECONDS, _WAIT_SECONDS, _SIGN_SECONDS = 1.0, 5.0, 10.0, 30.0
-#: Interval in seconds over which processes spread the start of a minute.
-_SPREAD_SECONDS = 10.0
 #: Lock timeout of a heartbeat in seconds; its content is kept for the next one.
 _PATIENCE = 1.0
-#: Seconds of failing heartbeats before a warning is logged.
-_COMPLAIN_SECONDS = 60.0
-#: Names of idle workers that stay in heartbeats, and waits that are shown, per process.
+#: Names of workers that stay in heartbeats, and waits that are shown, per process.
 _MOST_NAMES, _MOST_WAITS = 200, 100
 
 _logger = logging.getLogger("replaybuf.presence")
@@ -49,16 +44,13 @@ class Presence:
         self._engine = transactions.engine
         self._start = time.time()
         self._workers: dict[str, Activity] = {}  # the most recent one last
-        self._changed_workers: set[str] = set()  # those with activity that isn't in the store
+        self._has_changed = False  # whether there is activity that isn't in the store
         self._waits: dict[int, Waiting] = {}
         self._events: deque[WorkerEvent] = deque(maxlen=_MOST_WAITS)  # the latest ones, if there are more
         self._writing = asyncio.Lock()  # of the database's loop
-        self._stored_waits: dict[int, str] = {}  # the waits in the store: number and worker
-        self._beat_at, self._sign_at = time.monotonic(), 0.0
+        self._stored_waits: set[int] = set()  # the numbers of the waits in the store
+        self._beat_at = time.monotonic() - _SIGN_SECONDS  # the first one comes soon
         self._recorded_minute = 0
-        # Spread, since all processes would try to record the same minute.
-        self._delay = random.SystemRandom().uniform(0.0, _SPREAD_SECONDS)
-        self._failing_since: float | None = None
         self._has_complained = False
 
     # Database's thread
@@ -67,10 +59,8 @@ class Presence:
         """Return the activity of a worker, to be counted up; for None, one that is discarded."""
         if worker is None:
             return Activity()
-        self._changed_workers.add(worker)
-        activity = self._workers.get(worker)
-        if activity is None:
-            activity = self._workers[worker] = Activity()
+        self._has_changed = True
+        self._workers[worker] = activity = self._workers.pop(worker, None) or Activity()
         return activity
 
     def count_puts(self, stored: Iterable[EncodedGroup]) -> None:
@@ -111,21 +101,19 @@ class Presence:
         if now - self._beat_at < _SOON_SECONDS:
             return
         waits = self._shown_waits()
-        news = bool(self._events) or self._stored_waits.keys() != {wait.number for wait in waits}
-        counted = bool(self._changed_workers) and now - self._beat_at >= _NEWS_SECONDS
+        news = bool(self._events) or self._stored_waits != {wait.number for wait in waits}
+        counted = self._has_changed and now - self._beat_at >= _NEWS_SECONDS
         waiting = bool(waits) and now - self._beat_at >= _WAIT_SECONDS
-        sign = bool(self._workers) and now - self._sign_at >= _SIGN_SECONDS
-        if not (news or counted or waiting or sign):
-            return
-        await self.flush(all_names=sign)
+        sign = bool(self._workers) and now - self._beat_at >= _SIGN_SECONDS
+        if news or counted or waiting or sign:
+            await self.flush()
 
-    async def flush(self, *, all_names: bool = False) -> None:
-        """Write a heartbeat at once, perhaps of idle workers, too. Raises nothing: the next one may succeed."""
+    async def flush(self) -> None:
+        """Write a heartbeat at once. Raises nothing: the next one may succeed."""
         self._beat_at = time.monotonic()
         try:
-            await self._write(all_names=all_names)
+            await self._write()
             await self._record_minute()
-            self._failing_since = None
             self._has_complained = False
         except Exception as error:
             self._log_failure(error)
@@ -136,54 +124,47 @@ class Presence:
             return
         self._waits.clear()
         try:
-            await self._write(all_names=True, ended=True)
+            await self._write(ended=True)
         except Exception as error:
             self._log_failure(error)
 
     def _shown_waits(self) -> list[Waiting]:
         return list(self._waits.values())[:_MOST_WAITS]
 
-    async def _write(self, *, all_names: bool, ended: bool = False) -> None:
+    async def _write(self, *, ended: bool = False) -> None:
         async with self._writing:
             waits = self._shown_waits()
-            shown = {waiting.number: waiting.worker for waiting in waits}
-            changed, self._changed_workers = self._changed_workers, set()
+            has_changed, self._has_changed = self._has_changed, False
             events = [self._events.popleft() for _ in range(len(self._events))]
-            active = {*changed, *shown.values(), *self._stored_waits.values(), *(event.worker for event in events)}
-            for name in active:
-                self._workers[name] = self._workers.pop(name, Activity())
-            workers = {name: activity for name, activity in self._workers.items() if all_names or name in active}
+            for name in (*(waiting.worker for waiting in waits), *(event.worker for event in events)):
+                self._workers.setdefault(name, Activity())
+            workers = dict(self._workers)
             for name in _drawing_workers(waits, events):
                 self._workers[name].draws = True
             try:
                 write = partial(write_beat, since=self._start, workers=workers, waits=waits, events=events, ended=ended)
                 await self._engine.write(write, self._transactions.scope, brief=True, patience=_PATIENCE)
             except BaseException:
-                self._changed_workers |= changed
+                self._has_changed |= has_changed
                 # In the same deque: other threads may be about to append to it.
                 self._events.extendleft(events[::-1][: _MOST_WAITS - len(self._events)])
                 raise
-            self._stored_waits = shown
+            self._stored_waits = {waiting.number for waiting in waits}
             for name in [*self._workers][:-_MOST_NAMES]:
-                if name not in self._changed_workers:
-                    del self._workers[name]
-            if all_names:
-                self._sign_at = time.monotonic()
+                del self._workers[name]
 
     async def _record_minute(self) -> None:
-        minute = int((time.time() - self._delay) // HISTORY_SECONDS)
+        minute = int(time.time() // HISTORY_SECONDS)
         if minute == self._recorded_minute:
             return
         if await self._engine.write(record_minute, self._transactions.scope, patience=_PATIENCE):
             self._recorded_minute = minute  # else another process is recording it: the next heartbeat checks
 
     def _log_failure(self, error: Exception) -> None:
-        """Log one warning: of an unknown error at once, of others if they last (puts and draws raise them, too)."""
-        now, is_known = time.monotonic(), isinstance(error, ReplayBufError)
-        since = self._failing_since = now if self._failing_since is None else self._failing_since
-        warns = not self._has_complained and (not is_known or now - since >= _COMPLAIN_SECONDS)
-        self._has_complained |= warns
-        level = logging.WARNING if warns else logging.DEBUG
+        """Log one warning of an unknown error; puts and draws raise the others, too."""
+        is_known = isinstance(error, ReplayBufError)
+        level = logging.DEBUG if is_known or self._has_complained else logging.WARNING
+        self._has_complained |= not is_known
         _logger.log(level, "workers and waits can't be recorded at present: %s", error, exc_info=not is_known)
 
 

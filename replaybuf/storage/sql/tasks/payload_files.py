@@ -192,8 +192,6 @@ class PayloadFiles:
         """Delete files that no commit named, and were written long ago: their writers died, or are about to commit."""
         assert self._own_store is not None
         number, store = self._own_store
-        if not await self._write(partial(statements.may_list, number=number, interval=LISTING_SECONDS)):
-            return
         latest = time.time() - YOUNG_SECONDS
 
         def list_old() -> list[str]:

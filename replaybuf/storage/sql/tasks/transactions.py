@@ -101,11 +101,11 @@ class Transactions:
                     self._watch.committed()
                 return result
 
-    async def restore(self, step: int, *, keep_new: bool) -> Checkpoint:
+    async def restore(self, step: int) -> Checkpoint:
         """Restore a checkpoint, and continue in the epoch that begins with it."""
 
         def work(tx: Transaction) -> tuple[Checkpoint, Scope]:
-            return restore(tx, step, time.time(), keep_new=keep_new), tx.scope
+            return restore(tx, step, time.time()), tx.scope
 
         # Draws still to be undone in a checkpoint must be undone before it is restored.
         await self.thread.catch_up(self.engine.lock_timeout)
