@@ -15,7 +15,6 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from replaybuf.buffer.tracing import span
 from replaybuf.buffer.wait_reports import WaitReport
 from replaybuf.common.units import named
 from replaybuf.errors import FullError, InputError, NotReadyError, StorageError
@@ -165,7 +164,7 @@ class Waits:
                         raise error
                     report.update(diagnosis.sentence, str(diagnosis))
                 if not waited:
-                    stack.enter_context(_timed_wait(self.for_groups, "groups"))
+                    stack.enter_context(_timed_wait(self.for_groups))
                     waited = True
                 await self._storage.changed(min(remaining, report.pause), version)
 
@@ -265,7 +264,7 @@ class Waits:
         queue.waiting += 1
         try:
             report = WaitReport(self._storage, "waiting for room", wait)
-            with _timed_wait(self.for_room, "room"), closing(report):
+            with _timed_wait(self.for_room), closing(report):
                 try:
                     async with asyncio.timeout(deadline - time.monotonic()):
                         await queue.turn.acquire()
@@ -333,12 +332,11 @@ class Waits:
 
 
 @contextmanager
-def _timed_wait(waited: WaitStats, kind: str) -> Iterator[None]:
-    """Time a wait, and make a span of it."""
+def _timed_wait(waited: WaitStats) -> Iterator[None]:
+    """Count and time a wait."""
     began = time.monotonic()
     try:
-        with span("replaybuf.wait", kind=kind):
-            yield
+        yield
     except TimeoutError:
         waited.timeouts += 1
         raise
