@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import warnings
 import weakref
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Unpack
+from typing import Any, Generic, Unpack
 
 from replaybuf.buffer.put_options import PutOptions
 from replaybuf.buffer.putting import Putting
@@ -24,7 +23,6 @@ from replaybuf.common.checks import (
     check_uids,
     check_whole,
     error_text,
-    refused,
 )
 from replaybuf.errors import (
     ClosedError,
@@ -350,32 +348,15 @@ class Leasing(Generic[R]):
     def __init__(self, begin: Callable[[], Awaitable[Lease[R]]]) -> None:
         self._begin = begin
         self._lease: Lease[R] | None = None
-        self._entered = self._used = False
-
-    def __del__(self) -> None:
-        if not self._used:
-            warnings.warn(
-                "nothing was leased: the result of lease_batch() was neither entered by a `with` block nor begun "
-                "(`await` it; `.begin()` it without asyncio)",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-
-    if not TYPE_CHECKING:
-        __enter__ = __exit__ = refused("a lease of an asynchronous buffer is entered by `async with`, not by `with`")
-
-    def discard(self) -> None:
-        """Suppress the warning about an unused lease, after its arguments were checked."""
-        self._used = True
+        self._entered = False
 
     def __await__(self) -> Generator[Any, None, Lease[R]]:
-        self._used = True
         return self._begin().__await__()
 
     async def __aenter__(self) -> Lease[R]:
         if self._entered:
             raise InputError("this lease was begun before; call lease_batch again for another")
-        self._entered = self._used = True
+        self._entered = True
         self._lease = await self._begin()
         return self._lease
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
+from typing import Any, Generic, Self, TypeVar, Unpack
 
 from replaybuf.buffer.buffer_metrics import read_metrics
 from replaybuf.buffer.drawing import DrawOptions, DrawRequest
@@ -33,7 +33,6 @@ from replaybuf.common.checks import (
     check_tags,
     check_task_name,
     check_whole,
-    refused,
     shown,
 )
 from replaybuf.common.progress import OnProgress
@@ -113,11 +112,6 @@ class ReplayBuffer(Generic[R]):
     def worker(self) -> str:
         """The worker name recorded with puts and draws: that of `working_as`, else the config's, else "host:pid"."""
         return self.storage.worker
-
-    if not TYPE_CHECKING:
-        __enter__ = __exit__ = refused(
-            "the calls of this buffer are coroutines: open it by `async with`; for `with`, make one by build_sync()"
-        )
 
     async def __aenter__(self) -> Self:
         storage = self._open_store

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, Ty
 from replaybuf.buffer.background import end, run
 from replaybuf.buffer.lease import Cursors, Lease, Leasing
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.common.checks import refused
 from replaybuf.errors import InputError
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.policies import ReplayPolicy
@@ -177,9 +176,6 @@ class SyncLeasing(Generic[R]):
     def __init__(self, leasing: Leasing[R]) -> None:
         self.asynchronous = leasing
 
-    if not TYPE_CHECKING:
-        __aenter__ = __aexit__ = refused("a lease of a synchronous buffer is entered by `with`, not by `async with`")
-
     def begin(self) -> SyncLease[R]:
         """Draw the groups and return their lease, which the caller settles."""
 
@@ -241,11 +237,6 @@ class SyncReplayBuffer(Generic[R]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         end(self.asynchronous.__aexit__(kind, error, trace))
-
-    if not TYPE_CHECKING:
-        __aenter__ = __aexit__ = refused(
-            "the calls of this buffer block: open it by `with`; for `async with`, make one by build() of the config"
-        )
 
     def __reduce__(self) -> str:
         raise InputError(reason="not picklable")

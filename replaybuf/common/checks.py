@@ -11,11 +11,11 @@ import operator
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from replaybuf.common.redact import redact_path
 from replaybuf.errors import ConfigError, InputError, MissingDriverError, ReplayBufError
@@ -64,15 +64,6 @@ def check_options(call: str, options: Iterable[str], known: Iterable[str]) -> No
         similar = nearest(unknown, names)
         hint = f"did you mean {similar}?" if similar else f"it has {', '.join(names)}"
         raise TypeError(f"{call} has no option {unknown!r}; {hint}")
-
-
-def refused(message: str) -> Callable[..., NoReturn]:
-    """Return a method that raises InputError with this message, for a protocol that a class lacks."""
-
-    def refuse(self: object, *arguments: object) -> NoReturn:
-        raise InputError(message)
-
-    return refuse
 
 
 def import_optional(module: str, message: str) -> Any:
