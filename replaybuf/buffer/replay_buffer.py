@@ -24,7 +24,6 @@ from replaybuf.common.checks import (
     check_limit,
     check_list,
     check_most,
-    check_options,
     check_priorities,
     check_priority,
     check_seconds,
@@ -413,7 +412,6 @@ class ReplayBuffer(Generic[R]):
         **options: Unpack[DrawOptions],
     ) -> DrawRequest:
         self.storage.check_open()
-        check_options("a draw (get, take_batch, sample, lease_batch)", options, DrawOptions.__annotations__)
         statuses = self.rollout_type.statuses
         return DrawRequest.checked(
             sizes, group_status, statuses=statuses, worker=self.worker, beta=beta, deferred=deferred, **options

@@ -57,15 +57,6 @@ def nearest(name: str, names: Iterable[str], similar: float = 0.6) -> str | None
     return next(iter(difflib.get_close_matches(name[:_MAX_NAME], list(names), n=1, cutoff=similar)), None)
 
 
-def check_options(call: str, options: Iterable[str], known: Iterable[str]) -> None:
-    """Raise TypeError, as Python does, for an option that a call doesn't have, with the one that was probably meant."""
-    names = list(known)
-    for unknown in sorted(set(options).difference(names)):
-        similar = nearest(unknown, names)
-        hint = f"did you mean {similar}?" if similar else f"it has {', '.join(names)}"
-        raise TypeError(f"{call} has no option {unknown!r}; {hint}")
-
-
 def import_optional(module: str, message: str) -> Any:
     """Import a module of an optional package. Raises MissingDriverError with this message if it is missing."""
     try:

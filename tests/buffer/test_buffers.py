@@ -24,6 +24,7 @@ from replaybuf import (
     Status,
 )
 from replaybuf.buffer.drawing import DrawOptions, DrawRequest
+from replaybuf.buffer.put_options import FillOptions, put_options
 from replaybuf.buffer.putting import Putting
 from replaybuf.buffer.sync import SyncReplayBuffer
 from replaybuf.common.units import html_table
@@ -281,6 +282,8 @@ def test_nothing_above_the_buffer_reaches_through_it() -> None:
 
 
 def test_all_puts_take_the_same_options() -> None:
+    """Those of `FillOptions`, whose defaults are written once."""
+    assert FillOptions.__optional_keys__ == {*inspect.signature(put_options).parameters} - {"statuses"}
     for options, puts in (
         ("FillOptions", (ReplayBuffer.put, ReplayBuffer.put_many, Putting.prepare)),
         ("PutOptions", (Lease.finish, Lease.save, Prompt.finish)),
