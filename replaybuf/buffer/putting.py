@@ -17,9 +17,8 @@ from replaybuf.common.cancellation import shielded
 from replaybuf.common.checks import check_task_name, check_timeout, check_uids
 from replaybuf.common.units import named
 from replaybuf.errors import FullError, InputError, PartlyStoredError, RolloutError
-from replaybuf.rules.causes import never_put
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.values import UNSET, Leased, NewGroup, Part, Refresh, Unset
+from replaybuf.storage.values import UNSET, Leased, NewGroup, Part, Unset
 from replaybuf.values.codec.library_values import UnfetchedError
 from replaybuf.values.rollouts.normalise import Normalised, is_finished, normalise, normalise_fit
 from replaybuf.values.rollouts.rewards import reward_value
@@ -248,21 +247,6 @@ class Putting:
             key=None,
             replaces=(),
         )
-
-    def warn_of(self, refresh: Refresh) -> None:
-        """Warn once of a refresh to an earlier train step than the last one, and of one of a task without groups."""
-        for task in refresh.rules.keys() - refresh.tasks if refresh.tasks else ():
-            advice = ". ".join(never_put(task, sorted(refresh.tasks)))
-            self.waits.warn(f"refresh of {task}", f"refresh_staleness of task {named(task)}: {advice}", _logger)
-        for task, step in refresh.earlier.items():
-            if step > refresh.train_step:
-                self.waits.warn(
-                    "refresh",
-                    f"refresh_staleness of task {named(task)} went back from train step {step} to "
-                    f"{refresh.train_step}, so its groups look fresher than they are; a run that goes on from a "
-                    "checkpoint restores the buffer to it, and a new run has a buffer of its own",
-                    _logger,
-                )
 
     async def fetching(self, groups: Sequence[NewGroup], store: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `store()`, which stores the groups; repeated after fetching the ObjectRefs in them.

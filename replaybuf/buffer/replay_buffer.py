@@ -511,11 +511,8 @@ class ReplayBuffer(Generic[R]):
         if Status.FILLING in chosen:
             raise InputError("groups that fill have no staleness until they are whole: leave the status filling out")
         check_dropped(dropped)
-        refresh = Refresh(step, rules, chosen, dropped)
-        refreshing = self._open_store.refresh(refresh)
-        expired = await (refreshing if dropped is None else shielded(refreshing))
-        self.putting.warn_of(refresh)
-        return expired
+        refreshing = self._open_store.refresh(Refresh(step, rules, chosen, dropped))
+        return await (refreshing if dropped is None else shielded(refreshing))
 
     # Counting and reading
 
