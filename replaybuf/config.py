@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self
 
 from pydantic import (
@@ -39,17 +38,12 @@ from replaybuf.values.rollouts.rollout_type import RolloutType
 R = TypeVar("R", default=RolloutState)
 
 
-def _as_list(types: Any) -> Any:
-    """Return a list for one class, or its name."""
-    return [types] if isinstance(types, type | str) else types
-
-
-_EXPECTED_BOUND = "expected a number of groups, a timedelta or a time such as '12h' or '7d', got {}"
+_EXPECTED_BOUND = "expected a number of groups, or a time such as '12h' or '7d', got {}"
 
 
 def _check_bound(bound: Any) -> Any:
-    """Refuse booleans and floats, which pydantic would read as numbers or seconds: `archive: true`, `unfit: 2.5`."""
-    if isinstance(bound, bool | float):
+    """Refuse texts that aren't times, and booleans, which pydantic would read as numbers (`archive: true`)."""
+    if isinstance(bound, bool):
         raise ValueError(_EXPECTED_BOUND.format(repr(bound)))
     _parse_bound(bound)
     return bound
@@ -127,11 +121,11 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     """At least the size of a batch; the default is enough for a batch of min_size. Two numbers bound the error itself,
     completed groups put * samples_per_insert - draws, which min_size doesn't shift then: `(0, 64)`."""
 
-    archive: Annotated[int | timedelta | str | None, BeforeValidator(_check_bound)] = None
+    archive: Annotated[int | str | None, BeforeValidator(_check_bound)] = None
     """The retention of completed groups that are removed by their draw, as ARCHIVED, for SQL: a number of groups per
-    task, or an age (a timedelta, or a text such as "12h" or "7d")."""
+    task, or an age such as "12h" or "7d"."""
 
-    unfit: Annotated[int | timedelta | str | None, BeforeValidator(_check_bound)] = None
+    unfit: Annotated[int | str | None, BeforeValidator(_check_bound)] = None
     """The retention of FILTERED and FAILED groups, per status. They don't count for the capacity and are never evicted.
     By default, groups that are put or set aside stay, and groups that a produce strategy filters aren't stored."""
 
@@ -177,7 +171,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     """The class of the rollouts, itself or as "module:Class": a pydantic model, a dataclass, a TypedDict or dict.
     Values of the types in its annotations can be stored. A text imports its module: configs are trusted input."""
 
-    types: Annotated[Sequence[type | ImportString[Any]], BeforeValidator(_as_list), AfterValidator(tuple)] = ()
+    types: Annotated[Sequence[type | ImportString[Any]], AfterValidator(tuple)] = ()
     """Further classes, for fields that declare Any."""
 
     fields: dict[str, str | None] = Field(default_factory=dict)
@@ -324,10 +318,8 @@ class AsyncReplayBufferConfig(ReplayBufferConfig[R], Generic[R]):
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
-def _parse_bound(bound: int | timedelta | str | None) -> tuple[int | None, float | None]:
+def _parse_bound(bound: int | str | None) -> tuple[int | None, float | None]:
     """Parse a retention bound: return a number of groups, or a time in seconds. Raises ValueError."""
-    if isinstance(bound, timedelta):
-        return None, bound.total_seconds()
     if isinstance(bound, str):
         number, unit = bound[:-1], bound[-1:]
         if bound.isascii() and bound.isdigit():  # a text from an environment variable

@@ -106,8 +106,6 @@ class ReadableConfig(BaseModel, metaclass=_OneLineErrors):
             ) from None
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise ConfigError(f"can't read {file}: {error}") from error
-        except RecursionError as error:
-            raise ConfigError(f"can't read {file}: it is nested too deeply") from error
         for name in (section or "").split(".") if section else ():
             if not isinstance(values, Mapping) or name not in values:
                 raise ConfigError(f"{file} has no section {section!r} (at {name!r})")
