@@ -461,5 +461,5 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="empty"):
         JSONLines([])
     for value in (7, b"path", None, [7], ["a\0"]):
-        with pytest.raises(InputError, match=r"path of a JSONL file|no file"):
+        with pytest.raises(InputError, match=r"path of a JSONL file|no file|paths must be a list"):
             JSONLines(value)  # type: ignore[arg-type]
