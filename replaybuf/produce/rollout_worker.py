@@ -11,8 +11,6 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 
-import msgpack  # type: ignore[import-untyped]
-
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.sync import SyncReplayBuffer, asynchronous_of
 from replaybuf.buffer.wait_reports import WaitReport
@@ -31,24 +29,19 @@ from replaybuf.rules.transitions import Tally, level_of, total
 #: Who waits looks at the store when it has changed, and after so many seconds at the latest; at the earliest after so
 #: many, however often it changes.
 _LONGEST_SECONDS, _SHORTEST_SECONDS = 5.0, 0.25
-_NO_STATE: bytes = msgpack.packb(None)
 
 
-async def publish(buffer: ReplayBuffer | SyncReplayBuffer, state: TrainState | None) -> None:
-    """Publish the trainer's state to all workers; None withdraws it. Raises FencedError, StorageError."""
-    if not isinstance(state, TrainState | None):
+async def publish(buffer: ReplayBuffer | SyncReplayBuffer, state: TrainState) -> None:
+    """Publish the trainer's state to all workers. Raises FencedError, StorageError."""
+    if not isinstance(state, TrainState):
         raise InputError(f"expected TrainState(train_step=..., model_step=...), got {shown(state)}")
-    position, value = (0, _NO_STATE) if state is None else (max(0, state.train_step), state.encode())
-    await overwrite(asynchronous_of(buffer).cursors, TRAINER, position, value)
+    await overwrite(asynchronous_of(buffer).cursors, TRAINER, state.train_step, state.encode())
 
 
 async def published(buffer: ReplayBuffer | SyncReplayBuffer) -> TrainState | None:
-    """Return the state published last; None before the first, or if it was withdrawn.
-
-    Raises InputError if it can't be read.
-    """
+    """Return the state published last; None before the first. Raises InputError if it can't be read."""
     cursor = await asynchronous_of(buffer).cursors.read(TRAINER)
-    return TrainState.decode(cursor.value) if cursor.version and cursor.value != _NO_STATE else None
+    return TrainState.decode(cursor.value) if cursor.version else None
 
 
 async def wait_published(

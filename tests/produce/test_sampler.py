@@ -172,14 +172,6 @@ async def test_what_was_published_last_is_read(buffer: ReplayBuffer) -> None:
         assert await published(buffer) == state
 
 
-async def test_what_is_withdrawn_was_never_published(buffer: ReplayBuffer) -> None:
-    await publish(buffer, TrainState(9, 8))
-    await publish(buffer, None)
-    assert await published(buffer) is None
-    await publish(buffer, TrainState(1, 0))
-    assert await published(buffer) == TrainState(1, 0)
-
-
 async def test_only_a_state_can_be_published(buffer: ReplayBuffer) -> None:
     with pytest.raises(InputError, match=r"expected TrainState\(train_step=..., model_step=...\), got 43"):
         await publish(buffer, 43)  # type: ignore[arg-type]
