@@ -12,14 +12,13 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import operator
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Callable, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 from replaybuf.buffer.background import end, run
-from replaybuf.buffer.lease import Cursors, Lease, Leasing
+from replaybuf.buffer.lease import Lease, Leasing
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.errors import InputError
 from replaybuf.rules.limits import Limits
@@ -54,12 +53,10 @@ _WORDS = {
 }
 
 
-def mirrored(
-    method: Callable[Concatenate[Any, P], S], turn: Callable[[S], T], *, returns: str | None = None
-) -> _Method[P, T]:
+def mirrored(method: Callable[Concatenate[Any, P], S], turn: Callable[[S], T]) -> _Method[P, T]:
     """Return a synchronous method that calls `method` of `self.asynchronous` and converts the result by `turn`.
 
-    `turn` is `run` for coroutines. `returns` is the annotation of the result where it differs.
+    `turn` is `run` for coroutines.
     """
     name = method.__name__
 
@@ -67,25 +64,18 @@ def mirrored(
     def call(self: Any, *args: Any, **kwargs: Any) -> T:
         return turn(getattr(self.asynchronous, name)(*args, **kwargs))
 
-    if returns is not None:
-        call.__signature__ = inspect.signature(method).replace(return_annotation=returns)  # type: ignore[attr-defined]
     for word, replacement in _WORDS.items():
         call.__doc__ = (call.__doc__ or "").replace(word, replacement)
     return cast("_Method[P, T]", call)
 
 
 def face_of(kind: type) -> Callable[[type[F]], type[F]]:
-    """Complete a synchronous class: names that it only annotates become properties that read `self.asynchronous`.
-
-    Raises TypeError if it lacks a public name of the asynchronous class `kind`: type checkers need a line for each.
-    """
+    """Complete a synchronous class: names that it only annotates become properties that read `self.asynchronous`."""
 
     def complete(face: type[F]) -> type[F]:
-        for name in inspect.get_annotations(face):
+        for name in face.__annotations__:
             doc = getattr(getattr(kind, name, None), "__doc__", None)
             setattr(face, name, property(operator.attrgetter(f"asynchronous.{name}"), doc=doc))
-        if missing := {name for name in dir(kind) if not name.startswith("_")} - {*dir(face)}:
-            raise TypeError(f"{face.__name__} lacks {', '.join(sorted(missing))} of {kind.__name__}")
         return face
 
     return complete
@@ -151,25 +141,6 @@ class SyncLease(Generic[R]):
     stop = mirrored(Lease[R].stop, as_it_is)
 
 
-def _run_to_lease(claiming: Coroutine[Any, Any, Lease | None]) -> SyncLease[Any] | None:
-    lease = run(claiming)
-    return None if lease is None else SyncLease(lease)
-
-
-@face_of(Cursors)
-class SyncCursors:
-    """The `Cursors` of a buffer without `await`."""
-
-    def __init__(self, cursors: Cursors) -> None:
-        self.asynchronous = cursors
-
-    read = mirrored(Cursors.read, run)
-    prompts = mirrored(Cursors.prompts, run)
-    move = mirrored(Cursors.move, run)
-    put = mirrored(Cursors.put, run)
-    claim = mirrored(Cursors.claim, _run_to_lease, returns="SyncLease | None")
-
-
 class SyncLeasing(Generic[R]):
     """The result of `lease_batch`: use it with `with`, or `begin()` a lease to be settled by hand."""
 
@@ -227,7 +198,6 @@ class SyncReplayBuffer(Generic[R]):
 
     def __init__(self, buffer: ReplayBuffer[R]) -> None:
         self.asynchronous = buffer
-        self.cursors = SyncCursors(buffer.cursors)
 
     def __enter__(self) -> Self:
         run(self.asynchronous.__aenter__())
@@ -261,8 +231,8 @@ class SyncReplayBuffer(Generic[R]):
     get = mirrored(ReplayBuffer[R].get, run)
     take_batch = mirrored(ReplayBuffer[R].take_batch, run)
     sample = mirrored(ReplayBuffer[R].sample, run)
-    lease_batch = mirrored(ReplayBuffer[R].lease_batch, SyncLeasing[R], returns="SyncLeasing[R]")
-    adopt = mirrored(ReplayBuffer[R].adopt, SyncLease[R], returns="SyncLease[R]")
+    lease_batch = mirrored(ReplayBuffer[R].lease_batch, SyncLeasing[R])
+    adopt = mirrored(ReplayBuffer[R].adopt, SyncLease[R])
     is_ready = mirrored(ReplayBuffer[R].is_ready, run)
     wait_ready = mirrored(ReplayBuffer[R].wait_ready, run)
     why = mirrored(ReplayBuffer[R].why, run)
@@ -273,7 +243,7 @@ class SyncReplayBuffer(Generic[R]):
     annotate = mirrored(ReplayBuffer[R].annotate, run)
     refresh_staleness = mirrored(ReplayBuffer[R].refresh_staleness, run)
 
-    find = mirrored(ReplayBuffer[R].find, items_of, returns="Generator[StorageItem[R]]")
+    find = mirrored(ReplayBuffer[R].find, items_of)
     count = mirrored(ReplayBuffer[R].count, run)
     count_statuses = mirrored(ReplayBuffer[R].count_statuses, run)
     filling = mirrored(ReplayBuffer[R].filling, run)
@@ -300,4 +270,4 @@ def asynchronous_of(buffer: ReplayBuffer[R] | SyncReplayBuffer[R]) -> ReplayBuff
     return buffer.asynchronous if isinstance(buffer, SyncReplayBuffer) else buffer
 
 
-__all__ = ["SyncCursors", "SyncLease", "SyncLeasing", "SyncReplayBuffer", "asynchronous_of", "end", "run"]
+__all__ = ["SyncLease", "SyncLeasing", "SyncReplayBuffer", "asynchronous_of", "end", "run"]
