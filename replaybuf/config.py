@@ -10,8 +10,6 @@ from pydantic import (
     BeforeValidator,
     Field,
     ImportString,
-    TypeAdapter,
-    ValidationError,
     field_validator,
     model_validator,
 )
@@ -22,7 +20,7 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.sync import SyncReplayBuffer
 from replaybuf.common.checks import check_seconds, check_task_name
 from replaybuf.common.passwords import PasswordFunction, password_function
-from replaybuf.common.readable_config import ReadableConfig, refusal
+from replaybuf.common.readable_config import Function, ReadableConfig, refusal
 from replaybuf.errors import ConfigError, InputError, MissingDriverError, ReplayBufError
 from replaybuf.rules.limits import ErrorBuffer, Limits, OnFull, Rules
 from replaybuf.rules.policies import ReplayPolicy, resolve_policy
@@ -53,29 +51,6 @@ def _check_bound(bound: Any) -> Any:
 Password = Annotated[
     PasswordFunction | str | None, BeforeValidator(lambda value: None if value is None else password_function(value))
 ]
-
-
-_IMPORT_STRING: TypeAdapter[Any] = TypeAdapter(ImportString[Any])
-
-
-def _import_converters(converters: Any) -> Any:
-    """Return converters with classes and functions imported by their names; `Codec` validates them."""
-    if not isinstance(converters, dict):
-        return converters
-    return {
-        _import_object(kind): (entry[0], *map(_import_object, entry[1:]))
-        if isinstance(entry, (list, tuple)) and len(entry) == 3
-        else entry
-        for kind, entry in converters.items()
-    }
-
-
-def _import_object(value: Any) -> Any:
-    """Import the object named by "module:name"; return anything else as it is. Raises ValueError."""
-    try:
-        return _IMPORT_STRING.validate_python(value)
-    except ValidationError as error:
-        raise ValueError(error.errors()[0]["msg"]) from None
 
 
 class ReplayBufferConfig(ReadableConfig, Generic[R]):
@@ -192,7 +167,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     object_ref_timeout: float = Field(default=60.0, gt=0, le=86_400)
     """A put waits for the objects of ObjectRefs for up to so many seconds."""
 
-    converters: Annotated[dict[Any, Any] | None, BeforeValidator(_import_converters)] = None
+    converters: dict[type | ImportString[Any], tuple[str, Function, Function]] | None = None
     """Store values of other classes: `{MyClass: ("name", encode, decode)}`, where each class and function may be a
     "module:name"."""
 
@@ -228,9 +203,6 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
         except ReplayBufError as error:
             raise refusal(type(self), {"": str(error)}) from None
         return self
-
-    def __hash__(self) -> int:
-        return hash((type(self), self.url, self.name))  # other fields may have unhashable values
 
     def build(self) -> ReplayBuffer[R]:
         """Return the buffer that this config describes; `async with` opens its database, or else the first call.

@@ -281,7 +281,7 @@ def test_converters_may_be_named_in_a_file(tmp_path: Path) -> None:
     ("converters", "message"),
     [
         ({"nowhere:Class": ["a", "builtins:str", "builtins:str"]}, "converters: .*No module named 'nowhere'"),
-        ({Fraction: ["a", str]}, r"converters: fractions.Fraction needs \(name, encode, decode\)"),
+        ({Fraction: ["a", str]}, "converters: Field required"),
         ({Fraction: ["a", "nowhere:f", str]}, "converters: .*No module named 'nowhere'"),
         ("[]", "converters: Input should be a valid dictionary"),
         ({"math:pi": ["a", str, str]}, "3.14.* is no class"),
@@ -291,11 +291,6 @@ def test_a_wrong_converter_is_a_config_error(converters: Any, message: str) -> N
     with pytest.raises(ConfigError, match=message) as caught:
         ReplayBufferConfig(url="memory://", converters=converters).build()
     assert len(str(caught.value).splitlines()) == 1
-
-
-def test_equal_configs_are_one_key() -> None:
-    config = ReplayBufferConfig(url="memory://", fields={"response_ids": "tokens"}, rollout_type=dict)
-    assert {config, config.model_copy()} == {config}
 
 
 # Sections of training configs

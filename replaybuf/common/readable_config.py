@@ -12,13 +12,24 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ImportString,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from replaybuf.common.checks import nearest
 from replaybuf.common.passwords import name_of
 from replaybuf.common.redact import redact, redact_words
 from replaybuf.errors import ConfigError
+
+#: A function, itself or as "module:function".
+Function = Callable[..., Any] | ImportString[Any]
 
 #: The similarity at which a variable of the environment is a misspelt field: a launcher has variables of its own.
 _SIMILARITY = 0.8
@@ -157,7 +168,7 @@ def _describe(config: type[BaseModel], error: ValidationError, called: Callable[
     lines: dict[str, list[str]] = {}
     for problem in error.errors(include_input=False, include_url=False):
         name = str(problem["loc"][0]) if problem["loc"] else ""
-        if problem["type"] == "missing":
+        if problem["type"] == "missing" and len(problem["loc"]) == 1:
             examples = config.model_fields[name].examples or ()
             lines[
                 f"{called(name)} is missing" + (f", such as {' or '.join(map(str, examples))}" if examples else "")
