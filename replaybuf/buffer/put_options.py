@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, partial
-from typing import Any, Final, NamedTuple, TypedDict
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypedDict
 
 from replaybuf.common.checks import (
     Tags,
@@ -114,25 +113,6 @@ class Checked(NamedTuple):
         if check_whole(self.min_size, "min_size", 1) > size:
             raise InputError(f"min_size {self.min_size} is more than the {size} rollouts of the group")
         return int(self.min_size or 1)
-
-
-def checks_of(statuses: Statuses) -> Callable[[FillOptions], Checked]:
-    """Return `put_options` for the statuses of the rollouts' class."""
-    check = partial(put_options, statuses)
-    # Most puts of a train step have the same options. Typed: True equals 1, and is neither a step nor a threshold.
-    cached: Callable[..., Checked] = lru_cache(maxsize=1024, typed=True)(check)
-
-    def checked(options: FillOptions) -> Checked:
-        is_common = _OPTIONS_OF_ONE.isdisjoint(options) and _PLAIN_TYPES.issuperset(map(type, options.values()))
-        return (cached if is_common else check)(**options)
-
-    return checked
-
-
-#: Types of options by which checked ones are found again: a tensor or a dict may have changed since.
-_PLAIN_TYPES: Final = frozenset({int, float, bool, str, Status, type(None)})
-#: Options that are of one put.
-_OPTIONS_OF_ONE: Final = frozenset({"key", "group", "index"})
 
 
 def put_options(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, Unpack
 
-from replaybuf.buffer.put_options import Checked, FillOptions, LeaseOptions, checks_of
+from replaybuf.buffer.put_options import Checked, FillOptions, LeaseOptions, put_options
 from replaybuf.buffer.waits import Waits
 from replaybuf.common.cancellation import shielded
 from replaybuf.common.checks import check_task_name, check_timeout, check_uids
@@ -45,7 +45,6 @@ class Putting:
         self.storage = storage
         self.rollout_type = storage.codec.rollout_type
         self.waits = waits
-        self._check_options = checks_of(self.rollout_type.statuses)
         self._timeout = check_timeout(timeout)
 
     async def put(
@@ -161,7 +160,7 @@ class Putting:
         """
         self.storage.check_open()
         check_task_name(task_name)
-        chosen = self._check_options(options)
+        chosen = put_options(self.rollout_type.statuses, **options)
         (rollouts, segments), replaced = segmented(items, chosen.parents), check_uids(replaces, "replaces")
         if not rollouts:
             return None, False

@@ -67,15 +67,7 @@ def import_optional(module: str, message: str) -> Any:
 
 def check_task_name(name: Any, what: str = "task_name") -> str:
     """Check the name of a task or a buffer: a non-empty text that both databases can store."""
-    if type(name) is str and name in _good_names:
-        return name
-    good = _check_text(name, what)
-    if len(_good_names) < 1000:
-        _good_names.add(good)
-    return good
-
-
-_good_names: set[str] = set()
+    return _check_text(name, what)
 
 
 def check_key(key: Any) -> str | None:
