@@ -12,10 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import math
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,7 +24,6 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.sync import SyncReplayBuffer, asynchronous_of
 from replaybuf.common.cancellation import in_daemon_thread, shielded
 from replaybuf.common.checks import (
-    check_by_task,
     check_list,
     check_seconds,
     check_task_name,
@@ -329,25 +327,3 @@ def _copy_containers(value: Any) -> Any:
     if type(value) is dict:
         return {key: _copy_containers(item) for key, item in value.items()}
     return value
-
-
-def batch_sizes(weights: Mapping[str, float], batch_size: int) -> dict[str, int]:
-    """Return the number of groups of a batch by task: in proportion to its weight, `batch_size` in all.
-
-    Rounded by largest remainder; ties go to earlier tasks. A task of weight 0 gets none. Raises InputError for weights
-    that aren't finite and at least 0, or are all 0.
-    """
-    size, by_task = check_whole(batch_size, "batch_size"), check_by_task(weights, "weights")
-    for task, weight in by_task.items():
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
-            raise InputError(f"the weight of task {shown(task)} must be a number of at least 0, got {shown(weight)}")
-    largest = max(by_task.values(), default=0)
-    if not largest:
-        raise InputError("the weight of at least one task must be above 0")
-    shares = {task: weight / largest for task, weight in by_task.items()}  # their sum is finite
-    exact = {task: size * share / math.fsum(shares.values()) for task, share in shares.items()}
-    sizes = {task: math.floor(number) for task, number in exact.items()}
-    by_loss = sorted(exact, key=lambda task: sizes[task] - exact[task])
-    for task in by_loss[: size - sum(sizes.values())]:
-        sizes[task] += 1
-    return sizes
