@@ -24,10 +24,10 @@ from replaybuf.common.checks import (
     check_limit,
     check_list,
     check_most,
+    check_path,
     check_priorities,
     check_priority,
     check_seconds,
-    check_source,
     check_step,
     check_tags,
     check_task_name,
@@ -658,7 +658,7 @@ class ReplayBuffer(Generic[R]):
         status = None if as_status is None else self.rollout_type.statuses.check(as_status)
         names = None if issubclass(self.rollout_type.cls, dict) else FIELDS | self.rollout_type.names
         mapping = ColumnMapping({} if fields is None else fields, as_task, status, names)
-        file = RolloutFile(Path(check_source(source)), mapping)
+        file = RolloutFile(check_path(source, "file"), mapping)
         with working_as(self.worker):
             return await import_from(self.storage, file, again=again, dry_run=dry_run, progress=progress)
 

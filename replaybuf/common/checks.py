@@ -28,8 +28,6 @@ INT64 = range(-(2**63), 2**63)
 _EXACT_BELOW = 2**53
 #: Steps and staleness are below this, so that differences don't overflow in a database.
 MAX_STEP = 2**53
-# More groups than any store holds, and within the integers of every database.
-_HIGHEST_COUNT = 2**53
 _HIGHEST_FLOAT = sys.float_info.max
 _LONGEST_TIME = 10**9
 _MAX_REASON = 2000
@@ -210,15 +208,7 @@ def check_sizes(sizes: Any) -> dict[str, int]:
     """Check numbers of groups by task: none is negative."""
     if not isinstance(sizes, Mapping):
         raise InputError(f"expected a dict of task names and sizes, got {type(sizes).__name__}")
-    checked: dict[str, int] = {}
-    for name, size in sizes.items():
-        number = whole(size)
-        if number is None:
-            raise InputError(f"the size of task {check_task_name(name)!r} must be a whole number, got {shown(size)}")
-        if number < 0:
-            raise InputError(f"the size of task {check_task_name(name)!r} must be at least 0, got {shown(size)}")
-        checked[check_task_name(name)] = min(number, _HIGHEST_COUNT)
-    return checked
+    return {check_task_name(name): check_whole(size, f"the size of task {shown(name)}") for name, size in sizes.items()}
 
 
 def check_at_least(at_least: Any, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -251,10 +241,7 @@ def check_mix(mix: Any, sizes: Mapping[str, int]) -> dict[str, int]:
 
 def check_limit(limit: Any) -> int | None:
     """Check a limit of `find`: a number of groups, or None."""
-    number = whole(limit)
-    if limit is not None and (number is None or number < 0):
-        raise InputError(f"limit must be a number of groups of at least 0, or None, got {shown(limit)}")
-    return None if number is None else min(number, _HIGHEST_COUNT)
+    return None if limit is None else check_whole(limit, "limit")
 
 
 def check_step(step: Any, what: str) -> int:
@@ -333,28 +320,22 @@ def check_list(values: Any, what: str) -> list[Any]:
     raise InputError(f"{what} must be a list, got {shown(values)}")
 
 
-def check_folder(path: Any) -> Path:
-    """Check the path of a folder, which is no URL, and return it absolute: the working directory may change."""
+def check_path(path: Any, what: str) -> Path:
+    """Check the path of a `what`, and return it absolute: the working directory may change."""
     try:
-        folder = Path(path)
-        good = is_storable(os.fspath(folder))
-    except TypeError:
-        good = False
-    if not good:
-        raise InputError(f"expected the path of a folder, got {shown(path)}")
-    check_no_url(folder)
-    return folder.absolute()
-
-
-def check_source(source: Any) -> str:
-    """Check the path of a file, and return it absolute: the working directory may change."""
-    try:
-        text = os.fspath(source)
+        text = os.fspath(path)
     except TypeError:
         text = None
     if type(text) is not str or not text or not is_storable(text):
-        raise InputError(f"expected the path of a file, got {shown(source)}")
-    return os.path.abspath(text)
+        raise InputError(f"expected the path of a {what}, got {shown(path)}")
+    return Path(text).absolute()
+
+
+def check_folder(path: Any) -> Path:
+    """Check the path of a folder, which is no URL, and return it absolute."""
+    folder = check_path(path, "folder")
+    check_no_url(Path(path))
+    return folder
 
 
 def check_no_url(folder: Path) -> None:

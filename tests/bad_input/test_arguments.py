@@ -101,7 +101,11 @@ BAD: dict[type[ReplayBufError], list[tuple[Any, ...]]] = {
             *(partial(lambda size, b: b.get(size, TASK), size) for size in ("5", True, 1.0)),
             lambda b: b.is_ready({TASK: 1.5}),
         ),
-        ("size of task 'math' must be at least 0", lambda b: b.get(-1, TASK), lambda b: b.take_batch({TASK: -1})),
+        (
+            "size of task 'math' must be a whole number of at least 0",
+            lambda b: b.get(-1, TASK),
+            lambda b: b.take_batch({TASK: -1}),
+        ),
         ("unknown status 'done'; there are init, completed", lambda b: b.get(1, TASK, "done")),
         ("unknown status 'x{50}", lambda b: b.count(TASK, "x" * 10**6)),
         ("dict of task names and sizes, got list", lambda b: b.take_batch([TASK])),
@@ -134,7 +138,7 @@ BAD: dict[type[ReplayBufError], list[tuple[Any, ...]]] = {
             lambda b: b.count_statuses([TASK], "completed"),
             refresh({TASK: 4}, statuses="completed"),
         ),
-        ("limit must be a number of groups", find(limit=-1), find(limit=True)),
+        ("limit must be a whole number of at least 0", find(limit=-1), find(limit=True)),
         ("order_by must be a list, got array", find(order_by=np.array(5))),
         ("task_stale_thresholds must be a dict", refresh([TASK])),
         (
@@ -285,9 +289,7 @@ async def test_a_state_that_is_damaged_or_no_longer_fits_is_refused(kept: Replay
 
 
 GOOD_AT_THE_EDGE: dict[str, Call] = {
-    "find: limit beyond int64": find(limit=10**30),
     "timeout beyond floats": lambda b: b.wait_ready({TASK: 1}, timeout=10**400),
-    "size beyond int64": lambda b: b.is_ready({TASK: 10**30}),
     "no sizes": lambda b: b.take_batch({}, timeout=1),
     "numpy threshold": refresh({"other": np.int64(4)}, np.int32(3)),
     "numpy size and timeout": lambda b: b.take_batch({TASK: np.int64(0)}, timeout=np.float32(0.5)),
