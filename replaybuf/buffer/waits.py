@@ -42,7 +42,6 @@ _RETRY_SECONDS = 0.02
 _READ_AGAIN_SECONDS = 1.0
 _COUNTING_SECONDS = 2.0
 _ADVICE = "Draw some, or raise the limit; with on_full='block' a put waits for room, and with 'evict' it makes some"
-_NOTHING_STORED = "nothing was stored (is the consumer running?)"
 
 
 @dataclass(slots=True)
@@ -240,12 +239,8 @@ class Waits:
                     async with asyncio.timeout(deadline - time.monotonic()):
                         await queue.turn.acquire()
                 except TimeoutError as error:
-                    reason, diagnosis = f"task {new.task_name}: others wait for room, too", None
-                    if report.is_long:
-                        report.wait = replace(wait, wants={new.task_name: queue.waiting})
-                        diagnosis = await self.why(report.wait, await self._storage.fenced_tallies(), over=True)
-                        await report.timed_out(diagnosis.sentence, new.task_name)
-                    await self._refuse(new, f"after {timeout:g} s: {reason}; {_NOTHING_STORED}", error, diagnosis)
+                    reason = f"after {timeout:g} s: task {new.task_name}: others wait for room, too"
+                    await self._refuse(new, f"{reason}; nothing was stored (is the consumer running?)", error)
                 try:
                     return await self._put_in_turn(new, queue, deadline, timeout, report, store)
                 finally:
