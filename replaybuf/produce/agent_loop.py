@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from replaybuf.common.checks import error_text, shown
@@ -244,10 +244,6 @@ class ProduceSummary:
             raise
         finally:
             self.seconds += time.monotonic() - began
-
-    def as_dict(self, prefix: str = "produce/") -> dict[str, float]:
-        """Return the figures by name, for a logger: `produce/produced` and so on."""
-        return {f"{prefix}{field.name}": getattr(self, field.name) for field in fields(self)}
 
     def __str__(self) -> str:
         """Return `32 groups (5 reused; 2 interrupted), 13.4k tokens in 2.1 s`."""

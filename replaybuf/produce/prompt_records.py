@@ -45,9 +45,6 @@ class JSONLines:
         except FileError as error:
             raise InputError(f"{path}, {error}") from error
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (self[number] for number in range(len(self)))
-
     def __repr__(self) -> str:
         return f"JSONLines({', '.join(map(str, self.paths))})"
 
