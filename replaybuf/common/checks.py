@@ -68,9 +68,9 @@ def check_task_name(name: Any, what: str = "task_name") -> str:
     return _check_text(name, what)
 
 
-def check_key(key: Any) -> str | None:
-    """Check the key of a put, or None."""
-    return None if key is None else _check_text(key, "key")
+def check_key(key: Any) -> str:
+    """Check the key of a put."""
+    return _check_text(key, "key")
 
 
 def check_storable(text: str, what: str) -> str:
@@ -247,7 +247,7 @@ def check_limit(limit: Any) -> int | None:
 def check_step(step: Any, what: str) -> int:
     """Check a train step."""
     number = whole(step)
-    if number is None or abs(number) >= MAX_STEP:
+    if number is None or not -MAX_STEP < number < MAX_STEP:
         raise InputError(f"{what} must be a whole number (a training step), got {shown(step)}")
     return number
 
