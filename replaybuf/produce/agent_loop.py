@@ -198,8 +198,7 @@ class ProduceSummary:
       at the beginning or when put; `interrupted`: put back as ABORTED; `lost`: handed to another worker before they
       were done, and not stored.
     - `tokens`: response tokens generated now, including those of interrupted and failed groups.
-    - `seconds`: the time of the production, of which `pause_seconds` for interrupting the remaining groups;
-      `group_seconds`: the sum of the times of `generate_group` calls.
+    - `seconds`: the time of the production.
     - `raw_rewards_sum`, `raw_rewards_count`: over the rollouts of all completed groups, including filtered and expired
       ones, without which the mean would be biased. Rollouts without a reward don't count.
     """
@@ -215,8 +214,6 @@ class ProduceSummary:
     lost: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    pause_seconds: float = 0.0
-    group_seconds: float = 0.0
     raw_rewards_sum: float = 0.0
     raw_rewards_count: int = 0
 
@@ -226,12 +223,11 @@ class ProduceSummary:
         self.raw_rewards_sum += sum(scores)
         self.raw_rewards_count += len(scores)
 
-    def add(self, status: Status, tokens: int, seconds: float) -> None:
+    def add(self, status: Status, tokens: int) -> None:
         """Count a group of this status; INIT is one that failed and will be tried again."""
         name = _NAMES.get(status, status.value)
         setattr(self, name, getattr(self, name) + 1)
         self.tokens += tokens
-        self.group_seconds += seconds
 
     @contextmanager
     def producing(self) -> Iterator[None]:

@@ -187,7 +187,6 @@ class Generations:
             text = "task %s: %d groups were not done %g s after pause(); they begin anew later"
             _logger.warning(text, self.task_name, late_count, self._timeout)
             await self.cancel()
-        self.summary.pause_seconds += time.monotonic() - began
         self._collect()
 
     async def cancel(self) -> None:
@@ -288,7 +287,7 @@ class Generations:
         if error is not None:
             text = text_of(error)
             status = await self._fail(prompt, error, text)
-        self.summary.add(status, tokens, seconds)
+        self.summary.add(status, tokens)
         outcome = Generated(self.task_name, group, status, tokens, seconds, prompt.attempt, model_step, text)
         self.failures.add_wasted(outcome, pausing=self._is_pausing)
         if self.strategy.on_group is not None:
