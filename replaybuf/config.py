@@ -56,7 +56,7 @@ Password = Annotated[
 class ReplayBufferConfig(ReadableConfig, Generic[R]):
     """The database of a buffer, the order of its draws, and its limits on sizes, reuse and rates."""
 
-    url: str = Field(examples=["sqlite:///run.db", "postgresql://user@host/database"])
+    url: str
     """`sqlite:///run.db`, `postgresql://user@host/database`, or `memory://` for a SQLite database in memory, which is
     private to this buffer and ends with it."""
 

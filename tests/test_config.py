@@ -158,7 +158,7 @@ def test_variables_of_the_command_line_and_of_other_configs_are_no_typos() -> No
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "ReplayBufferConfig: url is missing, such as sqlite:///run.db"),
+        ({}, "ReplayBufferConfig: url is missing"),
         ({"url": "memory://", "archive": "7 dayz"}, "archive: expected a number of groups, or a time"),
         ({"url": "memory://", "archive": 0}, "archive must be a whole number of at least 1, got 0"),
         ({"url": "memory://", "unfit": -1}, "unfit must be a whole number of at least 0, got -1"),

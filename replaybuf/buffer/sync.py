@@ -81,11 +81,6 @@ def face_of(kind: type) -> Callable[[type[F]], type[F]]:
     return complete
 
 
-def as_it_is(result: T) -> T:
-    """Return the result of a method that is synchronous itself."""
-    return result
-
-
 _END: Any = object()
 
 
@@ -136,7 +131,7 @@ class SyncLease(Generic[R]):
     give_back_after = mirrored(Lease[R].give_back_after, run)
     extend = mirrored(Lease[R].extend, run)
     beat = mirrored(Lease[R].beat, run)
-    stop = mirrored(Lease[R].stop, as_it_is)
+    stop = mirrored(Lease[R].stop, lambda result: result)
 
 
 class SyncLeasing(Generic[R]):

@@ -163,10 +163,7 @@ def _describe(config: type[BaseModel], error: ValidationError, called: Callable[
     for problem in error.errors(include_input=False, include_url=False):
         name = str(problem["loc"][0]) if problem["loc"] else ""
         if problem["type"] == "missing" and len(problem["loc"]) == 1:
-            examples = config.model_fields[name].examples or ()
-            lines[
-                f"{called(name)} is missing" + (f", such as {' or '.join(map(str, examples))}" if examples else "")
-            ] = []
+            lines[f"{called(name)} is missing"] = []
         elif name in config.model_fields:
             lines.setdefault(called(name), []).append(problem["msg"].removeprefix("Value error, "))
         else:

@@ -10,7 +10,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 from pydantic import ValidationError
 
-from replaybuf.common.checks import check_list, shown
+from replaybuf.common.checks import check_list, check_path, shown
 from replaybuf.errors import FileError, InputError, RolloutError
 from replaybuf.files.foreign_rows import FIELDS
 from replaybuf.files.sources import numbered_lines, parsed
@@ -45,9 +45,6 @@ class JSONLines:
         except FileError as error:
             raise InputError(f"{path}, {error}") from error
 
-    def __repr__(self) -> str:
-        return f"JSONLines({', '.join(map(str, self.paths))})"
-
     def __getstate__(self) -> dict[str, Any]:
         return {"paths": self.paths, "_found_lines": None}
 
@@ -69,12 +66,8 @@ class JSONLines:
 
 
 def _check_path(path: Any) -> Path:
-    try:
-        file = Path(path).absolute()  # the reading process may have another working directory
-        is_there = file.is_file()
-    except (TypeError, ValueError) as error:
-        raise InputError(f"expected the path of a JSONL file, got {shown(path)}") from error
-    if not is_there:
+    file = check_path(path, "JSONL file")
+    if not file.is_file():
         raise InputError(f"{file} is a folder; give the file in it" if file.is_dir() else f"there is no file {file}")
     return file
 

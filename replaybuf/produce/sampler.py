@@ -41,7 +41,6 @@ from replaybuf.rules.query import Query
 from replaybuf.rules.transitions import Tally, total
 from replaybuf.storage.values import LEASE_SECONDS, Cursor, NewGroup, StorageItem
 from replaybuf.values.rollouts.rollout import Status
-from replaybuf.values.rollouts.rollout_type import RolloutType
 from replaybuf.values.rollouts.segments import as_group
 from replaybuf.values.rollouts.statuses import StatusLike
 
@@ -113,6 +112,7 @@ class Sampler:
         if epochs is not None and (times is None or times < 0):
             raise InputError(f"epochs must be a whole number, or None for no end, got {shown(epochs)}")
         self.buffer = asynchronous_of(buffer)
+        self.rollout_type = self.buffer.rollout_type
         self.task_name = check_task_name(task_name)
         self.name = check_task_name(task_name if name is None else name, "name")
         self.prompt_repeat_k = check_whole(prompt_repeat_k, "prompt_repeat_k", 1)
@@ -123,11 +123,6 @@ class Sampler:
         self._returning_statuses = tuple(status for status, _ in self._check_again(again))
         self._lease_seconds = check_seconds(seconds, "seconds")
         self._ended_at: int | None = None  # the number of prompts drawn at the end of the dataset that was reported
-
-    @property
-    def rollout_type(self) -> RolloutType:
-        """The class of the rollouts."""
-        return self.buffer.rollout_type
 
     async def draw(
         self,
