@@ -16,7 +16,6 @@ from replaybuf.buffer.sync import SyncReplayBuffer, asynchronous_of
 from replaybuf.buffer.wait_reports import WaitReport
 from replaybuf.common.cancellation import first_of
 from replaybuf.common.checks import check_step, check_timeout, check_whole, shown
-from replaybuf.common.worker_name import working_as
 from replaybuf.errors import InputError, NotReadyError
 from replaybuf.produce.agent_loop import AgentLoop, ProduceSummary
 from replaybuf.produce.generations import Generations
@@ -93,7 +92,6 @@ async def produce_loop(
     max_lag: int = 0,
     stop: asyncio.Event | None = None,
     timeout: float | None = PRODUCE_TIMEOUT,
-    worker: str | None = None,
 ) -> ProduceSummary:
     """Produce groups until the trainer has finished, or `stop` is set. Return a summary of this worker's production.
 
@@ -104,8 +102,6 @@ async def produce_loop(
     The trainer publishes its state with `publish`. When its weights are more than `max_lag` steps newer, `load_weights`
     is called while nothing is being generated. With `enable_partial_rollout` generation is interrupted, and unfinished
     groups are put back to be continued with the new weights; otherwise the groups in flight are finished first.
-
-    `worker` is the name under which its groups are put and held (default: that of the buffer's config).
 
     A group in flight may take as long as it needs: `generate_group` is to bound its own calls of the engine.
 
@@ -118,8 +114,7 @@ async def produce_loop(
         raise InputError(f"a worker needs an AsyncProduceStrategy, got {type(strategy).__name__}")
     work = _Work(strategy, agent_loop, sampler, batch_size, timeout)
     work.max_lag, work.load_weights = check_whole(max_lag, "max_lag"), load_weights
-    with working_as(worker):
-        await work.run(stop or asyncio.Event())
+    await work.run(stop or asyncio.Event())
     return work.summary
 
 
