@@ -65,6 +65,5 @@ async def ask(function: PasswordFunction, seconds: float) -> str:
         text = f"{type(error).__name__}: {redact_words(str(error))}"
         raise NoPasswordError(f"the password function {name} raised {text}") from error
     if not isinstance(answer, str) or not answer:
-        returned = "an empty text" if answer == "" else f"a value of the type {type(answer).__name__}, not a text"
-        raise NoPasswordError(f"the password function {name} returned {returned}")
+        raise NoPasswordError(f"the password function {name} returned no text, or an empty one")
     return answer

@@ -69,13 +69,11 @@ def fingerprint(item: Any) -> int:
 def _as_packable(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype != object:
         return [value.dtype.str, value.shape, value.tobytes()]
-    if isinstance(value, (np.generic, np.ndarray)):
+    if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     if isinstance(value, Mapping):
         return dict(value)
-    if isinstance(value, BaseModel) or is_dataclass(value):
-        return vars(value)
-    return type(value).__qualname__
+    return vars(value) if isinstance(value, BaseModel) or is_dataclass(value) else type(value).__qualname__
 
 
 def random_numbers(seed: int, epoch: int, size: int) -> np.ndarray[Any, np.dtype[np.uint64]]:

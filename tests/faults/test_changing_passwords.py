@@ -208,8 +208,8 @@ async def never() -> str:
     ("function", "message"),
     [
         (raising, "raising raised OSError: the token service is away"),
-        (returning_bytes, "returning_bytes returned a value of the type bytes, not a text"),
-        (returning_nothing, "returning_nothing returned an empty text"),
+        (returning_bytes, "returning_bytes returned no text, or an empty one"),
+        (returning_nothing, "returning_nothing returned no text, or an empty one"),
         (sleeping, "sleeping gave no answer within 0.3 s"),
         (never, "never gave no answer within 0.3 s"),
     ],
