@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, TypedDict
 
 from replaybuf.common.checks import (
     Tags,
-    check_key,
     check_priority,
     check_step,
     check_tags,
@@ -137,7 +136,7 @@ def put_options(
         rule=ExpiryRule(stale_threshold, token_stale_threshold, expired_groups_retryable),
         priority=check_priority(priority),
         tags=None if tags is None else check_tags(tags),
-        key=None if key is None else check_key(key),
+        key=None if key is None else check_task_name(key, "key"),
         status=None if status is None else statuses.check(status),
         dropped=None if dropped is None else check_dropped(dropped),
         keep_unfit=keep_unfit,

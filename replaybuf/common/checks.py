@@ -64,13 +64,14 @@ def import_optional(module: str, message: str) -> Any:
 
 
 def check_task_name(name: Any, what: str = "task_name") -> str:
-    """Check the name of a task or a buffer: a non-empty text that both databases can store."""
-    return _check_text(name, what)
-
-
-def check_key(key: Any) -> str:
-    """Check the key of a put."""
-    return _check_text(key, "key")
+    """Check the name of a task, a buffer or the like, or a key: a non-empty text that both databases can store."""
+    if not isinstance(name, str):
+        raise InputError(f"{what} must be a text, got {type(name).__name__}")
+    if not name:
+        raise InputError(f"{what} is empty")
+    if len(name) > _MAX_NAME:
+        raise InputError(f"{what} has {len(name)} characters; the limit is {_MAX_NAME}")
+    return str(check_storable(name, what))
 
 
 def check_storable(text: str, what: str) -> str:
@@ -85,18 +86,6 @@ def check_staleness(staleness: int, what: str = "staleness") -> int:
     if abs(staleness) >= MAX_STEP:
         raise InputError(f"{what} is {shown(staleness)}, which is no difference of training steps")
     return staleness
-
-
-def _check_text(value: Any, what: str) -> str:
-    if not isinstance(value, str):
-        raise InputError(f"{what} must be a text, got {type(value).__name__}")
-    if not value:
-        raise InputError(f"{what} is empty")
-    if len(value) > _MAX_NAME:
-        raise InputError(f"{what} has {len(value)} characters; the limit is {_MAX_NAME}")
-    if not is_storable(value):
-        raise InputError(f"{what} {value!r} holds a NUL or a lone surrogate, which no database can store")
-    return str(value)
 
 
 def is_storable(text: str) -> bool:
@@ -123,7 +112,8 @@ def check_tags(tags: Any) -> Tags | None:
     if not isinstance(tags, Mapping):
         raise InputError(f"tags must be a dict, got {type(tags).__name__}")
     return {
-        _check_text(name, "a tag's name"): check_plain(f"tags[{name!r}]", tag, "a tag") for name, tag in tags.items()
+        check_task_name(name, "a tag's name"): check_plain(f"tags[{name!r}]", tag, "a tag")
+        for name, tag in tags.items()
     }
 
 
