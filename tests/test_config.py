@@ -55,6 +55,14 @@ def test_a_number_in_a_text_is_that_number(capacity: Any) -> None:
     assert ReplayBufferConfig.from_mapping({"url": "sqlite://", "capacity": capacity}).rules().limits.capacity == 1000
 
 
+@pytest.mark.parametrize("name", ["capacity", "min_size", "max_times_sampled", "samples_per_insert", "put_timeout"])
+def test_yes_and_no_are_no_numbers(name: str) -> None:
+    """`capacity: yes` in a YAML file was a capacity of 1."""
+    for value in (True, False):
+        with pytest.raises(ConfigError, match=f"{name}: .*expected a number, got {value}"):
+            ReplayBufferConfig.from_mapping({"url": "sqlite://", name: value})
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

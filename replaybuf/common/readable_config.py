@@ -17,6 +17,8 @@ from pydantic import (
     ConfigDict,
     ImportString,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -70,6 +72,14 @@ class ReadableConfig(BaseModel, metaclass=_OneLineErrors):
         if unknown := [str(name) for name in values if name not in cls.model_fields]:
             raise refusal(cls, {name: f"{name} is no field" + _hint(name, cls.model_fields) for name in unknown})
         return values
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_booleans_as_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse booleans for numbers: `capacity: yes` would be 1."""
+        if isinstance(value, bool) and not _takes_booleans(cls.model_fields[info.field_name or ""].annotation):
+            raise ValueError(f"expected a number, got {value}")
+        return value
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any] | Any) -> Self:
@@ -183,3 +193,8 @@ def _plain_value(value: Any, name: str) -> Any:
     except omegaconf.errors.OmegaConfBaseException as error:
         place = getattr(error, "full_key", None) or name
         raise ConfigError(f"{place}: {redact_words(str(error).partition(chr(10))[0])}") from None
+
+
+def _takes_booleans(annotation: Any) -> bool:
+    """Return whether the annotation admits booleans: it has other types than numbers."""
+    return not {*(get_args(annotation) or (annotation,))} <= {int, float, NoneType}
