@@ -21,6 +21,9 @@ from replaybuf.values.rollouts.rollout import Status
 from replaybuf.values.rollouts.staleness import ExpiryRule
 from replaybuf.values.rollouts.statuses import Statuses, StatusLike
 
+#: The largest size of a group that fills: each put counts its rollouts, and the last one reads them.
+MOST_ROLLOUTS = 65_536
+
 
 class PutOptions(TypedDict, total=False):
     """The options of all puts: of buffers, leases and prompts. `ReplayBuffer.put` has their meaning.
@@ -91,6 +94,8 @@ class Checked(NamedTuple):
         if self.size is None:
             raise InputError(f"group {named(name)} needs size=, the number of rollouts that it shall have")
         size = check_whole(self.size, "size", 1)
+        if size > MOST_ROLLOUTS:
+            raise InputError(f"group {named(name)} can't fill up to {size} rollouts: the limit is {MOST_ROLLOUTS}")
         if entries != 1:
             raise InputError(f"group {named(name)} gets its rollouts one by one, and this put has {entries}")
         if self.key is not None or self.status is not None or not self.keep_unfit:

@@ -133,6 +133,7 @@ async def test_options_that_make_no_sense_are_refused() -> None:
         ({"group": None}, "give its name"),
         ({"key": "k"}, "key, status and keep_unfit can't be given"),
         ({"status": "completed"}, "key, status and keep_unfit can't be given"),
+        ({"size": 70_000}, "can't fill up to 70000 rollouts"),
     ]
     async with build("memory://") as buffer:
         for options, message in cases:
