@@ -39,6 +39,7 @@ def check_possible(draw: Draw, limits: Limits) -> None:
 T = TypeVar("T")
 
 _RETRY_SECONDS = 0.02
+_READ_AGAIN_SECONDS = 1.0
 _COUNTING_SECONDS = 2.0
 _ADVICE = "Draw some, or raise the limit; with on_full='block' a put waits for room, and with 'evict' it makes some"
 
@@ -67,6 +68,8 @@ class Waits:
         self._storage = storage
         # For waits of those above the buffer, which don't know its storage.
         self.version, self.changed, self.tallies = storage.version, storage.changed, storage.fenced_tallies
+        self._circumstances_at = -math.inf
+        self._circumstances: Circumstances | None = None
         self._warned_kinds: set[str] = set()
         # Queues of puts that wait for room: one for each event loop, task and status.
         self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[LaneName, _WaitQueue]]
@@ -120,7 +123,9 @@ class Waits:
                     return waited
                 remaining = deadline - time.monotonic()
                 if remaining <= 0 or report.due:
-                    diagnosis = await self.why(report.wait, tallies, None if draw.where is None else in_store)
+                    diagnosis = await self.why(
+                        report.wait, tallies, None if draw.where is None else in_store, over=remaining <= 0
+                    )
                     if remaining <= 0 or diagnosis.final:
                         after = min(timeout, time.time() - began)
                         error = NotReadyError(and_also(f"after {after:.3g} s: {diagnosis}", "nothing was taken"))
@@ -162,14 +167,23 @@ class Waits:
 
     # Why
 
-    async def why(self, wait: Wait, tallies: Tallies, matches: Mapping[str, int] | None = None) -> Diagnosis:
+    async def why(
+        self, wait: Wait, tallies: Tallies, matches: Mapping[str, int] | None = None, *, over: bool = False
+    ) -> Diagnosis:
         """Return the diagnosis of a wait that isn't over, given the tallies, and the numbers that match its query.
 
-        Further facts are read from the store, ignoring errors.
+        Further facts are read from the store, ignoring errors. At the end of waits (`over`), which may be many short
+        ones, they are read at most once a second and cached in between.
         """
         about = Circumstances(time.time(), tallies)
-        with suppress(StorageError):
-            about = await self._storage.circumstances()
+        if over and self._circumstances is not None and time.monotonic() - self._circumstances_at < _READ_AGAIN_SECONDS:
+            about = self._circumstances
+        else:
+            if over:
+                self._circumstances_at = time.monotonic()
+            with suppress(StorageError):
+                about = await self._storage.circumstances()
+                self._circumstances = about
         return diagnose(wait, replace(about, tallies=tallies, matches=matches))
 
     async def why_not(self, draw: Draw) -> Diagnosis:
@@ -259,7 +273,7 @@ class Waits:
             remaining = deadline - time.monotonic()
             if remaining <= 0 or report.due:
                 report.wait = replace(report.wait, wants={new.task_name: queue.waiting})
-                diagnosis = await self.why(report.wait, tallies)
+                diagnosis = await self.why(report.wait, tallies, over=remaining <= 0)
                 full = diagnosis.reason == Reason.HELD_BACK  # otherwise only this group lacks room
                 sentence, details = (diagnosis.sentence, str(diagnosis)) if full else (reason, reason)
                 if remaining <= 0:

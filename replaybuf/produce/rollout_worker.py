@@ -63,7 +63,7 @@ async def wait_published(
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 if report.is_long:
-                    reason = await buffer.waits.why(report.wait, await buffer.tallies())
+                    reason = await buffer.waits.why(report.wait, await buffer.tallies(), over=True)
                     await report.timed_out(reason.sentence)
                 raise NotReadyError(f"after {patience:g} s: the trainer has published {news}; is it running?")
             if report.due:
