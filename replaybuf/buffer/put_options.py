@@ -58,12 +58,15 @@ class LeaseOptions(FillOptions, total=False):
     """The options of puts that replace other groups.
 
     `replaces` are the uids of groups that the new one replaces, and `lease` holds them; with `stays_leased` it then
-    holds the new one.
+    holds the new one. With `prompt` the put is of a rollout of a prompt that the lease holds, and `parts` are the uids
+    of those that the group is made of.
     """
 
     replaces: Iterable[int]
     lease: Leased | None
     stays_leased: bool
+    prompt: Part | None
+    parts: Iterable[int]
 
 
 class Checked(NamedTuple):

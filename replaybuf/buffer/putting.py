@@ -18,7 +18,7 @@ from replaybuf.common.checks import check_task_name, check_timeout, check_uids
 from replaybuf.common.units import named
 from replaybuf.errors import FullError, InputError, PartlyStoredError, RolloutError
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.values import UNSET, Leased, NewGroup, Unset
+from replaybuf.storage.values import UNSET, Leased, NewGroup, Part, Unset
 from replaybuf.values.codec.library_values import UnfetchedError
 from replaybuf.values.rollouts.normalise import Normalised, is_finished, normalise, normalise_fit
 from replaybuf.values.rollouts.rewards import reward_value
@@ -152,6 +152,8 @@ class Putting:
         replaces: Iterable[int] = (),
         lease: Leased | None = None,
         stays_leased: bool = False,
+        prompt: Part | None = None,
+        parts: Iterable[int] = (),
         **options: Unpack[FillOptions],
     ) -> tuple[NewGroup | None, bool]:
         """Check and normalise a group; None for an empty list.
@@ -165,7 +167,7 @@ class Putting:
         if not rollouts:
             return None, False
         created_at = time.time()
-        part = chosen.part(task_name, len(items))
+        part = prompt or chosen.part(task_name, len(items))
         unfit: Sequence[Any] = ()
         if part is not None:
             part.train_step, part.rule = chosen.train_step, chosen.rule  # which holds for the whole group
@@ -198,6 +200,7 @@ class Putting:
             fields=normal.fields,
             segments=segments,
             part=part,
+            parts=tuple(parts),
         )
         if unfit and chosen.keep_unfit:
             new.rest = await self._group_of_unfit(new, unfit)

@@ -534,7 +534,8 @@ class ReplayBuffer(Generic[R]):
         `missing` has the indices of the rollouts that didn't come yet: after a crash, a worker goes on with these. No
         payload is read.
         """
-        return await self._open_store.filling_groups(check_task_name(task_name))
+        groups = await self._open_store.filling_groups(check_task_name(task_name))
+        return {name: group for name, group in groups.items() if isinstance(name, str)}
 
     async def count_where(self, query: Query) -> int:
         """Return the number of groups that match a query."""

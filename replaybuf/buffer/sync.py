@@ -127,6 +127,8 @@ class SyncLease(Generic[R]):
     acknowledge = mirrored(Lease[R].acknowledge, run)
     finish = mirrored(Lease[R].finish, run)
     save = mirrored(Lease[R].save, run)
+    add = mirrored(Lease[R].add, run)
+    stored = mirrored(Lease[R].stored, run)
     give_back = mirrored(Lease[R].give_back, run)
     give_back_after = mirrored(Lease[R].give_back_after, run)
     extend = mirrored(Lease[R].extend, run)

@@ -259,15 +259,18 @@ class Generations:
     async def _generate(self, prompt: Prompt) -> None:
         began, model_step, tokens_before = time.monotonic(), self.model_step, count_tokens(prompt.group, self._kind)
         group = prompt.group
-        error: str | BaseException | None = None
+        error: str | BaseException | None = await self._call_each(prompt) if self.strategy.by_rollout else None
         try:
-            group = await self._call(group)
+            if not self.strategy.by_rollout:
+                group = await self._call(group)
             status = checked_status(group, self._kind)
-            if status == Status.FAILED and self._is_enough(prompt, group):
-                status = Status.COMPLETED
             if status == Status.FAILED:
-                error = error_of(group, self._kind)
-            elif status == Status.COMPLETED:
+                status, error = (
+                    (Status.COMPLETED, None)
+                    if self._is_enough(prompt, group)
+                    else (status, error or error_of(group, self._kind))
+                )
+            if status == Status.COMPLETED:
                 get, key = self._kind.get, self._kind.reward_key
                 completed = self._completed_rollouts(group)
                 self.summary.add_rewards(rewards_of(completed, lambda item: reward_value(get(item, "reward"), key)))
@@ -301,6 +304,51 @@ class Generations:
             return group if generated is None else as_group(generated)
         finally:
             self._calling_tasks.discard(task)
+
+    async def _call_each(self, prompt: Prompt) -> BaseException | None:
+        """Generate the rollouts of a group by a call each, and add each to its prompt when it is completed.
+
+        A call that fails leaves its rollout FAILED. Return the first error. Raises those of storing a rollout.
+        """
+        task = asyncio.current_task()
+        places = [place for place, rollout in enumerate(prompt.group) if not self._completed_rollouts([rollout])]
+        calls = [asyncio.create_task(self._call_one(prompt, place)) for place in places]
+        self._calling_tasks.add(task)
+        try:
+            errors = await asyncio.gather(*calls)
+        finally:
+            for call in calls:
+                call.cancel()
+            if calls:  # those that suppress it are left behind
+                await asyncio.wait(calls, timeout=self._timeout)
+            self._calling_tasks.discard(task)
+        return next(filter(None, errors), None)
+
+    async def _call_one(self, prompt: Prompt, place: int) -> BaseException | None:
+        group, model_step = prompt.group, self.model_step
+        try:
+            generated = await self._call([group[place]])
+            if len(generated) != 1:
+                raise RolloutError(f"generate_group was given one rollout, and returned {len(generated)}")
+            is_completed = checked_status(generated, self._kind) == Status.COMPLETED
+            [group[place]] = generated
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
+                raise
+            return self._failed(group[place], error)
+        if is_completed:
+            try:
+                await prompt.add(place, model_step=model_step if self._is_dated else None)
+            except RolloutError as error:  # it can't be stored
+                return self._failed(group[place], error)
+        return None
+
+    def _failed(self, rollout: Any, error: BaseException) -> BaseException:
+        for segment in flat([rollout]):
+            self._kind.set_status(segment, Status.FAILED)
+            self._kind.set(segment, "error_msg", text_of(error))
+        return error
 
     def _completed_rollouts(self, group: Sequence[Any]) -> list[Any]:
         return [rollout for rollout in group if {*map(self._kind.status, flat([rollout]))} == {Status.COMPLETED}]

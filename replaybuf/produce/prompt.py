@@ -121,6 +121,15 @@ class Prompt:
         )
         self.uid = self.uid if uid is None else uid
 
+    async def add(self, index: int, *, model_step: int | None = None) -> None:
+        """Store the finished rollout `group[index]` by itself, while others are still being generated.
+
+        If this worker dies, the prompt comes back with it; `finish` and `save` store the whole group in its place.
+        `model_step` is that of `save`. Raises InputError if it isn't completed, failed or filtered, and the errors of
+        `finish`.
+        """
+        await self._lease.add(self.uid, index, self.group[index], self.task_name, model_step=model_step)
+
     async def give_back(
         self,
         group: Sequence[Any] | None = None,

@@ -14,7 +14,7 @@ import contextlib
 import copy
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -212,6 +212,7 @@ class Sampler:
                     if not partial:
                         for prompt in prompts:
                             discard_partial_responses(prompt.group, self.rollout_type)
+                    await _restore_finished(prompts, lease)
         except BaseException:
             await shielded(_give_back(drawn_prompts))
             raise
@@ -307,6 +308,15 @@ async def overwrite(cursors: Cursors, name: str, position: int, value: bytes) ->
     """Set a cursor, retrying if other processes move it in the meantime."""
     while not await cursors.move(replace(await cursors.read(name), position=position, value=value)):
         pass
+
+
+async def _restore_finished(prompts: Sequence[Prompt], lease: Lease) -> None:
+    """Put the finished rollouts of prompts into their groups that earlier workers have added."""
+    stored = await lease.stored(prompts[0].task_name) if prompts else {}
+    for prompt in prompts:
+        for index, rollout in stored.get(prompt.uid, {}).items():
+            if index < len(prompt.group):
+                prompt.group[index] = rollout
 
 
 async def _give_back(prompts: Iterable[Prompt]) -> None:

@@ -44,11 +44,11 @@ UNSET: Final = Unset()
 class Part:
     """The place of a rollout in a group that fills until it has `size` rollouts; drawable if `least` are completed.
 
-    `name` is the group's. The rollout gets its `index` when it is stored: the one `wanted`, or any free one (None).
-    `train_step` and `rule` are its put's, for the whole group.
+    `name` is the group's, or the uid of the prompt in flight whose rollout it is. The rollout gets its `index` when it
+    is stored: the one `wanted`, or any free one (None). `train_step` and `rule` are its put's, for the whole group.
     """
 
-    name: str
+    name: str | int
     size: int
     least: int
     index: int = 0

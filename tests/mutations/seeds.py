@@ -330,9 +330,11 @@ _FILLING = [
     ("name-not-forgotten", _PARTS, "AND since >= :checkpoint AND", "AND since > :checkpoint AND", "a restore lets a group that is undone be filled again"),
     ("part-index-taken", _PARTS, "if is_taken:", "if False:", "an index is taken once"),
     ("part-other-size", _PARTS, "(other.task_name, other.size, other.least) != (new.task_name, part.size, part.least):", "other.task_name != new.task_name:", "all rollouts of a group agree on its size"),
-    ("last-part-stays-apart", _PARTS, "if stored + 1 == part.size:", "if False:", "the last rollout makes the group"),
+    ("last-part-stays-apart", _PARTS, "if stored + 1 == part.size and isinstance(name, str):", "if False:", "the last rollout makes the group"),
+    ("orphans-of-prompts", _PARTS, "if name not in existing for", "if name in () for", "rollouts of prompts that are gone are removed"),
     ("names-mixed", _PARTS, "if whole or (part.task_name", "if (part.task_name", "a name is of a whole group, or of its rollouts"),
     ("sizes-mixed", _PARTS, " not in agreed]", " in ()]", "the rollouts of a name agree on its size"),
+    ("prompt-not-held", _PARTS, "!= [new.lease.token]:", "== []:", "only the holder of a prompt adds rollouts"),
     ("overdue-too-early", _PARTS, "AND archived_at < :before\nORDER", "\nORDER", "a group waits for its rollouts as long as the config says"),
     ("parts-may-be-gone", f"{_STATEMENTS}/eviction.py", "missing += [uid for uid in new.parts if uid not in replaced]", "pass", "a group is made of its stored rollouts once"),
     ("parts-stay", f"{_STATEMENTS}/eviction.py", "replaced |= {uid: stored[uid] for uid in new.parts if uid in stored and not stored[uid].is_leased}", "pass", "a whole group replaces its rollouts"),
@@ -344,6 +346,8 @@ _FILLING = [
     ("fit-too-few", "values/rollouts/normalise.py", "if unfit and len(fit) >= least and", "if unfit and", "a group goes without others only with min_size completed ones"),
     ("fit-unfinished", "values/rollouts/normalise.py", " and len(fit) + len(unfit) == len(entries):", ":", "interrupted rollouts keep a group whole"),
     ("filling-counted", _TRANSITIONS, "{} if place.status == Status.FILLING else {why: 1}", "{why: 1}", "rollouts of a group that fills are counted by the group"),
+    ("added-rollouts-stay", "buffer/lease.py", "return [part for uid in uids for part in self._added_parts.get(uid, {}).values()]", "return []", "a finished prompt replaces the rollouts added to it"),
+    ("added-rollouts-forgotten", "produce/sampler.py", "prompt.group[index] = rollout", "pass", "a prompt comes back with its finished rollouts"),
     ("failed-are-enough-too-soon", "produce/generations.py", "return min_size is not None and self._is_last(prompt) and", "return min_size is not None and", "a group goes without failed rollouts after its last attempt"),
 ]  # fmt: skip
 
@@ -410,7 +414,7 @@ NEAR = {
     "filling": (
         "tests/buffer/test_filling.py",
         "tests/rules/test_transitions.py",
-        "tests/produce/test_strategies.py",
+        "tests/produce/test_by_rollout.py",
         "-k",
         "not postgres",
     ),

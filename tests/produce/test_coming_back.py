@@ -48,29 +48,6 @@ async def test_prompts_of_a_dead_worker_come_back_first(buffer: ReplayBuffer) ->
     assert await buffer.count(TASK, "completed") == 2
 
 
-@pytest.mark.parametrize("settle", ["save", "give_back"])
-async def test_a_tree_keeps_its_parents_when_it_is_saved_and_finished(buffer: ReplayBuffer, settle: str) -> None:
-    """And who goes on with it knows them, and may add to it."""
-    parents, ledger = [None, 0, 0], ledger_of(buffer, indexed(1), TASK, partial_rollouts=True)
-    [first] = await ledger.draw()
-    assert first.parents is None
-    tree = [first.group[0].model_copy(update={"status": Status.ABORTED}) for _ in parents]
-    if settle == "save":
-        await first.save(tree, parents=parents)
-        await first.give_back()
-    else:
-        await first.give_back(tree, parents=parents)
-    [again] = await ledger.draw()
-    assert again.parents == parents
-    again.group.append(again.group[0].model_copy())
-    again.parents.append(1)
-    complete(again.group)
-    await again.save()
-    await again.finish()
-    [item] = [item async for item in buffer.find({})]
-    assert (item.status, item.rollouts, item.segments.parents) == (Status.COMPLETED, 1, [None, 0, 0, 1])
-
-
 async def test_a_prompt_that_was_saved_keeps_its_tags(buffer: ReplayBuffer) -> None:
     """By which a draw finds it again, also with its partial responses."""
     ledger, matching = ledger_of(buffer, indexed(1), TASK), (Status.ABORTED, {"tags.tries": {"$lt": 3}})

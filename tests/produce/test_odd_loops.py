@@ -75,6 +75,16 @@ async def test_garbage_fails_its_group_alone() -> None:
         await assert_accounted(sampler)
 
 
+async def test_garbage_in_place_of_one_rollout_fails_its_group_alone(sampler: Sampler) -> None:
+    """And the rollout that was to be generated is the one that has failed."""
+    garbage: list[Any] = [[7], [None], [[]], [{"status": "completed"}]]
+    scripts = {number: Script(returns=lambda group, number=number: garbage[number]) for number in range(len(garbage))}  # type: ignore[misc]
+    strategy = SyncProduceStrategy(by_rollout=True, max_failures=99)
+    summary = await produce(strategy, ScriptedLoop(scripts=scripts), sampler, 4)
+    assert (summary.produced, summary.failed) == (4, len(garbage))
+    await assert_accounted(sampler)
+
+
 async def test_none_stands_for_the_group_that_was_given(sampler: Sampler) -> None:
     assert (await produce(STRATEGY, scripted(Script(returns=lambda group: None)), sampler, 2)).produced == 2
     assert [len(item.item) for item in await items_of(sampler.buffer)] == [2, 2]

@@ -42,6 +42,7 @@ PARTIAL = {"enable_partial_rollout": True, "over_sample": 0.5, "pause_timeout": 
 STRATEGIES: dict[str, Callable[[], ProduceStrategy]] = {
     "sync": SyncProduceStrategy,
     "async": lambda: AsyncProduceStrategy(over_sample=0.5, pause_timeout=2),
+    "rollouts": lambda: AsyncProduceStrategy(**PARTIAL, by_rollout=True),
     "partial": lambda: AsyncProduceStrategy(**PARTIAL, tail_batch_trigger_size=2, tail_batch_max_tries=2),
 }
 
@@ -130,6 +131,7 @@ async def train(buffer: ReplayBuffer, crowd: Crowd, size: int, kills: int) -> li
 KINDS: list[tuple[Role, str]] = [
     (work, "async"),
     (work, "partial"),
+    (work, "rollouts"),
     (produce, "sync"),
     (produce, "partial"),
 ]

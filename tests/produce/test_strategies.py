@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from replaybuf import ConfigError, NotReadyError, ReplayBuffer, Status
-from replaybuf.errors import InputError, ProduceError
+from replaybuf.errors import ProduceError
 from replaybuf.produce import AsyncProduceStrategy, Sampler, SyncProduceStrategy
 from tests.produce.conftest import (
     Clock,
@@ -96,33 +96,6 @@ async def test_prompts_are_tried_max_deliveries_times_and_0_is_for_ever(url: str
                 await produce(strategy, loop, sampler_of(buffer, 1), 20)
         assert loop.calls[0] in calls
         await assert_accounted(sampler)
-
-
-@pytest.mark.parametrize("least", [1, 2])
-async def test_after_its_last_attempt_a_group_goes_without_what_failed(url: str, least: int) -> None:
-    """If enough of its rollouts are completed."""
-
-    def fail(group: list[Any]) -> list[Any]:
-        group[1].status = Status.FAILED
-        return group
-
-    async with build(url, max_deliveries=2, unfit=9) as buffer:
-        sampler = Sampler(buffer, prompts(1), TASK, prompt_repeat_k=2, epochs=1)
-        loop, strategy = ScriptedLoop(Script(returns=fail)), SyncProduceStrategy(min_size=least)
-        if least == 1:
-            assert (await produce(strategy, loop, sampler, 1)).produced == 1
-            assert [len(item.item) for item in await items_of(buffer, Status.COMPLETED)] == [1]
-            assert await buffer.count(TASK, Status.FAILED) == 1
-        else:
-            with pytest.raises(ProduceError, match="no prompt"):
-                await produce(strategy, loop, sampler, 1)
-            assert await buffer.count(TASK, Status.COMPLETED) == 0
-        assert loop.calls[0] == 2
-
-
-async def test_more_rollouts_than_a_group_has_are_refused(sampler: Sampler) -> None:
-    with pytest.raises(InputError, match="min_size 3 is more than the 2 rollouts of a group"):
-        await produce(SyncProduceStrategy(min_size=3), ScriptedLoop(), sampler, 1)
 
 
 async def test_a_loop_that_always_fails_ends_the_batch(buffer: ReplayBuffer) -> None:

@@ -222,9 +222,9 @@ class SQLStorage(Store):
                 return
             after, limit = page[-1][0], None if limit is None else limit - size
 
-    async def filling_groups(self, task_name: str) -> dict[str, FillingGroup]:
+    async def filling_groups(self, task_name: str) -> dict[str | int, FillingGroup]:
         """Return the groups of a task that fill, by name."""
-        by_name: dict[str, FillingGroup] = {}
+        by_name: dict[str | int, FillingGroup] = {}
         for uid, part in (await self._read(list_parts, task_name)).items():
             group = by_name.setdefault(part.name, FillingGroup(task_name, part.size, part.least, {}))
             group.uids[part.index] = uid

@@ -180,7 +180,7 @@ async def _copy_rows(
                 row["ticket"] = row["uid"]
             row["uid"] += shift
             if row["scoped_key"] is not None:
-                row["scoped_key"] = rescoped_key(row["scoped_key"], target.scope.buffer)
+                row["scoped_key"] = rescoped_key(row["scoped_key"], target.scope.buffer, shift)
         for row in converted:
             row["uid"] += shift
             check_row(f"group {row['uid']}", (row["data"], row["prompt"]))

@@ -228,8 +228,9 @@ def counts_of(groups: Iterable[EncodedGroup], lanes: Mapping[LaneName, Lane]) ->
 
 
 def aside_since(new: NewGroup) -> float | None:
-    """Return the start of the retention of a group that takes no room; None for others."""
-    return new.created_at if new.status in ASIDE else None
+    """Return the start of the retention of a group that takes no room; None for others, and for rollouts of prompts."""
+    of_prompt = new.part is not None and isinstance(new.part.name, int)
+    return new.created_at if new.status in ASIDE and not of_prompt else None
 
 
 # INSERTs

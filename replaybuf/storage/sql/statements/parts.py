@@ -1,24 +1,27 @@
 """Groups that fill: their finished rollouts are FILLING groups of one rollout each, until the last one has come.
 
 Such a rollout has a key of its own, with the name of its group, whose prefix finds the others by the index of keys. A
-whole group has its name as key. So names are unique in a buffer, over all tasks.
+whole group has its name as key. So names are unique in a buffer, over all tasks. The finished rollouts of a prompt in
+flight are named by its uid.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import count, islice
 from typing import Any
 
 from replaybuf.common import units
 from replaybuf.errors import ConflictError, ReplayBufError
+from replaybuf.rules.transitions import Place, Tally, removed
 from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.statements.counts import apply
 from replaybuf.storage.sql.statements.eviction import replace_groups
 from replaybuf.storage.sql.statements.matching import WITH_UIDS
 from replaybuf.storage.sql.statements.past import COLUMNS, OURS
 from replaybuf.storage.sql.statements.rows import ANY_TASK, GroupRow, name_key, part_key_around, part_of
-from replaybuf.storage.values import NewGroup, Part
+from replaybuf.storage.values import NewGroup, Part, check_lease, lost_to_others
 from replaybuf.values.rollouts.statuses import Status
 
 
@@ -30,7 +33,7 @@ class LastRolloutError(ReplayBufError):
         self.uids = list(uids)
 
 
-def read_parts(tx: Transaction, name: str) -> dict[int, Part]:
+def read_parts(tx: Transaction, name: str | int) -> dict[int, Part]:
     """Return the stored rollouts of a group that fills, by uid. Raises ConflictError if it is whole, or has left."""
     whole_key = name_key(tx.scope.buffer, name)
     rows = tx.tuples(_PARTS, whole=whole_key, **_key_bounds(tx, name))
@@ -40,18 +43,18 @@ def read_parts(tx: Transaction, name: str) -> dict[int, Part]:
     return parts
 
 
-def _whole_error(name: str) -> ConflictError:
+def _whole_error(name: str | int) -> ConflictError:
     return ConflictError(f"group {name!r:.200} has all its rollouts already, and takes no more: name a new group")
 
 
-def _key_bounds(tx: Transaction, name: str) -> dict[str, str]:
+def _key_bounds(tx: Transaction, name: str | int) -> dict[str, str]:
     """Return the bounds of the keys of a group's rollouts."""
     prefix = name_key(tx.scope.buffer, name)[:-1] + ","
     # In the order of bytes "!" is the next character after the blank that follows the comma.
     return {"low": f"{prefix} ", "high": f"{prefix}!"}
 
 
-def _name_in(key: str) -> str | None:
+def _name_in(key: str) -> str | int | None:
     """Return the name in the key of a group that fills, or was filled; None for another key."""
     scope, name, *_ = json.loads(key)
     return name if scope == ANY_TASK else None
@@ -91,7 +94,7 @@ def _parts_by_uid(rows: Iterable[Sequence[Any]]) -> dict[int, Part]:
 
 def overdue(
     tx: Transaction, before: float, after: tuple[float, int], limit: int
-) -> tuple[dict[str, str], tuple[float, int] | None]:
+) -> tuple[dict[str | int, str], tuple[float, int] | None]:
     """Return the names of groups whose first rollout came before this moment, the oldest first, with their tasks.
 
     They come in pages of rollouts. Also return where the next page begins, None for the last one.
@@ -113,13 +116,37 @@ def newest_step(tx: Transaction, uids: Sequence[int]) -> int | None:
     return step
 
 
+def find_orphans(tx: Transaction) -> list[tuple[str, int]]:
+    """Return task and uid of finished rollouts of prompts that were finished, deleted or pruned without them."""
+    by_prompt: dict[int, list[tuple[str, int]]] = {}
+    values = {"buffer": tx.scope.buffer, "status": str(Status.FILLING)}
+    for uid, part in _parts_by_uid(tx.tuples(OF_PROMPTS, **values, low=_FIRST_UID, high=_BEHIND_UIDS)).items():
+        assert isinstance(part.name, int)
+        by_prompt.setdefault(part.name, []).append((part.task_name, uid))
+    existing = set(tx.values("SELECT uid FROM rb_group WHERE uid {in:uids}", uids=list(by_prompt)) if by_prompt else ())
+    return [orphan for name, parts in by_prompt.items() if name not in existing for orphan in parts]
+
+
+#: The rollouts of prompts, found by their keys, in which a number is the name; the plus keeps SQLite from reading all
+#: groups that fill.
+OF_PROMPTS = """SELECT uid, scoped_key FROM rb_group JOIN rb_lane ON rb_lane.id = +lane
+WHERE scoped_key >= :low AND scoped_key < :high AND buffer = :buffer AND status = :status AND NOT leased"""
+_FIRST_UID, _BEHIND_UIDS = f'["{ANY_TASK}", 0', f'["{ANY_TASK}", :'  # ":" is the next character after "9"
+
+
+def remove_orphans(tx: Transaction) -> None:
+    """Remove what `find_orphans` finds."""
+    step = removed(Place(Status.FILLING), Tally.DELETED)
+    apply(tx, [(task, step, [uid]) for task, uid in find_orphans(tx)])
+
+
 def settle_names(tx: Transaction, new: Iterable[GroupRow], keys: Iterable[str]) -> None:
     """Let each name of these keys have a whole group or rollouts that agree, after a restore that kept new groups.
 
     A whole group stays, else rollouts like the `new` ones.
     """
     new_uids = {row.uid for row in new}
-    for name in {key_name for key in keys if (key_name := _name_in(key)) is not None}:
+    for name in {key_name for key in keys if isinstance(key_name := _name_in(key), str)}:
         whole = tx.values(_WHOLE_GROUP, whole=name_key(tx.scope.buffer, name))
         parts = _parts_by_uid(tx.tuples(_PARTS_ALONE, **_key_bounds(tx, name)))
         agreed = {(part.task_name, part.size, part.least) for uid, part in parts.items() if uid in new_uids}
@@ -128,9 +155,14 @@ def settle_names(tx: Transaction, new: Iterable[GroupRow], keys: Iterable[str]) 
 
 
 def place_part(tx: Transaction, new: NewGroup) -> None:
-    """Give a rollout its place in its group, whose name is locked. Raises ConflictError and LastRolloutError."""
+    """Give a rollout its place in its group, whose name is locked.
+
+    Raises ConflictError, LastRolloutError and, for a prompt in flight that is no longer held, LeaseLostError.
+    """
     part = new.part
     assert part is not None
+    if isinstance(part.name, int):
+        _check_prompt(tx, new, part.name)
     name = part.name
     before, behind = part_key_around(tx.scope.buffer, part)
     values = {"whole": name_key(tx.scope.buffer, name), "before": before, "behind": behind, "wanted": part.wanted}
@@ -147,11 +179,23 @@ def place_part(tx: Transaction, new: NewGroup) -> None:
     if is_taken:
         taken = {sibling.index for sibling in read_parts(tx, name).values()}
         if part.wanted is not None:
-            missing = units.some([*islice((index for index in range(part.size) if index not in taken), 100)])
-            raise ConflictError(f"group {name!r:.200} has its rollout {part.wanted} already; missing are {missing}")
+            missing = "" if isinstance(name, int) else f"; missing are {_free_indexes(part.size, taken)}"
+            raise ConflictError(f"group {name!r:.200} has its rollout {part.wanted} already{missing}")
         part.index = next(index for index in count() if index not in taken)
-    if stored + 1 == part.size:
+    if stored + 1 == part.size and isinstance(name, str):
         raise LastRolloutError(read_parts(tx, name))
+
+
+def _free_indexes(size: int, taken: Container[int]) -> str:
+    return units.some([*islice((index for index in range(size) if index not in taken), 100)])
+
+
+def _check_prompt(tx: Transaction, new: NewGroup, uid: int) -> None:
+    """Raise LeaseLostError unless the lease of a put holds its prompt, which is locked."""
+    assert new.lease is not None
+    check_lease(new.lease, tx.scope.epoch, tx.scope.database)
+    if tx.values("SELECT lease FROM rb_group WHERE uid = :uid {lock}", uid=uid) != [new.lease.token]:
+        raise lost_to_others(new.lease, [uid])
 
 
 def forget_names(tx: Transaction, checkpoint: int) -> None:

@@ -70,10 +70,11 @@ def scoped_key(buffer: str | None, task_name: str, key: str | None) -> str | Non
     return None if key is None else json.dumps([task_name, key, buffer], ensure_ascii=False)
 
 
-def rescoped_key(scoped: str, buffer: str | None) -> str:
-    """Return a scoped key moved to another buffer."""
+def rescoped_key(scoped: str, buffer: str | None, shift: int) -> str:
+    """Return a scoped key moved to another buffer, where uids are higher by `shift`."""
     task_name, key, _, *place = json.loads(scoped)
-    return json.dumps([task_name, key, buffer, *place], ensure_ascii=False)
+    new_key = key + shift if isinstance(key, int) else key  # the uid of a prompt in flight
+    return json.dumps([task_name, new_key, buffer, *place], ensure_ascii=False)
 
 
 def key_of(scoped: str | None) -> str | None:
@@ -81,7 +82,7 @@ def key_of(scoped: str | None) -> str | None:
     return None if scoped is None else str(json.loads(scoped)[1])
 
 
-def name_key(buffer: str | None, name: str) -> str:
+def name_key(buffer: str | None, name: str | int) -> str:
     """Return the key of a whole group that was filled."""
     return json.dumps([ANY_TASK, name, buffer], ensure_ascii=False)
 

@@ -57,7 +57,7 @@ class Filling:
         self._thread, self._transactions, self._encoding = transactions.thread, transactions, encoding
         self._commits, self._presence = commits, presence
         self._reading = asyncio.Lock()
-        self._retry_at: dict[str, float] = {}  # by name, of overdue groups that couldn't be completed
+        self._retry_at: dict[str | int, float] = {}  # by name, of overdue groups that couldn't be completed
 
     async def put(self, new: NewGroup) -> int | None:
         """Store a rollout of a group, or the whole group if it is the last one.
@@ -111,7 +111,7 @@ class Filling:
         there may be more, after half a second.
         """
         after: tuple[float, int] | None = (0.0, 0)
-        until, overdue_names, full_tasks = time.monotonic() + _LONGEST_SECONDS, set[str](), set[str]()
+        until, overdue_names, full_tasks = time.monotonic() + _LONGEST_SECONDS, set[str | int](), set[str]()
         while after is not None:
             find = partial(overdue, before=now - seconds, after=after, limit=_ROLLOUTS_AT_ONCE)
             tasks_by_name, after = await self._transactions.read(find)
@@ -140,7 +140,7 @@ class Filling:
         self._retry_at = {name: moment for name, moment in self._retry_at.items() if name in overdue_names}
         return False
 
-    async def _give_up(self, name: str, seconds: float) -> None:
+    async def _give_up(self, name: str | int, seconds: float) -> None:
         uids = list(await self._transactions.read(partial(read_parts, name=name)))
         items = await self._read(uids)
         if items and items[0].part is not None:
@@ -148,7 +148,7 @@ class Filling:
             part.train_step = await self._transactions.read(partial(newest_step, uids=uids))
             await self._complete(part, items, reason=f"{len(items)} of {part.size} rollouts came in {seconds:g} s")
 
-    def _postpone(self, name: str, error: Exception, retry_at: float) -> None:
+    def _postpone(self, name: str | int, error: Exception, retry_at: float) -> None:
         level = logging.DEBUG if name in self._retry_at else logging.WARNING
         _logger.log(level, "group %r can't be completed yet, and is tried again: %s", name, error)
         self._retry_at[name] = retry_at

@@ -21,6 +21,7 @@ from replaybuf.errors import FencedError, LockedError, ReplayBufError
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.batches import last_beyond, newest_batch, prune_batches
 from replaybuf.storage.sql.statements.leases import end_leases
+from replaybuf.storage.sql.statements.parts import find_orphans, remove_orphans
 from replaybuf.storage.sql.statements.past import pass_on, sweep
 from replaybuf.storage.sql.statements.upkeep import (
     Chores,
@@ -148,6 +149,8 @@ class Sweeper:
         if self._engine.dialect.is_remote and await self._engine.read(is_anything_left, single=True):
             with contextlib.suppress(LockedError):  # leases that end don't wait for the locks of others
                 await self._engine.write(clear_what_is_left, patience=_PATIENCE)
+        if await self._transactions.read(find_orphans):
+            await self._transactions.write(remove_orphans, wakes=False)
         await self.prune_history()
 
     async def prune_history(self) -> None:
