@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
+from replaybuf.buffer.tracing import of_drawn, traced
 from replaybuf.buffer.waits import Waits
 from replaybuf.common.checks import check_at_least, check_exponent, check_mix, check_sizes, check_timeout, check_whole
 from replaybuf.errors import InputError
@@ -80,12 +81,14 @@ class DrawRequest:
         draw = Draw(numbers, status, node, needed, exponent is not None, worker, step, deferred, replay, replayed)
         return cls(draw, patience, exponent)
 
+    @traced("replaybuf.take", of_drawn)
     async def take(self, storage: SQLStorage, waits: Waits) -> dict[str, list[StorageItem]]:
         """Take the groups and return them by task. Raises NotReadyError."""
         drawn = await waits.draw(self.draw, self.patience, storage.take)
         self._weigh(drawn)
         return drawn
 
+    @traced("replaybuf.lease", lambda leased: {**of_drawn(leased.items), "lease": leased.token})
     async def lease(self, storage: SQLStorage, waits: Waits, seconds: float) -> Leased:
         """Lease the groups. Raises NotReadyError."""
         leased = await waits.draw(self.draw, self.patience, lambda draw: storage.lease(draw, seconds))

@@ -14,6 +14,7 @@ from typing import Any, Generic, Unpack
 
 from replaybuf.buffer.put_options import PutOptions
 from replaybuf.buffer.putting import Putting
+from replaybuf.buffer.tracing import of_uid, traced
 from replaybuf.common import units
 from replaybuf.common.cancellation import shielded
 from replaybuf.common.checks import (
@@ -131,6 +132,7 @@ class Lease(Generic[R]):
         """
         return self._is_lost
 
+    @traced("replaybuf.acknowledge")
     async def acknowledge(self, uids: Iterable[int] | None = None, *, train_step: int | None = None) -> None:
         """Mark these groups, or all open ones, as consumed: they are removed, or kept for their next draw.
 
@@ -148,6 +150,7 @@ class Lease(Generic[R]):
         await self.storage.acknowledge(leased, chosen)
         self._settle(chosen)
 
+    @traced("replaybuf.finish", of_uid)
     async def finish(
         self,
         items: Sequence[R],
@@ -169,6 +172,7 @@ class Lease(Generic[R]):
         chosen = self._check_replaced(replaces)
         return await self._store(items, task_name, chosen, options, timeout=timeout, place=place)
 
+    @traced("replaybuf.save", of_uid)
     async def save(
         self, items: Sequence[R], task_name: str, *, replaces: Iterable[int], **options: Unpack[PutOptions]
     ) -> int | None:
@@ -249,6 +253,7 @@ class Lease(Generic[R]):
     def _parts_of(self, uids: Iterable[int]) -> list[int]:
         return [part for uid in uids for part in self._added_parts.get(uid, {}).values()]
 
+    @traced("replaybuf.give_back")
     async def give_back(self, uids: Iterable[int] | None = None, *, failed: str | None = None) -> int:
         """Release these groups, or all open ones, to be drawn again in their old order. Return the number still held.
 

@@ -14,6 +14,7 @@ from replaybuf.buffer.drawing import DrawOptions, DrawRequest
 from replaybuf.buffer.lease import Cursors, Lease, Leasing
 from replaybuf.buffer.put_options import FillOptions, check_dropped
 from replaybuf.buffer.putting import PUT_TIMEOUT, Putting
+from replaybuf.buffer.tracing import of_uid, traced
 from replaybuf.buffer.waits import Waits
 from replaybuf.common import units
 from replaybuf.common.cancellation import shielded
@@ -156,6 +157,7 @@ class ReplayBuffer(Generic[R]):
 
     # Putting
 
+    @traced("replaybuf.put", of_uid)
     async def put(
         self,
         items: Sequence[R],
@@ -475,6 +477,7 @@ class ReplayBuffer(Generic[R]):
         except InputError as error:
             raise InputError(f"{error}; nothing was annotated") from error
 
+    @traced("replaybuf.refresh_staleness", lambda expired: {"expired": sum(expired.values())})
     async def refresh_staleness(
         self,
         task_stale_thresholds: Mapping[str, int | None],
@@ -665,6 +668,7 @@ class ReplayBuffer(Generic[R]):
 
     # Checkpoints
 
+    @traced("replaybuf.checkpoint", lambda result: {"groups": result.groups})
     async def checkpoint(self, step: int) -> Checkpoint:
         """Make a checkpoint of the buffer, for a `restore` to this train step; call this when the weights are saved.
 
@@ -675,6 +679,7 @@ class ReplayBuffer(Generic[R]):
         """
         return await self._open_store.checkpoint(check_whole(step, "step"), self._keep_checkpoints)
 
+    @traced("replaybuf.restore", lambda result: {"groups": result.groups})
     async def restore(self, step: int, *, keep_new: bool = False) -> Checkpoint:
         """Restore the buffer exactly as it was at the checkpoint of this train step, in one transaction.
 

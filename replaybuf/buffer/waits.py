@@ -15,6 +15,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from replaybuf.buffer.tracing import span
 from replaybuf.buffer.wait_reports import WaitReport
 from replaybuf.errors import FullError, InputError, NotReadyError, StorageError
 from replaybuf.rules.causes import diagnose
@@ -134,7 +135,7 @@ class Waits:
                         raise error
                     report.update(diagnosis.sentence, str(diagnosis))
                 if not waited:
-                    stack.enter_context(_timed_wait(self.for_groups))
+                    stack.enter_context(_timed_wait(self.for_groups, "groups"))
                     waited = True
                 await self._storage.changed(min(remaining, report.pause), version)
 
@@ -234,7 +235,7 @@ class Waits:
         queue.waiting += 1
         try:
             report = WaitReport(self._storage, "waiting for room", wait)
-            with _timed_wait(self.for_room), closing(report):
+            with _timed_wait(self.for_room, "room"), closing(report):
                 try:
                     async with asyncio.timeout(deadline - time.monotonic()):
                         await queue.turn.acquire()
@@ -298,11 +299,12 @@ class Waits:
 
 
 @contextmanager
-def _timed_wait(waited: WaitStats) -> Iterator[None]:
-    """Count and time a wait."""
+def _timed_wait(waited: WaitStats, kind: str) -> Iterator[None]:
+    """Time a wait, and make a span of it."""
     began = time.monotonic()
     try:
-        yield
+        with span("replaybuf.wait", kind=kind):
+            yield
     except TimeoutError:
         waited.timeouts += 1
         raise

@@ -21,9 +21,8 @@ from replaybuf.view.metrics import KINDS, METRICS, OF_DATABASE, Metric, batch_me
 from tests import sql_example
 from tests.cli.conftest import run_json
 from tests.cli.example import fill
-from tests.observe.conftest import numbers
+from tests.observe.test_spans import group, numbers
 from tests.pages import DOCS, Page
-from tests.stores import group
 
 OF_A_PROCESS = {metric.name for metric in METRICS if metric.path.startswith("waits/")}
 OF_PLACES = {metric.name for metric in METRICS if "/places/" in metric.path}
@@ -196,7 +195,7 @@ def test_the_metrics_without_the_label_of_a_buffer_are_named() -> None:
 
 async def test_every_name_of_a_logger_is_in_the_reference() -> None:
     async with ReplayBufferConfig(url="memory://").build() as buffer:
-        await buffer.put(group(1), "math")
+        await buffer.put(group(), "math")
         with pytest.raises(NotReadyError):
             await buffer.take_batch({"math": 2}, timeout=0.01)
         names = set(flatten(await buffer.metrics()))

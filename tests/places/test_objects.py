@@ -20,7 +20,7 @@ from replaybuf.storage.places.owners import claim
 from replaybuf.storage.places.store import FILES, MARKER, file_name
 from replaybuf.view.metrics import prometheus, read_figures
 from tests.cli.conftest import run, run_json
-from tests.observe.conftest import numbers
+from tests.observe.test_spans import numbers
 from tests.places.arrays import NBYTES, apart, files, heavy
 from tests.places.conftest import DATABASE, HOME, PATIENCE, read, written
 from tests.places.relay import Relay
