@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Self
 
 from pydantic import (
@@ -11,8 +10,6 @@ from pydantic import (
     BeforeValidator,
     Field,
     ImportString,
-    TypeAdapter,
-    ValidationError,
     field_validator,
     model_validator,
 )
@@ -23,7 +20,7 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.sync import SyncReplayBuffer
 from replaybuf.common.checks import check_seconds, check_task_name
 from replaybuf.common.passwords import PasswordFunction, password_function
-from replaybuf.common.readable_config import ReadableConfig, refusal
+from replaybuf.common.readable_config import Function, ReadableConfig, refusal
 from replaybuf.errors import ConfigError, InputError, MissingDriverError, ReplayBufError
 from replaybuf.rules.limits import ErrorBuffer, Limits, OnFull, Rules
 from replaybuf.rules.policies import ReplayPolicy, resolve_policy
@@ -39,17 +36,12 @@ from replaybuf.values.rollouts.rollout_type import RolloutType
 R = TypeVar("R", default=RolloutState)
 
 
-def _as_list(types: Any) -> Any:
-    """Return a list for one class, or its name."""
-    return [types] if isinstance(types, type | str) else types
-
-
-_EXPECTED_BOUND = "expected a number of groups, a timedelta or a time such as '12h' or '7d', got {}"
+_EXPECTED_BOUND = "expected a number of groups, or a time such as '12h' or '7d', got {}"
 
 
 def _check_bound(bound: Any) -> Any:
-    """Refuse booleans and floats, which pydantic would read as numbers or seconds: `archive: true`, `unfit: 2.5`."""
-    if isinstance(bound, bool | float):
+    """Refuse texts that aren't times, and booleans, which pydantic would read as numbers (`archive: true`)."""
+    if isinstance(bound, bool):
         raise ValueError(_EXPECTED_BOUND.format(repr(bound)))
     _parse_bound(bound)
     return bound
@@ -61,33 +53,10 @@ Password = Annotated[
 ]
 
 
-_IMPORT_STRING: TypeAdapter[Any] = TypeAdapter(ImportString[Any])
-
-
-def _import_converters(converters: Any) -> Any:
-    """Return converters with classes and functions imported by their names; `Codec` validates them."""
-    if not isinstance(converters, dict):
-        return converters
-    return {
-        _import_object(kind): (entry[0], *map(_import_object, entry[1:]))
-        if isinstance(entry, (list, tuple)) and len(entry) == 3
-        else entry
-        for kind, entry in converters.items()
-    }
-
-
-def _import_object(value: Any) -> Any:
-    """Import the object named by "module:name"; return anything else as it is. Raises ValueError."""
-    try:
-        return _IMPORT_STRING.validate_python(value)
-    except ValidationError as error:
-        raise ValueError(error.errors()[0]["msg"]) from None
-
-
 class ReplayBufferConfig(ReadableConfig, Generic[R]):
     """The database of a buffer, the order of its draws, and its limits on sizes, reuse and rates."""
 
-    url: str = Field(examples=["sqlite:///run.db", "postgresql://user@host/database"])
+    url: str
     """`sqlite:///run.db`, `postgresql://user@host/database`, or `memory://` for a SQLite database in memory, which is
     private to this buffer and ends with it."""
 
@@ -127,11 +96,11 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     """At least the size of a batch; the default is enough for a batch of min_size. Two numbers bound the error itself,
     completed groups put * samples_per_insert - draws, which min_size doesn't shift then: `(0, 64)`."""
 
-    archive: Annotated[int | timedelta | str | None, BeforeValidator(_check_bound)] = None
+    archive: Annotated[int | str | None, BeforeValidator(_check_bound)] = None
     """The retention of completed groups that are removed by their draw, as ARCHIVED, for SQL: a number of groups per
-    task, or an age (a timedelta, or a text such as "12h" or "7d")."""
+    task, or an age such as "12h" or "7d"."""
 
-    unfit: Annotated[int | timedelta | str | None, BeforeValidator(_check_bound)] = None
+    unfit: Annotated[int | str | None, BeforeValidator(_check_bound)] = None
     """The retention of FILTERED and FAILED groups, per status. They don't count for the capacity and are never evicted.
     By default, groups that are put or set aside stay, and groups that a produce strategy filters aren't stored."""
 
@@ -177,7 +146,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     """The class of the rollouts, itself or as "module:Class": a pydantic model, a dataclass, a TypedDict or dict.
     Values of the types in its annotations can be stored. A text imports its module: configs are trusted input."""
 
-    types: Annotated[Sequence[type | ImportString[Any]], BeforeValidator(_as_list), AfterValidator(tuple)] = ()
+    types: Annotated[Sequence[type | ImportString[Any]], AfterValidator(tuple)] = ()
     """Further classes, for fields that declare Any."""
 
     fields: dict[str, str | None] = Field(default_factory=dict)
@@ -198,7 +167,7 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     object_ref_timeout: float = Field(default=60.0, gt=0, le=86_400)
     """A put waits for the objects of ObjectRefs for up to so many seconds."""
 
-    converters: Annotated[dict[Any, Any] | None, BeforeValidator(_import_converters)] = None
+    converters: dict[type | ImportString[Any], tuple[str, Function, Function]] | None = None
     """Store values of other classes: `{MyClass: ("name", encode, decode)}`, where each class and function may be a
     "module:name"."""
 
@@ -234,9 +203,6 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
         except ReplayBufError as error:
             raise refusal(type(self), {"": str(error)}) from None
         return self
-
-    def __hash__(self) -> int:
-        return hash((type(self), self.url, self.name))  # other fields may have unhashable values
 
     def build(self) -> ReplayBuffer[R]:
         """Return the buffer that this config describes; `async with` opens its database, or else the first call.
@@ -324,10 +290,8 @@ class AsyncReplayBufferConfig(ReplayBufferConfig[R], Generic[R]):
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
-def _parse_bound(bound: int | timedelta | str | None) -> tuple[int | None, float | None]:
+def _parse_bound(bound: int | str | None) -> tuple[int | None, float | None]:
     """Parse a retention bound: return a number of groups, or a time in seconds. Raises ValueError."""
-    if isinstance(bound, timedelta):
-        return None, bound.total_seconds()
     if isinstance(bound, str):
         number, unit = bound[:-1], bound[-1:]
         if bound.isascii() and bound.isdigit():  # a text from an environment variable

@@ -150,32 +150,27 @@ class _LoopThread:
         self.loop.call_soon_threadsafe(self.loop.call_later, _FOLLOWING_SECONDS, _raise_in, caller)
 
 
-# Pending exceptions by thread; the lock ensures that each is raised once.
+# Pending exceptions by thread. Each is raised once, by who removes it.
 _late_errors: dict[int, BaseException] = {}
-_raising_lock = threading.RLock()
 
 
 def _raise_late(coroutine: Coroutine[Any, Any, T]) -> None:
     """Raise the pending exception of this thread, instead of running the coroutine."""
-    with _raising_lock:
-        error = _late_errors.pop(_thread.get_ident(), None)
-    if error is not None:
+    if (error := _late_errors.pop(_thread.get_ident(), None)) is not None:
         coroutine.close()
         raise error
 
 
 def _raise_in(thread: int) -> None:
     """Raise the pending exception of another thread there."""
-    with _raising_lock:
-        if (error := _late_errors.get(thread)) is None:
-            return
-        if thread == threading.main_thread().ident and _is_ctrl_c(error):
-            signal.pthread_kill(thread, signal.SIGINT)  # which also ends a sleep
-        else:
-            # The call takes only a class: this one's instance is the exception.
-            later = type("Later", (BaseException,), {"__new__": lambda cls: error})
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(later))
-        del _late_errors[thread]
+    if (error := _late_errors.pop(thread, None)) is None:
+        return
+    if thread == threading.main_thread().ident and _is_ctrl_c(error):
+        signal.pthread_kill(thread, signal.SIGINT)  # which also ends a sleep
+    else:
+        # The call takes only a class: this one's instance is the exception.
+        later = type("Later", (BaseException,), {"__new__": lambda cls: error})
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(later))
 
 
 def _is_ctrl_c(error: BaseException) -> bool:
@@ -202,10 +197,10 @@ def _start() -> _LoopThread:
 
 def _drop_inherited_thread() -> None:
     """Drop the parent's thread in a forked process, without closing its loop, which would disturb the parent's."""
-    global _background, _start_lock, _raising_lock
+    global _background, _start_lock
     _inherited_threads.append(_background)
     _background = None
-    _start_lock, _raising_lock = threading.RLock(), threading.RLock()
+    _start_lock = threading.RLock()
     _late_errors.clear()
     for call in list(_open_calls):
         call.fork()

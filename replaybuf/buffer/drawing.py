@@ -85,7 +85,6 @@ class DrawRequest:
     async def take(self, storage: SQLStorage, waits: Waits) -> dict[str, list[StorageItem]]:
         """Take the groups and return them by task. Raises NotReadyError."""
         drawn = await waits.draw(self.draw, self.patience, storage.take)
-        await waits.warn_of_draw(self.draw, drawn)
         self._weigh(drawn)
         return drawn
 
@@ -93,7 +92,6 @@ class DrawRequest:
     async def lease(self, storage: SQLStorage, waits: Waits, seconds: float) -> Leased:
         """Lease the groups. Raises NotReadyError."""
         leased = await waits.draw(self.draw, self.patience, lambda draw: storage.lease(draw, seconds))
-        await waits.warn_of_draw(self.draw, leased.items)
         self._weigh(leased.items)
         return leased
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import warnings
 import weakref
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Unpack
+from typing import Any, Generic, Unpack
 
 from replaybuf.buffer.put_options import PutOptions
 from replaybuf.buffer.putting import Putting
@@ -25,7 +24,6 @@ from replaybuf.common.checks import (
     check_uids,
     check_whole,
     error_text,
-    refused,
 )
 from replaybuf.errors import (
     ClosedError,
@@ -60,7 +58,6 @@ class Lease(Generic[R]):
         self._leased = leased
         self.seconds = seconds
         self._is_lost = False
-        self._given_back_count = 0
         self._open_uids = {*leased.saved, *(item.uid for items in leased.items.values() for item in items)}
         self._added_parts: dict[int, dict[int, int]] = {}  # uids of finished rollouts, by group and index
         self._stop: Callable[[], None] | None = None
@@ -144,14 +141,9 @@ class Lease(Generic[R]):
         several steps.
 
         All of them or none. Raises LeaseLostError if they were given back (the lease had ended, or another process that
-        adopted it gave them back), also if another consumer has them now; and if this lease gave back all groups that
-        were left. Groups already acknowledged by another process are skipped.
+        adopted it gave them back), also if another consumer has them now. Groups already acknowledged by another
+        process are skipped.
         """
-        if uids is None and self._given_back_count and not self._open_uids:
-            raise LeaseLostError(
-                f"{self._given_back_count} groups of lease {self.token} were given back, and none is left: acknowledge "
-                "before that, inside the block of the lease"
-            )
         chosen, leased = self._check_open(uids), self._leased
         if train_step is not None:
             leased = replace(leased, named_step=check_whole(train_step, "train_step"))
@@ -290,7 +282,6 @@ class Lease(Generic[R]):
     async def _give_back(self, chosen: Sequence[int], reason: str | None) -> int:
         count = await self.storage.give_back(self._leased, chosen, failed=reason)
         self._settle(chosen)
-        self._given_back_count += len(chosen)
         return count
 
     async def extend(self, seconds: float | None = None) -> None:
@@ -355,32 +346,15 @@ class Leasing(Generic[R]):
     def __init__(self, begin: Callable[[], Awaitable[Lease[R]]]) -> None:
         self._begin = begin
         self._lease: Lease[R] | None = None
-        self._entered = self._used = False
-
-    def __del__(self) -> None:
-        if not self._used:
-            warnings.warn(
-                "nothing was leased: the result of lease_batch() was neither entered by a `with` block nor begun "
-                "(`await` it; `.begin()` it without asyncio)",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-
-    if not TYPE_CHECKING:
-        __enter__ = __exit__ = refused("a lease of an asynchronous buffer is entered by `async with`, not by `with`")
-
-    def discard(self) -> None:
-        """Suppress the warning about an unused lease, after its arguments were checked."""
-        self._used = True
+        self._entered = False
 
     def __await__(self) -> Generator[Any, None, Lease[R]]:
-        self._used = True
         return self._begin().__await__()
 
     async def __aenter__(self) -> Lease[R]:
         if self._entered:
             raise InputError("this lease was begun before; call lease_batch again for another")
-        self._entered = self._used = True
+        self._entered = True
         self._lease = await self._begin()
         return self._lease
 

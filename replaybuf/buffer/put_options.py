@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, partial
-from typing import Any, Final, NamedTuple, TypedDict, Unpack
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypedDict
 
 from replaybuf.common.checks import (
     Tags,
-    check_key,
-    check_options,
     check_priority,
     check_step,
     check_tags,
@@ -73,7 +70,7 @@ class LeaseOptions(FillOptions, total=False):
 
 
 class Checked(NamedTuple):
-    """The checked options of a put. `filling` are all options of a put into a group that fills, None for others."""
+    """The checked options of a put; those of a group that fills are checked by `part`."""
 
     model_step: int | None
     train_step: int | None
@@ -86,15 +83,30 @@ class Checked(NamedTuple):
     keep_unfit: bool
     parents: Sequence[int | None] | None
     min_size: int | None
-    filling: FillOptions | None
+    group: str | None
+    size: int | None
+    wanted: int | None
 
     def part(self, task_name: str, entries: int) -> Part | None:
         """Return the place of a rollout in a group that fills; None for a put without `group`. Raises InputError."""
-        if self.filling is None:
+        if self.group is None:
+            if self.size is not None or self.wanted is not None:
+                raise InputError("size and index are those of a group that fills: give its name, too, group=")
             return None
-        name, size, index = _checked_place(entries, self.filling)
+        name = check_task_name(self.group, "group")
+        if self.size is None:
+            raise InputError(f"group {named(name)} needs size=, the number of rollouts that it shall have")
+        size = check_whole(self.size, "size", 1)
+        if size > MOST_ROLLOUTS:
+            raise InputError(f"group {named(name)} can't fill up to {size} rollouts: the limit is {MOST_ROLLOUTS}")
+        if entries != 1:
+            raise InputError(f"group {named(name)} gets its rollouts one by one, and this put has {entries}")
+        if self.key is not None or self.status is not None or not self.keep_unfit:
+            raise InputError("key, status and keep_unfit can't be given with group=, whose name is its key")
+        if self.wanted is not None and check_whole(self.wanted, "index") >= size:
+            raise InputError(f"index {self.wanted} is beyond group {named(name)}, whose size is {size}: from 0 on")
         least = size if self.min_size is None else self.least(size)
-        return Part(name, size, least, task_name=task_name, wanted=index)
+        return Part(name, size, least, task_name=task_name, wanted=self.wanted)
 
     def least(self, size: int) -> int:
         """Return the `min_size` of a group of this size. Raises InputError."""
@@ -105,73 +117,48 @@ class Checked(NamedTuple):
         return int(self.min_size or 1)
 
 
-def checks_of(statuses: Statuses) -> Callable[[FillOptions], Checked]:
-    """Return the check of the options of puts, given the statuses of the rollouts' class.
-
-    It raises InputError, and TypeError for an option that puts don't have.
-    """
-    check = partial(_checked_options, statuses)
-    # Most puts of a train step have the same options. Typed: True equals 1, and is neither a step nor a threshold.
-    cached: Callable[..., Checked] = lru_cache(maxsize=1024, typed=True)(check)
-
-    def checked(options: FillOptions) -> Checked:
-        is_common = _OPTIONS_OF_ONE.isdisjoint(options) and _PLAIN_TYPES.issuperset(map(type, options.values()))
-        return (cached if is_common else check)(**options)
-
-    return checked
-
-
-#: Types of options by which checked ones are found again: a tensor or a dict may have changed since.
-_PLAIN_TYPES: Final = frozenset({int, float, bool, str, Status, type(None)})
-#: Options that are of one put.
-_OPTIONS_OF_ONE: Final = frozenset({"key", "group", "index"})
-_OPTIONS: Final = FillOptions.__annotations__.keys()
-
-
-def _checked_options(statuses: Statuses, **options: Unpack[FillOptions]) -> Checked:
-    check_options("a put", options, _OPTIONS)
-    get: Callable[..., Any] = options.get
-    step, newest, token_threshold = get("current_train_step"), get("model_step"), get("token_stale_threshold")
+def put_options(
+    statuses: Statuses,
+    *,
+    model_step: int | None = None,
+    current_train_step: int | None = None,
+    stale_threshold: int | None = None,
+    token_stale_threshold: int | None = None,
+    expired_groups_retryable: bool = True,
+    priority: float = 1.0,
+    tags: Tags | None = None,
+    key: str | None = None,
+    status: StatusLike | None = None,
+    dropped: list[StorageItem] | None = None,
+    keep_unfit: bool = True,
+    parents: Sequence[int | None] | None = None,
+    min_size: int | None = None,
+    group: str | None = None,
+    size: int | None = None,
+    index: int | None = None,
+) -> Checked:
+    """Check the options of a put. Raises InputError, and TypeError for an option that puts don't have."""
     checked = Checked(
-        model_step=None if newest is None else check_step(newest, "model_step"),
-        train_step=None if step is None else check_step(step, "current_train_step"),
-        rule=ExpiryRule(get("stale_threshold"), token_threshold, get("expired_groups_retryable", True)),
-        priority=check_priority(get("priority", 1.0)),
-        tags=check_tags(get("tags")),
-        key=check_key(get("key")),
-        status=None if (status := get("status")) is None else statuses.check(status),
-        dropped=check_dropped(get("dropped")),
-        keep_unfit=bool(get("keep_unfit", True)),
-        parents=get("parents"),
-        min_size=get("min_size"),
-        filling=options if any(get(name) is not None for name in ("group", "size", "index")) else None,
+        model_step=None if model_step is None else check_step(model_step, "model_step"),
+        train_step=None if current_train_step is None else check_step(current_train_step, "current_train_step"),
+        rule=ExpiryRule(stale_threshold, token_stale_threshold, expired_groups_retryable),
+        priority=check_priority(priority),
+        tags=None if tags is None else check_tags(tags),
+        key=None if key is None else check_task_name(key, "key"),
+        status=None if status is None else statuses.check(status),
+        dropped=None if dropped is None else check_dropped(dropped),
+        keep_unfit=keep_unfit,
+        parents=parents,
+        min_size=min_size,
+        group=group,
+        size=size,
+        wanted=index,
     )
-    if token_threshold is not None and step is None:
+    if token_stale_threshold is not None and current_train_step is None:
         raise InputError("token_stale_threshold needs current_train_step: the staleness of a token is relative to it")
-    if checked.parents is not None and (get("group") is not None or checked.min_size is not None):
+    if parents is not None and (group is not None or min_size is not None):
         raise InputError("parents can't be given with group= or min_size=: put trees whole")
     return checked
-
-
-def _checked_place(entries: int, options: FillOptions) -> tuple[str, int, int | None]:
-    """Return the name and the size of a group that fills, and the index of a rollout in it. Raises InputError."""
-    name, size, index = options.get("group"), options.get("size"), options.get("index")
-    if name is None:
-        raise InputError("size and index are those of a group that fills: give its name, too, group=")
-    name = check_task_name(name, "group")
-    if size is None:
-        raise InputError(f"group {named(name)} needs size=, the number of rollouts that it shall have")
-    size = check_whole(size, "size", 1)
-    if size > MOST_ROLLOUTS:
-        raise InputError(f"group {named(name)} can't fill up to {size} rollouts: at most {MOST_ROLLOUTS} are possible")
-    if entries != 1:
-        raise InputError(f"group {named(name)} gets its rollouts one by one, and this put has {entries}")
-    for option in ("key", "status", "keep_unfit"):
-        if options.get(option) is not None:
-            raise InputError(f"{option} can't be given with group=: a group that fills has the name as its key")
-    if index is not None and check_whole(index, "index") >= size:
-        raise InputError(f"index {index} is beyond group {named(name)}, whose size is {size}: they count from 0")
-    return name, size, index
 
 
 def check_dropped(dropped: Any) -> list[StorageItem] | None:

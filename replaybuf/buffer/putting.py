@@ -11,15 +11,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, Unpack
 
-from replaybuf.buffer.put_options import Checked, FillOptions, LeaseOptions, checks_of
+from replaybuf.buffer.put_options import Checked, FillOptions, LeaseOptions, put_options
 from replaybuf.buffer.waits import Waits
 from replaybuf.common.cancellation import shielded
 from replaybuf.common.checks import check_task_name, check_timeout, check_uids
 from replaybuf.common.units import named
 from replaybuf.errors import FullError, InputError, PartlyStoredError, RolloutError
-from replaybuf.rules.causes import never_put
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.values import UNSET, Leased, NewGroup, Part, Refresh, Unset
+from replaybuf.storage.values import UNSET, Leased, NewGroup, Part, Unset
 from replaybuf.values.codec.library_values import UnfetchedError
 from replaybuf.values.rollouts.normalise import Normalised, is_finished, normalise, normalise_fit
 from replaybuf.values.rollouts.rewards import reward_value
@@ -46,7 +45,6 @@ class Putting:
         self.storage = storage
         self.rollout_type = storage.codec.rollout_type
         self.waits = waits
-        self._check_options = checks_of(self.rollout_type.statuses)
         self._timeout = check_timeout(timeout)
 
     async def put(
@@ -164,7 +162,7 @@ class Putting:
         """
         self.storage.check_open()
         check_task_name(task_name)
-        chosen = self._check_options(options)
+        chosen = put_options(self.rollout_type.statuses, **options)
         (rollouts, segments), replaced = segmented(items, chosen.parents), check_uids(replaces, "replaces")
         if not rollouts:
             return None, False
@@ -248,21 +246,6 @@ class Putting:
             key=None,
             replaces=(),
         )
-
-    def warn_of(self, refresh: Refresh) -> None:
-        """Warn once of a refresh to an earlier train step than the last one, and of one of a task without groups."""
-        for task in refresh.rules.keys() - refresh.tasks if refresh.tasks else ():
-            advice = ". ".join(never_put(task, sorted(refresh.tasks)))
-            self.waits.warn(f"refresh of {task}", f"refresh_staleness of task {named(task)}: {advice}", _logger)
-        for task, step in refresh.earlier.items():
-            if step > refresh.train_step:
-                self.waits.warn(
-                    "refresh",
-                    f"refresh_staleness of task {named(task)} went back from train step {step} to "
-                    f"{refresh.train_step}, so its groups look fresher than they are; a run that goes on from a "
-                    "checkpoint restores the buffer to it, and a new run has a buffer of its own",
-                    _logger,
-                )
 
     async def fetching(self, groups: Sequence[NewGroup], store: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `store()`, which stores the groups; repeated after fetching the ObjectRefs in them.

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, Unpack
+from typing import Any, Generic, Self, TypeVar, Unpack
 
 from replaybuf.buffer.buffer_metrics import read_metrics
 from replaybuf.buffer.drawing import DrawOptions, DrawRequest
@@ -25,16 +25,14 @@ from replaybuf.common.checks import (
     check_limit,
     check_list,
     check_most,
-    check_options,
+    check_path,
     check_priorities,
     check_priority,
     check_seconds,
-    check_source,
     check_step,
     check_tags,
     check_task_name,
     check_whole,
-    refused,
     shown,
 )
 from replaybuf.common.progress import OnProgress
@@ -114,11 +112,6 @@ class ReplayBuffer(Generic[R]):
     def worker(self) -> str:
         """The worker name recorded with puts and draws: that of `working_as`, else the config's, else "host:pid"."""
         return self.storage.worker
-
-    if not TYPE_CHECKING:
-        __enter__ = __exit__ = refused(
-            "the calls of this buffer are coroutines: open it by `async with`; for `with`, make one by build_sync()"
-        )
 
     async def __aenter__(self) -> Self:
         storage = self._open_store
@@ -421,7 +414,6 @@ class ReplayBuffer(Generic[R]):
         **options: Unpack[DrawOptions],
     ) -> DrawRequest:
         self.storage.check_open()
-        check_options("a draw (get, take_batch, sample, lease_batch)", options, DrawOptions.__annotations__)
         statuses = self.rollout_type.statuses
         return DrawRequest.checked(
             sizes, group_status, statuses=statuses, worker=self.worker, beta=beta, deferred=deferred, **options
@@ -522,11 +514,8 @@ class ReplayBuffer(Generic[R]):
         if Status.FILLING in chosen:
             raise InputError("groups that fill have no staleness until they are whole: leave the status filling out")
         check_dropped(dropped)
-        refresh = Refresh(step, rules, chosen, dropped)
-        refreshing = self._open_store.refresh(refresh)
-        expired = await (refreshing if dropped is None else shielded(refreshing))
-        self.putting.warn_of(refresh)
-        return expired
+        refreshing = self._open_store.refresh(Refresh(step, rules, chosen, dropped))
+        return await (refreshing if dropped is None else shielded(refreshing))
 
     # Counting and reading
 
@@ -673,7 +662,7 @@ class ReplayBuffer(Generic[R]):
         status = None if as_status is None else self.rollout_type.statuses.check(as_status)
         names = None if issubclass(self.rollout_type.cls, dict) else FIELDS | self.rollout_type.names
         mapping = ColumnMapping({} if fields is None else fields, as_task, status, names)
-        file = RolloutFile(Path(check_source(source)), mapping)
+        file = RolloutFile(check_path(source, "file"), mapping)
         with working_as(self.worker):
             return await import_from(self.storage, file, again=again, dry_run=dry_run, progress=progress)
 

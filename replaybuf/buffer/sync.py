@@ -12,16 +12,14 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import operator
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Callable, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 from replaybuf.buffer.background import end, run
-from replaybuf.buffer.lease import Cursors, Lease, Leasing
+from replaybuf.buffer.lease import Lease, Leasing
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.common.checks import refused
 from replaybuf.errors import InputError
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.policies import ReplayPolicy
@@ -55,12 +53,10 @@ _WORDS = {
 }
 
 
-def mirrored(
-    method: Callable[Concatenate[Any, P], S], turn: Callable[[S], T], *, returns: str | None = None
-) -> _Method[P, T]:
+def mirrored(method: Callable[Concatenate[Any, P], S], turn: Callable[[S], T]) -> _Method[P, T]:
     """Return a synchronous method that calls `method` of `self.asynchronous` and converts the result by `turn`.
 
-    `turn` is `run` for coroutines. `returns` is the annotation of the result where it differs.
+    `turn` is `run` for coroutines.
     """
     name = method.__name__
 
@@ -68,33 +64,21 @@ def mirrored(
     def call(self: Any, *args: Any, **kwargs: Any) -> T:
         return turn(getattr(self.asynchronous, name)(*args, **kwargs))
 
-    if returns is not None:
-        call.__signature__ = inspect.signature(method).replace(return_annotation=returns)  # type: ignore[attr-defined]
     for word, replacement in _WORDS.items():
         call.__doc__ = (call.__doc__ or "").replace(word, replacement)
     return cast("_Method[P, T]", call)
 
 
 def face_of(kind: type) -> Callable[[type[F]], type[F]]:
-    """Complete a synchronous class: names that it only annotates become properties that read `self.asynchronous`.
-
-    Raises TypeError if it lacks a public name of the asynchronous class `kind`: type checkers need a line for each.
-    """
+    """Complete a synchronous class: names that it only annotates become properties that read `self.asynchronous`."""
 
     def complete(face: type[F]) -> type[F]:
-        for name in inspect.get_annotations(face):
+        for name in face.__annotations__:
             doc = getattr(getattr(kind, name, None), "__doc__", None)
             setattr(face, name, property(operator.attrgetter(f"asynchronous.{name}"), doc=doc))
-        if missing := {name for name in dir(kind) if not name.startswith("_")} - {*dir(face)}:
-            raise TypeError(f"{face.__name__} lacks {', '.join(sorted(missing))} of {kind.__name__}")
         return face
 
     return complete
-
-
-def as_it_is(result: T) -> T:
-    """Return the result of a method that is synchronous itself."""
-    return result
 
 
 _END: Any = object()
@@ -149,26 +133,7 @@ class SyncLease(Generic[R]):
     give_back_after = mirrored(Lease[R].give_back_after, run)
     extend = mirrored(Lease[R].extend, run)
     beat = mirrored(Lease[R].beat, run)
-    stop = mirrored(Lease[R].stop, as_it_is)
-
-
-def _run_to_lease(claiming: Coroutine[Any, Any, Lease | None]) -> SyncLease[Any] | None:
-    lease = run(claiming)
-    return None if lease is None else SyncLease(lease)
-
-
-@face_of(Cursors)
-class SyncCursors:
-    """The `Cursors` of a buffer without `await`."""
-
-    def __init__(self, cursors: Cursors) -> None:
-        self.asynchronous = cursors
-
-    read = mirrored(Cursors.read, run)
-    prompts = mirrored(Cursors.prompts, run)
-    move = mirrored(Cursors.move, run)
-    put = mirrored(Cursors.put, run)
-    claim = mirrored(Cursors.claim, _run_to_lease, returns="SyncLease | None")
+    stop = mirrored(Lease[R].stop, lambda result: result)
 
 
 class SyncLeasing(Generic[R]):
@@ -176,9 +141,6 @@ class SyncLeasing(Generic[R]):
 
     def __init__(self, leasing: Leasing[R]) -> None:
         self.asynchronous = leasing
-
-    if not TYPE_CHECKING:
-        __aenter__ = __aexit__ = refused("a lease of a synchronous buffer is entered by `with`, not by `async with`")
 
     def begin(self) -> SyncLease[R]:
         """Draw the groups and return their lease, which the caller settles."""
@@ -231,7 +193,6 @@ class SyncReplayBuffer(Generic[R]):
 
     def __init__(self, buffer: ReplayBuffer[R]) -> None:
         self.asynchronous = buffer
-        self.cursors = SyncCursors(buffer.cursors)
 
     def __enter__(self) -> Self:
         run(self.asynchronous.__aenter__())
@@ -241,11 +202,6 @@ class SyncReplayBuffer(Generic[R]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         end(self.asynchronous.__aexit__(kind, error, trace))
-
-    if not TYPE_CHECKING:
-        __aenter__ = __aexit__ = refused(
-            "the calls of this buffer block: open it by `with`; for `async with`, make one by build() of the config"
-        )
 
     def __reduce__(self) -> str:
         raise InputError(reason="not picklable")
@@ -270,8 +226,8 @@ class SyncReplayBuffer(Generic[R]):
     get = mirrored(ReplayBuffer[R].get, run)
     take_batch = mirrored(ReplayBuffer[R].take_batch, run)
     sample = mirrored(ReplayBuffer[R].sample, run)
-    lease_batch = mirrored(ReplayBuffer[R].lease_batch, SyncLeasing[R], returns="SyncLeasing[R]")
-    adopt = mirrored(ReplayBuffer[R].adopt, SyncLease[R], returns="SyncLease[R]")
+    lease_batch = mirrored(ReplayBuffer[R].lease_batch, SyncLeasing[R])
+    adopt = mirrored(ReplayBuffer[R].adopt, SyncLease[R])
     is_ready = mirrored(ReplayBuffer[R].is_ready, run)
     wait_ready = mirrored(ReplayBuffer[R].wait_ready, run)
     why = mirrored(ReplayBuffer[R].why, run)
@@ -282,7 +238,7 @@ class SyncReplayBuffer(Generic[R]):
     annotate = mirrored(ReplayBuffer[R].annotate, run)
     refresh_staleness = mirrored(ReplayBuffer[R].refresh_staleness, run)
 
-    find = mirrored(ReplayBuffer[R].find, items_of, returns="Generator[StorageItem[R]]")
+    find = mirrored(ReplayBuffer[R].find, items_of)
     count = mirrored(ReplayBuffer[R].count, run)
     count_statuses = mirrored(ReplayBuffer[R].count_statuses, run)
     filling = mirrored(ReplayBuffer[R].filling, run)
@@ -309,4 +265,4 @@ def asynchronous_of(buffer: ReplayBuffer[R] | SyncReplayBuffer[R]) -> ReplayBuff
     return buffer.asynchronous if isinstance(buffer, SyncReplayBuffer) else buffer
 
 
-__all__ = ["SyncCursors", "SyncLease", "SyncLeasing", "SyncReplayBuffer", "asynchronous_of", "end", "run"]
+__all__ = ["SyncLease", "SyncLeasing", "SyncReplayBuffer", "asynchronous_of", "end", "run"]

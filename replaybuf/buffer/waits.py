@@ -10,16 +10,15 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from replaybuf.buffer.tracing import span
 from replaybuf.buffer.wait_reports import WaitReport
-from replaybuf.common.units import named
 from replaybuf.errors import FullError, InputError, NotReadyError, StorageError
-from replaybuf.rules.causes import diagnose, never_put
+from replaybuf.rules.causes import diagnose
 from replaybuf.rules.circumstances import Circumstances, Wait
 from replaybuf.rules.diagnosis import Diagnosis, Reason, and_also, too_large
 from replaybuf.rules.limits import Limits
@@ -27,7 +26,7 @@ from replaybuf.rules.query import LogicNode, ScalarNode, to_text
 from replaybuf.rules.transitions import LaneName, Tallies, Tally, level_of
 from replaybuf.storage.reports import EventKind, WorkerEvent
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.values import Draw, NewGroup, StorageItem
+from replaybuf.storage.values import Draw, NewGroup
 from replaybuf.values.rollouts.rollout import Status
 
 
@@ -43,13 +42,7 @@ T = TypeVar("T")
 _RETRY_SECONDS = 0.02
 _READ_AGAIN_SECONDS = 1.0
 _COUNTING_SECONDS = 2.0
-_logger = logging.getLogger("replaybuf.waits")
 _ADVICE = "Draw some, or raise the limit; with on_full='block' a put waits for room, and with 'evict' it makes some"
-_NOTHING_STAYS = (
-    "mix= has no group that was drawn before, and draws fresh ones instead: all groups leave with their first draw. "
-    "Keep some with archive= or max_times_sampled= in the config"
-)
-_NOTHING_STORED = "nothing was stored (is the consumer running?)"
 
 
 @dataclass(slots=True)
@@ -78,8 +71,6 @@ class Waits:
         self.version, self.changed, self.tallies = storage.version, storage.changed, storage.fenced_tallies
         self._circumstances_at = -math.inf
         self._circumstances: Circumstances | None = None
-        self._tasks_at = -math.inf
-        self._known_tasks: set[str] = set()  # tasks that groups were put into
         self._warned_kinds: set[str] = set()
         # Queues of puts that wait for room: one for each event loop, task and status.
         self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[LaneName, _WaitQueue]]
@@ -106,28 +97,7 @@ class Waits:
             await asyncio.sleep(min(_RETRY_SECONDS, remaining))
         return drawn
 
-    async def warn_of_draw(self, draw: Draw, drawn: Mapping[str, Sequence[StorageItem]]) -> None:
-        """Warn once of what a draw asks for and can't ever get: groups to draw again where none stays, and groups of
-        tasks that never had any.
-
-        Nothing is awaited once groups were drawn, which a cancellation would lose.
-        """
-        if any(drawn.values()):
-            limits = self._storage.rules.limits
-            stay = limits.archives or limits.keeps(Status.COMPLETED, 1)
-            if draw.replay and not stay and all(item.times_sampled <= 1 for items in drawn.values() for item in items):
-                self.warn("mix", _NOTHING_STAYS)
-            return
-        unknown = drawn.keys() - self._known_tasks
-        if unknown and time.monotonic() - self._tasks_at >= _READ_AGAIN_SECONDS:
-            self._tasks_at = time.monotonic()
-            with suppress(StorageError):
-                self._known_tasks.update(Circumstances(time.time(), await self._storage.tallies()).tasks)
-            for task in unknown - self._known_tasks if self._known_tasks else ():
-                advice = ". ".join(never_put(task, sorted(self._known_tasks)))
-                self.warn(f"task {task}", f"a draw of task {named(task)} found nothing: {advice}")
-
-    def warn(self, kind: str, sentence: str, logger: logging.Logger = _logger) -> None:
+    def warn(self, kind: str, sentence: str, logger: logging.Logger) -> None:
         """Log a warning, once for each kind."""
         if kind not in self._warned_kinds:
             self._warned_kinds.add(kind)
@@ -270,12 +240,8 @@ class Waits:
                     async with asyncio.timeout(deadline - time.monotonic()):
                         await queue.turn.acquire()
                 except TimeoutError as error:
-                    reason, diagnosis = f"task {new.task_name}: others wait for room, too", None
-                    if report.is_long:
-                        report.wait = replace(wait, wants={new.task_name: queue.waiting})
-                        diagnosis = await self.why(report.wait, await self._storage.fenced_tallies(), over=True)
-                        await report.timed_out(diagnosis.sentence, new.task_name)
-                    await self._refuse(new, f"after {timeout:g} s: {reason}; {_NOTHING_STORED}", error, diagnosis)
+                    reason = f"after {timeout:g} s: task {new.task_name}: others wait for room, too"
+                    await self._refuse(new, f"{reason}; nothing was stored (is the consumer running?)", error)
                 try:
                     return await self._put_in_turn(new, queue, deadline, timeout, report, store)
                 finally:

@@ -222,13 +222,10 @@ def open_buffer(url: str, buffer: str | None) -> tuple[Reader, str]:
 T = TypeVar("T")
 
 
-def with_bar(title: str, work: Callable[[OnProgress], T], *, counting: str = "") -> tuple[T, Progress]:
-    """Run `work(on_progress)` with a progress bar. Return its result and the last progress.
-
-    `counting` is the bar's title while the total is unknown.
-    """
+def with_bar(title: str, work: Callable[[OnProgress], T]) -> tuple[T, Progress]:
+    """Run `work(on_progress)` with a progress bar. Return its result and the last progress."""
     last = Progress(0, 0, 0)
-    with progress_bar(title, counting=counting) as bar:
+    with progress_bar(title) as bar:
 
         def tell(progress: Progress) -> None:
             nonlocal last

@@ -124,7 +124,7 @@ def import_(
         work = partial(import_from, source=source, again=again, dry_run=dry_run, progress=tell)
         return commands.on_storage(destination, name, work)
 
-    survey = commands.with_bar("imported", run, counting="read")[0].found
+    survey = commands.with_bar("imported", run)[0].found
     if not survey.groups:
         output.note("the file has no groups")
     if survey.groups or not output.for_people:

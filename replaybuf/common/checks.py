@@ -11,11 +11,11 @@ import operator
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from replaybuf.common.redact import redact_path
 from replaybuf.errors import ConfigError, InputError, MissingDriverError, ReplayBufError
@@ -28,8 +28,6 @@ INT64 = range(-(2**63), 2**63)
 _EXACT_BELOW = 2**53
 #: Steps and staleness are below this, so that differences don't overflow in a database.
 MAX_STEP = 2**53
-# More groups than any store holds, and within the integers of every database.
-_HIGHEST_COUNT = 2**53
 _HIGHEST_FLOAT = sys.float_info.max
 _LONGEST_TIME = 10**9
 _MAX_REASON = 2000
@@ -57,24 +55,6 @@ def nearest(name: str, names: Iterable[str], similar: float = 0.6) -> str | None
     return next(iter(difflib.get_close_matches(name[:_MAX_NAME], list(names), n=1, cutoff=similar)), None)
 
 
-def check_options(call: str, options: Iterable[str], known: Iterable[str]) -> None:
-    """Raise TypeError, as Python does, for an option that a call doesn't have, with the one that was probably meant."""
-    names = list(known)
-    for unknown in sorted(set(options).difference(names)):
-        similar = nearest(unknown, names)
-        hint = f"did you mean {similar}?" if similar else f"it has {', '.join(names)}"
-        raise TypeError(f"{call} has no option {unknown!r}; {hint}")
-
-
-def refused(message: str) -> Callable[..., NoReturn]:
-    """Return a method that raises InputError with this message, for a protocol that a class lacks."""
-
-    def refuse(self: object, *arguments: object) -> NoReturn:
-        raise InputError(message)
-
-    return refuse
-
-
 def import_optional(module: str, message: str) -> Any:
     """Import a module of an optional package. Raises MissingDriverError with this message if it is missing."""
     try:
@@ -84,21 +64,14 @@ def import_optional(module: str, message: str) -> Any:
 
 
 def check_task_name(name: Any, what: str = "task_name") -> str:
-    """Check the name of a task or a buffer: a non-empty text that both databases can store."""
-    if type(name) is str and name in _good_names:
-        return name
-    good = _check_text(name, what)
-    if len(_good_names) < 1000:
-        _good_names.add(good)
-    return good
-
-
-_good_names: set[str] = set()
-
-
-def check_key(key: Any) -> str | None:
-    """Check the key of a put, or None."""
-    return None if key is None else _check_text(key, "key")
+    """Check the name of a task, a buffer or the like, or a key: a non-empty text that both databases can store."""
+    if not isinstance(name, str):
+        raise InputError(f"{what} must be a text, got {type(name).__name__}")
+    if not name:
+        raise InputError(f"{what} is empty")
+    if len(name) > _MAX_NAME:
+        raise InputError(f"{what} has {len(name)} characters; the limit is {_MAX_NAME}")
+    return str(check_storable(name, what))
 
 
 def check_storable(text: str, what: str) -> str:
@@ -113,18 +86,6 @@ def check_staleness(staleness: int, what: str = "staleness") -> int:
     if abs(staleness) >= MAX_STEP:
         raise InputError(f"{what} is {shown(staleness)}, which is no difference of training steps")
     return staleness
-
-
-def _check_text(value: Any, what: str) -> str:
-    if not isinstance(value, str):
-        raise InputError(f"{what} must be a text, got {type(value).__name__}")
-    if not value:
-        raise InputError(f"{what} is empty")
-    if len(value) > _MAX_NAME:
-        raise InputError(f"{what} has {len(value)} characters; the limit is {_MAX_NAME}")
-    if not is_storable(value):
-        raise InputError(f"{what} {value!r} holds a NUL or a lone surrogate, which no database can store")
-    return str(value)
 
 
 def is_storable(text: str) -> bool:
@@ -151,7 +112,8 @@ def check_tags(tags: Any) -> Tags | None:
     if not isinstance(tags, Mapping):
         raise InputError(f"tags must be a dict, got {type(tags).__name__}")
     return {
-        _check_text(name, "a tag's name"): check_plain(f"tags[{name!r}]", tag, "a tag") for name, tag in tags.items()
+        check_task_name(name, "a tag's name"): check_plain(f"tags[{name!r}]", tag, "a tag")
+        for name, tag in tags.items()
     }
 
 
@@ -236,15 +198,7 @@ def check_sizes(sizes: Any) -> dict[str, int]:
     """Check numbers of groups by task: none is negative."""
     if not isinstance(sizes, Mapping):
         raise InputError(f"expected a dict of task names and sizes, got {type(sizes).__name__}")
-    checked: dict[str, int] = {}
-    for name, size in sizes.items():
-        number = whole(size)
-        if number is None:
-            raise InputError(f"the size of task {check_task_name(name)!r} must be a whole number, got {shown(size)}")
-        if number < 0:
-            raise InputError(f"the size of task {check_task_name(name)!r} must be at least 0, got {shown(size)}")
-        checked[check_task_name(name)] = min(number, _HIGHEST_COUNT)
-    return checked
+    return {check_task_name(name): check_whole(size, f"the size of task {shown(name)}") for name, size in sizes.items()}
 
 
 def check_at_least(at_least: Any, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -277,16 +231,13 @@ def check_mix(mix: Any, sizes: Mapping[str, int]) -> dict[str, int]:
 
 def check_limit(limit: Any) -> int | None:
     """Check a limit of `find`: a number of groups, or None."""
-    number = whole(limit)
-    if limit is not None and (number is None or number < 0):
-        raise InputError(f"limit must be a number of groups of at least 0, or None, got {shown(limit)}")
-    return None if number is None else min(number, _HIGHEST_COUNT)
+    return None if limit is None else check_whole(limit, "limit")
 
 
 def check_step(step: Any, what: str) -> int:
     """Check a train step."""
     number = whole(step)
-    if number is None or abs(number) >= MAX_STEP:
+    if number is None or not -MAX_STEP < number < MAX_STEP:
         raise InputError(f"{what} must be a whole number (a training step), got {shown(step)}")
     return number
 
@@ -320,20 +271,13 @@ def check_threshold(threshold: Any, what: str) -> int | None:
 def whole(number: Any) -> int | None:
     """Return a whole number of Python or numpy as an int; None for anything else."""
     if type(number) is int:
-        return _check_printable(number)
+        return number
     if isinstance(number, bool):
         return None
     try:
-        return _check_printable(operator.index(number))
+        return operator.index(number)
     except TypeError:
         return None
-
-
-def _check_printable(number: int) -> int:
-    """Return a number. Raises InputError if it is too long for Python to show it in an error."""
-    if number.bit_length() > 10_000:
-        raise InputError("a whole number has more than 3,000 digits, which is too long for anything")
-    return number
 
 
 def _number(value: Any) -> int | float | None:
@@ -343,7 +287,7 @@ def _number(value: Any) -> int | float | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, Integral):
-        return _check_printable(int(value))
+        return int(value)
     return float(value) if isinstance(value, Real) else None
 
 
@@ -366,28 +310,22 @@ def check_list(values: Any, what: str) -> list[Any]:
     raise InputError(f"{what} must be a list, got {shown(values)}")
 
 
-def check_folder(path: Any) -> Path:
-    """Check the path of a folder, which is no URL, and return it absolute: the working directory may change."""
+def check_path(path: Any, what: str) -> Path:
+    """Check the path of a `what`, and return it absolute: the working directory may change."""
     try:
-        folder = Path(path)
-        good = is_storable(os.fspath(folder))
-    except TypeError:
-        good = False
-    if not good:
-        raise InputError(f"expected the path of a folder, got {shown(path)}")
-    check_no_url(folder)
-    return folder.absolute()
-
-
-def check_source(source: Any) -> str:
-    """Check the path of a file, and return it absolute: the working directory may change."""
-    try:
-        text = os.fspath(source)
+        text = os.fspath(path)
     except TypeError:
         text = None
     if type(text) is not str or not text or not is_storable(text):
-        raise InputError(f"expected the path of a file, got {shown(source)}")
-    return os.path.abspath(text)
+        raise InputError(f"expected the path of a {what}, got {shown(path)}")
+    return Path(text).absolute()
+
+
+def check_folder(path: Any) -> Path:
+    """Check the path of a folder, which is no URL, and return it absolute."""
+    folder = check_path(path, "folder")
+    check_no_url(Path(path))
+    return folder
 
 
 def check_no_url(folder: Path) -> None:

@@ -22,18 +22,12 @@ MOUNTINFO = "/proc/self/mountinfo"
 # The kernel's names. (fuse is a program with an unknown type.)
 _NETWORK_TYPES = frozenset(
     (
-        *("acfs", "afs", "beegfs", "beegfs_nodev", "ceph", "cifs", "coda", "davfs", "fhgfs", "fuse", "gfs", "gfs2"),
-        *("gpfs", "lustre", "lustre_lite", "ncpfs", "nfs", "nfs3", "nfs4", "ocfs2", "orangefs", "panfs", "pvfs2"),
-        *("quobyte", "smb", "smb2", "smb3", "smbfs", "wekafs", "yas3fs"),
+        *("afs", "beegfs", "ceph", "cifs", "fuse", "gfs2", "gpfs", "lustre", "nfs", "nfs3", "nfs4", "ocfs2"),
+        *("orangefs", "smb3", "smbfs", "wekafs"),
     )
 )
-# Programs in user space (`fuse.NAME`) that show a local disk or memory.
-_LOCAL_PROGRAMS = frozenset(
-    (
-        *("bindfs", "encfs", "ext2", "fuse-overlayfs", "fuseblk", "gocryptfs", "lxcfs", "mergerfs", "ntfs"),
-        *("ntfs-3g", "portal", "securefs", "unionfs", "unionfs-fuse", "zfs"),
-    )
-)
+# Programs in user space (`fuse.NAME`) that show a local disk.
+_LOCAL_PROGRAMS = frozenset(("bindfs", "fuse-overlayfs", "gocryptfs", "lxcfs", "mergerfs", "ntfs-3g", "unionfs", "zfs"))
 
 
 def publish(partial: str, path: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
-import sys
 from collections.abc import Awaitable, Callable
 from operator import attrgetter
 from typing import Any
@@ -40,25 +39,16 @@ def password_function(given: Any) -> PasswordFunction:
     try:
         function = attrgetter(name)(importlib.import_module(module))
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            raise ConfigError(f"password {_EXPECTED} (there is no such module)") from None
-        if isinstance(error, AttributeError) and module in sys.modules:
-            raise ConfigError(f"password {_EXPECTED} (the module has no such function)") from None
-        text = redact_words(str(error))
-        raise ConfigError(f"the module of the password function raised {type(error).__name__}: {text}") from error
+        raise ConfigError(f"password {_EXPECTED} (its import raised {type(error).__name__})") from None
     if not callable(function):
-        raise ConfigError(f"password {_EXPECTED} (what this text names can't be called)")
+        raise ConfigError(f"password {_EXPECTED} (it names a {type(function).__name__})")
     return function  # type: ignore[no-any-return]
 
 
 def name_of(function: PasswordFunction) -> str:
     """Return the name of a function for messages. (The repr of a partial function would show its arguments.)"""
-    innermost: Any = function
-    while (inner := getattr(innermost, "func", None)) is not None:
-        innermost = inner
-    if not hasattr(innermost, "__qualname__"):
-        innermost = type(innermost)
-    return f"{innermost.__module__}:{innermost.__qualname__}"
+    named: Any = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}:{named.__qualname__}"
 
 
 async def ask(function: PasswordFunction, seconds: float) -> str:
@@ -75,6 +65,5 @@ async def ask(function: PasswordFunction, seconds: float) -> str:
         text = f"{type(error).__name__}: {redact_words(str(error))}"
         raise NoPasswordError(f"the password function {name} raised {text}") from error
     if not isinstance(answer, str) or not answer:
-        returned = "an empty text" if answer == "" else f"a value of the type {type(answer).__name__}, not a text"
-        raise NoPasswordError(f"the password function {name} returned {returned}")
+        raise NoPasswordError(f"the password function {name} returned no text, or an empty one")
     return answer

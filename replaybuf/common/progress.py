@@ -62,11 +62,10 @@ class ProgressReporter:
 
 
 @contextmanager
-def progress_bar(what: str, *, counting: str = "") -> Iterator[Callable[[int, int], None]]:
+def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """Yield a function `report(done, total)` that shows a bar, which disappears at the end of the block.
 
-    While the total is unknown (0), the bar has the title `counting` and only counts. `report` may be called from any
-    thread.
+    A total of 0 is unknown. `report` may be called from any thread.
     """
     if not sys.stderr.isatty():
         yield lambda done, total: None
@@ -76,13 +75,8 @@ def progress_bar(what: str, *, counting: str = "") -> Iterator[Callable[[int, in
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=None, visible=False)
-
-        def report(done: int, total: int) -> None:
-            name, shown = (what, done < total) if total else (counting, done > 0)
-            progress.update(task, description=name, completed=done, total=total or None, visible=shown)
-
-        yield report
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total or None)
 
 
 def in_pieces(

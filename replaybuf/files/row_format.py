@@ -114,7 +114,7 @@ METADATA: Final[dict[str, tuple[Any, Any, str]]] = {
     "created_at": (FiniteFloat, Field(default_factory=time.time), "float64"),
     "reward": (Any, None, "float64"),
     "tags": (_checked(dict[str, Any], checks.check_tags) | None, None, JSON),
-    "key": (_checked(str, checks.check_key) | None, None, "string"),
+    "key": (_checked(str, checks.check_task_name, "key") | None, None, "string"),
     "error": (_checked(str, checks.check_storable, "error") | None, None, "string"),
     "deliveries": (_Count, 0, "int64"),
     "worker": (_checked(str, check_worker) | None, None, "string"),

@@ -5,7 +5,7 @@ from replaybuf.produce.difficulty import Unsolved
 from replaybuf.produce.prompt import Prompt
 from replaybuf.produce.prompt_records import JSONLines, to_rollout
 from replaybuf.produce.rollout_worker import produce_loop, publish, published, wait_published
-from replaybuf.produce.sampler import LedgerCounts, Sampler, batch_sizes
+from replaybuf.produce.sampler import LedgerCounts, Sampler
 from replaybuf.produce.strategies import AsyncProduceStrategy, ProduceStrategy, SyncProduceStrategy
 from replaybuf.rules.circumstances import TrainState
 
@@ -22,7 +22,6 @@ __all__ = [
     "SyncProduceStrategy",
     "TrainState",
     "Unsolved",
-    "batch_sizes",
     "produce_loop",
     "publish",
     "published",

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from replaybuf.common.checks import error_text
+from replaybuf.common.checks import error_text, shown
 from replaybuf.common.units import number, short
 from replaybuf.errors import InputError, ProduceError, RolloutError
 from replaybuf.produce.prompt import Prompt
@@ -51,21 +50,10 @@ class AgentLoop(Protocol):
 
 
 def check_agent_loop(agent_loop: Any) -> AgentLoop:
-    """Check an agent loop. Raises InputError for a missing or wrong method."""
-    if isinstance(agent_loop, type):
-        raise InputError(f"the agent loop is a class: give an instance, {agent_loop.__name__}(...)")
-    for name, arguments in (("generate_group", ([],)), ("pause", ()), ("resume", ())):
-        method = getattr(agent_loop, name, None)
-        if not callable(method):
-            raise InputError(f"an agent loop needs the coroutine {name}(); {type(agent_loop).__name__} has none")
-        try:
-            inspect.signature(method).bind(*arguments, **({"partial": False} if arguments else {}))
-        except TypeError as error:
-            call = f"{name}(group, *, partial)" if arguments else f"{name}()"
-            raise InputError(f"{type(agent_loop).__name__}.{name} can't be called as {call}: {error}") from error
-        except ValueError:  # some callables have no signature
-            pass
-    return agent_loop  # type: ignore[no-any-return]
+    """Check that an agent loop has its methods. Raises InputError."""
+    if not isinstance(agent_loop, AgentLoop):
+        raise InputError(f"an agent loop needs generate_group, pause and resume; got {shown(agent_loop)}")
+    return agent_loop
 
 
 def reward_varies(group: Sequence[Any], *, reward_key: str = SCORE) -> bool:
@@ -210,8 +198,7 @@ class ProduceSummary:
       at the beginning or when put; `interrupted`: put back as ABORTED; `lost`: handed to another worker before they
       were done, and not stored.
     - `tokens`: response tokens generated now, including those of interrupted and failed groups.
-    - `seconds`: the time of the production, of which `pause_seconds` for interrupting the remaining groups;
-      `group_seconds`: the sum of the times of `generate_group` calls.
+    - `seconds`: the time of the production.
     - `raw_rewards_sum`, `raw_rewards_count`: over the rollouts of all completed groups, including filtered and expired
       ones, without which the mean would be biased. Rollouts without a reward don't count.
     """
@@ -227,8 +214,6 @@ class ProduceSummary:
     lost: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    pause_seconds: float = 0.0
-    group_seconds: float = 0.0
     raw_rewards_sum: float = 0.0
     raw_rewards_count: int = 0
 
@@ -238,12 +223,11 @@ class ProduceSummary:
         self.raw_rewards_sum += sum(scores)
         self.raw_rewards_count += len(scores)
 
-    def add(self, status: Status, tokens: int, seconds: float) -> None:
+    def add(self, status: Status, tokens: int) -> None:
         """Count a group of this status; INIT is one that failed and will be tried again."""
         name = _NAMES.get(status, status.value)
         setattr(self, name, getattr(self, name) + 1)
         self.tokens += tokens
-        self.group_seconds += seconds
 
     @contextmanager
     def producing(self) -> Iterator[None]:
@@ -256,10 +240,6 @@ class ProduceSummary:
             raise
         finally:
             self.seconds += time.monotonic() - began
-
-    def as_dict(self, prefix: str = "produce/") -> dict[str, float]:
-        """Return the figures by name, for a logger: `produce/produced` and so on."""
-        return {f"{prefix}{field.name}": getattr(self, field.name) for field in fields(self)}
 
     def __str__(self) -> str:
         """Return `32 groups (5 reused; 2 interrupted), 13.4k tokens in 2.1 s`."""

@@ -21,12 +21,6 @@ from replaybuf.common.checks import shown, whole
 from replaybuf.errors import InputError
 
 _GO_ON = "go on with the dataset and the settings of the run, or give the ledger another name="
-_ADVICE = (
-    "give a list, or an object whose iter() begins anew, such as a class with __iter__ that makes the generator or "
-    "opens the file"
-)
-
-_UPPER_BOUND = 1 << 62  # an upper bound of positions
 
 _END: Any = object()
 _Seed = int | list[int] | None
@@ -50,8 +44,7 @@ class _Place(NamedTuple):
         """Unpack a position. Raises InputError for one of another kind of dataset."""
         try:
             place = cls(*msgpack.unpackb(position))
-            numbers = (place.epoch, place.item, place.mark, place.size if indexed else 0)
-            if (place.size is not None) == indexed and all(type(n) is int and 0 <= n < _UPPER_BOUND for n in numbers):
+            if (place.size is not None) == indexed:
                 return place
         except (ValueError, TypeError, msgpack.UnpackException):
             pass
@@ -76,13 +69,11 @@ def fingerprint(item: Any) -> int:
 def _as_packable(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype != object:
         return [value.dtype.str, value.shape, value.tobytes()]
-    if isinstance(value, (np.generic, np.ndarray)):
+    if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     if isinstance(value, Mapping):
         return dict(value)
-    if isinstance(value, BaseModel) or is_dataclass(value):
-        return vars(value)
-    return type(value).__qualname__
+    return vars(value) if isinstance(value, BaseModel) or is_dataclass(value) else type(value).__qualname__
 
 
 def random_numbers(seed: int, epoch: int, size: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
@@ -211,7 +202,7 @@ class PromptDataset:
         """Return up to `count` items from a position on, and the position after them; blocks. Fewer only at the end.
 
         Raises InputError if the dataset can't go on from this position: it is a position of another dataset, or the
-        dataset has become shorter, or it can be iterated only once.
+        dataset has become shorter.
         """
         with self._lock:
             source, items = self._source, list[Any]()
@@ -223,11 +214,6 @@ class PromptDataset:
                     index += 1
                 elif index and epoch + 1 != self._epochs:
                     epoch, index = epoch + 1, 0
-                elif epoch and not index and not items:
-                    raise InputError(
-                        f"the dataset gave no item when it was iterated for epoch {epoch} (from 0), as if it could be "
-                        f"iterated only once: {_ADVICE}"
-                    )
                 else:
                     break
             if not items:
@@ -249,11 +235,6 @@ class PromptDataset:
         if seed != source.seed:
             old_order, new_order = _order_text(seed), _order_text(source.seed)
             raise InputError(f"the run began {old_order}, in another order than now ({new_order}): {_GO_ON}")
-        if self._epochs is not None and index and epoch >= self._epochs:
-            raise InputError(
-                f"the dataset was read as far as epoch {epoch} (from 0), more than with epochs={self._epochs}: go on "
-                "with the epochs of the run, or give the ledger another name="
-            )
         if seed is not None and source.size != size_then:
             reason = "its shuffled order is another one, and prompts would be read twice or never"
             problem = "with order= it must keep its size" if isinstance(seed, list) else reason
@@ -297,16 +278,17 @@ def seed_of(shuffle: Any) -> int | None:
 
 
 def _source_of(dataset: Any, seed: int | None) -> IndexedSource | _IteratedSource:
-    if isinstance(dataset, (str, bytes, bytearray, memoryview, Mapping)):
-        hint = "choose one of its values" if isinstance(dataset, Mapping) else "give a list, or JSONLines(path)"
-        raise InputError(f"expected a dataset of prompts, got {type(dataset).__name__}: {hint}")
+    if isinstance(dataset, (str, bytes, Mapping)) or not (is_indexed(dataset) or hasattr(dataset, "__iter__")):
+        raise InputError(
+            f"expected a dataset of prompts, got {type(dataset).__name__}: give a list, JSONLines(path), a split of a "
+            "dataset, or another object with len() and [], or with iter()"
+        )
     if is_indexed(dataset):
         return IndexedSource(dataset, seed)
     if hasattr(dataset, "__next__") and iter(dataset) is dataset:
-        raise InputError(f"this {type(dataset).__name__} can be iterated only once: {_ADVICE}")
-    if not (hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__")):
         raise InputError(
-            f"expected a dataset of prompts, got {type(dataset).__name__}: it needs len() and [], or iter()"
+            f"this {type(dataset).__name__} can be iterated only once: give a list, or an object whose iter() begins "
+            "anew, such as a class with __iter__ that makes the generator or opens the file"
         )
     if seed is not None:
         raise InputError(

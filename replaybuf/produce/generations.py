@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import logging
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
@@ -65,13 +64,6 @@ def check_size(batch_size: Any, sampler: Any, min_size: int | None) -> int:
     sizes = {sampler.task_name: size}
     check_possible(Draw(sizes, at_least=sizes), sampler.buffer.limits)
     return size
-
-
-def _awaitable(call: Any, name: str) -> Any:
-    """Return the awaitable that a method of the agent loop returned. Raises InputError unless it is a coroutine."""
-    if not inspect.isawaitable(call):
-        raise InputError(f"{name} is no coroutine: write async def")
-    return call
 
 
 class Generations:
@@ -165,7 +157,7 @@ class Generations:
 
         Otherwise it is cancelled; one that suppresses that is left behind.
         """
-        calling = asyncio.ensure_future(_awaitable(getattr(self._agent_loop, name)(), name))
+        calling = asyncio.ensure_future(getattr(self._agent_loop, name)())
         try:
             done, _ = await asyncio.wait([calling], timeout=self._timeout)
         finally:
@@ -195,7 +187,6 @@ class Generations:
             text = "task %s: %d groups were not done %g s after pause(); they begin anew later"
             _logger.warning(text, self.task_name, late_count, self._timeout)
             await self.cancel()
-        self.summary.pause_seconds += time.monotonic() - began
         self._collect()
 
     async def cancel(self) -> None:
@@ -299,7 +290,7 @@ class Generations:
         if error is not None:
             text = text_of(error)
             status = await self._fail(prompt, error, text)
-        self.summary.add(status, tokens, seconds)
+        self.summary.add(status, tokens)
         outcome = Generated(self.task_name, group, status, tokens, seconds, prompt.attempt, model_step, text)
         self.failures.add_wasted(outcome, pausing=self._is_pausing)
         if self.strategy.on_group is not None:
@@ -309,8 +300,7 @@ class Generations:
         task = asyncio.current_task()
         self._calling_tasks.add(task)
         try:
-            call = self._agent_loop.generate_group(group, partial=self.strategy.partial)
-            generated = await _awaitable(call, "generate_group")
+            generated = await self._agent_loop.generate_group(group, partial=self.strategy.partial)
             return group if generated is None else as_group(generated)
         finally:
             self._calling_tasks.discard(task)

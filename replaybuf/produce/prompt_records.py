@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 from pydantic import ValidationError
 
-from replaybuf.common.checks import shown
+from replaybuf.common.checks import check_list, check_path, shown
 from replaybuf.errors import FileError, InputError, RolloutError
 from replaybuf.files.foreign_rows import FIELDS
 from replaybuf.files.sources import numbered_lines, parsed
@@ -31,9 +30,7 @@ class JSONLines:
 
     def __init__(self, paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> None:
         path_list = [paths] if isinstance(paths, (str, os.PathLike)) else paths
-        if isinstance(path_list, (bytes, bytearray)) or not isinstance(path_list, Iterable):
-            raise InputError(f"expected the path of a JSONL file, or a list of them, got {shown(paths)}")
-        self.paths = tuple(map(_check_path, path_list))
+        self.paths = tuple(map(_check_path, check_list(path_list, "paths")))
         if not self.paths:
             raise InputError("the list of JSONL files is empty")
         self._found_lines: list[tuple[Path, int, bytes]] | None = None
@@ -42,20 +39,11 @@ class JSONLines:
         return len(self._lines())
 
     def __getitem__(self, number: SupportsIndex) -> dict[str, Any]:
-        lines, at = self._lines(), operator.index(number)
-        if not -len(lines) <= at < len(lines):
-            raise IndexError(f"there is no item {at}: the files have {len(lines)}")
-        path, line, text = lines[at]
+        path, line, text = self._lines()[number]
         try:
             return parsed(text, line)
         except FileError as error:
             raise InputError(f"{path}, {error}") from error
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (self[number] for number in range(len(self)))
-
-    def __repr__(self) -> str:
-        return f"JSONLines({', '.join(map(str, self.paths))})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {"paths": self.paths, "_found_lines": None}
@@ -78,12 +66,8 @@ class JSONLines:
 
 
 def _check_path(path: Any) -> Path:
-    try:
-        file = Path(path).absolute()  # the reading process may have another working directory
-        is_there = file.is_file()
-    except (TypeError, ValueError) as error:
-        raise InputError(f"expected the path of a JSONL file, got {shown(path)}") from error
-    if not is_there:
+    file = check_path(path, "JSONL file")
+    if not file.is_file():
         raise InputError(f"{file} is a folder; give the file in it" if file.is_dir() else f"there is no file {file}")
     return file
 
@@ -111,8 +95,7 @@ def to_rollout(record: Any) -> RolloutState:
     - `{"message": [...]}`: the fields of RolloutState, all of them taken as they are; or a RolloutState (copied);
     - `{"messages": [...]}`, OpenAI's chat format: assistant turns at the end are the reference answer. They are removed
       from the prompt, and become `reward_model["ground_truth"]` if the record gives none: the content, if it is one
-      turn with a content, otherwise the list of turns. Turns with more than the ground truth are kept in
-      `extra_fields["reference"]`;
+      turn with a content, otherwise the list of turns;
     - `{"prompt": [...]}`, the format of verl and xtuner, as it is (`data_source`, `reward_model`, ...);
     - `{"prompt": "7+5="}`: becomes one message of the user.
 
@@ -147,23 +130,18 @@ def _from_messages(fields: dict[str, Any]) -> dict[str, Any]:
     if not end:
         raise RolloutError("messages: all of them are the assistant's, and nothing is left to be answered")
     fields["message"], turns = messages[:end], messages[end:]
-    return _with_reference(fields, turns) if turns else fields
-
-
-def _with_reference(fields: dict[str, Any], turns: list[dict[str, Any]]) -> dict[str, Any]:
-    reward_model = fields.get("reward_model")
-    is_open = reward_model is None or (isinstance(reward_model, dict) and reward_model.get("ground_truth") is None)
-    has_content = len(turns) == 1 and turns[0].get("content") is not None
-    if is_open:
-        fields["reward_model"] = {**(reward_model or {}), "ground_truth": turns[0]["content"] if has_content else turns}
-    says_all = is_open and (not has_content or turns[0].keys() == {"role", "content"})
-    return fields if says_all else _with_extra(fields, "reference", turns)
+    reward_model = {} if fields.get("reward_model") is None else fields["reward_model"]
+    if turns and isinstance(reward_model, dict) and reward_model.get("ground_truth") is None:
+        answer = turns[0].get("content") if len(turns) == 1 else None
+        fields["reward_model"] = {**reward_model, "ground_truth": turns if answer is None else answer}
+    return fields
 
 
 def _from_prompt(fields: dict[str, Any]) -> dict[str, Any]:
     prompt = fields.pop("prompt", None)
     if prompt is None:
-        raise RolloutError(f"the record has no prompt, only {_field_names(fields)}: {_EXPECTED_RECORD}")
+        names = ", ".join(map(repr, fields)) or "no fields"
+        raise RolloutError(f"the record has no prompt, only {names}: {_EXPECTED_RECORD}")
     if isinstance(prompt, str):
         fields["message"] = [{"role": "user", "content": prompt}]
     else:
@@ -172,9 +150,10 @@ def _from_prompt(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _build(fields: dict[str, Any], accepted: frozenset[str]) -> RolloutState:
-    extra = [name for name in fields if name not in accepted]
-    for name in extra:
-        fields = _with_extra(fields, name, fields.pop(name))
+    extra = {name: fields.pop(name) for name in [*fields] if name not in accepted}
+    given = fields.get("extra_fields") or {}
+    if extra and isinstance(given, dict):
+        fields["extra_fields"] = {**given, **extra}
     try:
         # Table readers return None for fields that a record lacks.
         return RolloutState(**{name: value for name, value in fields.items() if value is not None})
@@ -183,19 +162,6 @@ def _build(fields: dict[str, Any], accepted: frozenset[str]) -> RolloutState:
             f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()[:5]
         )
         raise RolloutError(f"the record can't be a rollout: {problems}") from error
-
-
-def _with_extra(fields: dict[str, Any], name: Any, value: Any) -> dict[str, Any]:
-    extra = fields.get("extra_fields") or {}
-    if not isinstance(extra, dict):
-        raise RolloutError(f"extra_fields must be a dict, got {type(extra).__name__}: {shown(extra)}")
-    if not isinstance(name, str):
-        raise RolloutError(f"the names of a record's fields must be texts, got {shown(name)}")
-    if name in extra:
-        raise RolloutError(
-            f"the field {name!r} belongs to extra_fields, which has one of that name; rename one of them"
-        )
-    return {**fields, "extra_fields": {**extra, name: value}}
 
 
 def _check_messages(messages: Any, name: str) -> list[dict[str, Any]]:
@@ -223,7 +189,3 @@ def _plain_copy(value: Any) -> Any:
     if type(value) in (list, tuple):
         return [_plain_copy(item) for item in value]
     return value
-
-
-def _field_names(fields: dict[Any, Any]) -> str:
-    return ", ".join(map(repr, list(fields)[:10])) + (", ..." if len(fields) > 10 else "") if fields else "no fields"

@@ -11,14 +11,11 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 
-import msgpack  # type: ignore[import-untyped]
-
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.sync import SyncReplayBuffer, asynchronous_of
 from replaybuf.buffer.wait_reports import WaitReport
 from replaybuf.common.cancellation import first_of
 from replaybuf.common.checks import check_step, check_timeout, check_whole, shown
-from replaybuf.common.worker_name import working_as
 from replaybuf.errors import InputError, NotReadyError
 from replaybuf.produce.agent_loop import AgentLoop, ProduceSummary
 from replaybuf.produce.generations import Generations
@@ -31,24 +28,19 @@ from replaybuf.rules.transitions import Tally, level_of, total
 #: Who waits looks at the store when it has changed, and after so many seconds at the latest; at the earliest after so
 #: many, however often it changes.
 _LONGEST_SECONDS, _SHORTEST_SECONDS = 5.0, 0.25
-_NO_STATE: bytes = msgpack.packb(None)
 
 
-async def publish(buffer: ReplayBuffer | SyncReplayBuffer, state: TrainState | None) -> None:
-    """Publish the trainer's state to all workers; None withdraws it. Raises FencedError, StorageError."""
-    if not isinstance(state, TrainState | None):
+async def publish(buffer: ReplayBuffer | SyncReplayBuffer, state: TrainState) -> None:
+    """Publish the trainer's state to all workers. Raises FencedError, StorageError."""
+    if not isinstance(state, TrainState):
         raise InputError(f"expected TrainState(train_step=..., model_step=...), got {shown(state)}")
-    position, value = (0, _NO_STATE) if state is None else (max(0, state.train_step), state.encode())
-    await overwrite(asynchronous_of(buffer).cursors, TRAINER, position, value)
+    await overwrite(asynchronous_of(buffer).cursors, TRAINER, state.train_step, state.encode())
 
 
 async def published(buffer: ReplayBuffer | SyncReplayBuffer) -> TrainState | None:
-    """Return the state published last; None before the first, or if it was withdrawn.
-
-    Raises InputError if it can't be read.
-    """
+    """Return the state published last; None before the first. Raises InputError if it can't be read."""
     cursor = await asynchronous_of(buffer).cursors.read(TRAINER)
-    return TrainState.decode(cursor.value) if cursor.version and cursor.value != _NO_STATE else None
+    return TrainState.decode(cursor.value) if cursor.version else None
 
 
 async def wait_published(
@@ -100,7 +92,6 @@ async def produce_loop(
     max_lag: int = 0,
     stop: asyncio.Event | None = None,
     timeout: float | None = PRODUCE_TIMEOUT,
-    worker: str | None = None,
 ) -> ProduceSummary:
     """Produce groups until the trainer has finished, or `stop` is set. Return a summary of this worker's production.
 
@@ -111,8 +102,6 @@ async def produce_loop(
     The trainer publishes its state with `publish`. When its weights are more than `max_lag` steps newer, `load_weights`
     is called while nothing is being generated. With `enable_partial_rollout` generation is interrupted, and unfinished
     groups are put back to be continued with the new weights; otherwise the groups in flight are finished first.
-
-    `worker` is the name under which its groups are put and held (default: that of the buffer's config).
 
     A group in flight may take as long as it needs: `generate_group` is to bound its own calls of the engine.
 
@@ -125,8 +114,7 @@ async def produce_loop(
         raise InputError(f"a worker needs an AsyncProduceStrategy, got {type(strategy).__name__}")
     work = _Work(strategy, agent_loop, sampler, batch_size, timeout)
     work.max_lag, work.load_weights = check_whole(max_lag, "max_lag"), load_weights
-    with working_as(worker):
-        await work.run(stop or asyncio.Event())
+    await work.run(stop or asyncio.Event())
     return work.summary
 
 

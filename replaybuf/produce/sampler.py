@@ -12,10 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import math
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,7 +24,6 @@ from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.sync import SyncReplayBuffer, asynchronous_of
 from replaybuf.common.cancellation import in_daemon_thread, shielded
 from replaybuf.common.checks import (
-    check_by_task,
     check_list,
     check_seconds,
     check_task_name,
@@ -43,7 +41,6 @@ from replaybuf.rules.query import Query
 from replaybuf.rules.transitions import Tally, total
 from replaybuf.storage.values import LEASE_SECONDS, Cursor, NewGroup, StorageItem
 from replaybuf.values.rollouts.rollout import Status
-from replaybuf.values.rollouts.rollout_type import RolloutType
 from replaybuf.values.rollouts.segments import as_group
 from replaybuf.values.rollouts.statuses import StatusLike
 
@@ -115,6 +112,7 @@ class Sampler:
         if epochs is not None and (times is None or times < 0):
             raise InputError(f"epochs must be a whole number, or None for no end, got {shown(epochs)}")
         self.buffer = asynchronous_of(buffer)
+        self.rollout_type = self.buffer.rollout_type
         self.task_name = check_task_name(task_name)
         self.name = check_task_name(task_name if name is None else name, "name")
         self.prompt_repeat_k = check_whole(prompt_repeat_k, "prompt_repeat_k", 1)
@@ -125,11 +123,6 @@ class Sampler:
         self._returning_statuses = tuple(status for status, _ in self._check_again(again))
         self._lease_seconds = check_seconds(seconds, "seconds")
         self._ended_at: int | None = None  # the number of prompts drawn at the end of the dataset that was reported
-
-    @property
-    def rollout_type(self) -> RolloutType:
-        """The class of the rollouts."""
-        return self.buffer.rollout_type
 
     async def draw(
         self,
@@ -339,25 +332,3 @@ def _copy_containers(value: Any) -> Any:
     if type(value) is dict:
         return {key: _copy_containers(item) for key, item in value.items()}
     return value
-
-
-def batch_sizes(weights: Mapping[str, float], batch_size: int) -> dict[str, int]:
-    """Return the number of groups of a batch by task: in proportion to its weight, `batch_size` in all.
-
-    Rounded by largest remainder; ties go to earlier tasks. A task of weight 0 gets none. Raises InputError for weights
-    that aren't finite and at least 0, or are all 0.
-    """
-    size, by_task = check_whole(batch_size, "batch_size"), check_by_task(weights, "weights")
-    for task, weight in by_task.items():
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
-            raise InputError(f"the weight of task {shown(task)} must be a number of at least 0, got {shown(weight)}")
-    largest = max(by_task.values(), default=0)
-    if not largest:
-        raise InputError("the weight of at least one task must be above 0")
-    shares = {task: weight / largest for task, weight in by_task.items()}  # their sum is finite
-    exact = {task: size * share / math.fsum(shares.values()) for task, share in shares.items()}
-    sizes = {task: math.floor(number) for task, number in exact.items()}
-    by_loss = sorted(exact, key=lambda task: sizes[task] - exact[task])
-    for task in by_loss[: size - sum(sizes.values())]:
-        sizes[task] += 1
-    return sizes

@@ -5,15 +5,15 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from pydantic import Field, ImportString, field_validator
+from pydantic import Field, field_validator
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.common.cancellation import first_of
 from replaybuf.common.checks import shown
-from replaybuf.common.readable_config import ReadableConfig
+from replaybuf.common.readable_config import Function, ReadableConfig
 from replaybuf.errors import NotReadyError, ProduceError
 from replaybuf.produce.agent_loop import AgentLoop, ProduceSummary
 from replaybuf.produce.generations import INTERRUPTED, Generations
@@ -27,8 +27,6 @@ from replaybuf.values.rollouts.staleness import EXPIRING_STATUSES, ExpiryRule, s
 PRODUCE_TIMEOUT = 3600.0
 
 _POLL_SECONDS = 1.0
-
-Hook = Callable[..., Any] | ImportString[Any]
 
 
 def always(group: list[Any]) -> bool:
@@ -69,10 +67,10 @@ class ProduceStrategy(ReadableConfig):
     max_failures: int = Field(default=32, ge=1)
     give_up_after: float = Field(default=10.0, gt=0)
     pause_timeout: float = Field(default=30.0, gt=0, le=86_400)
-    is_valid: Hook = always
-    should_continue: Hook = until_complete
-    on_group: Hook | None = None
-    tags: Hook | None = None
+    is_valid: Function = always
+    should_continue: Function = until_complete
+    on_group: Function | None = None
+    tags: Function | None = None
 
     @field_validator("is_valid", "should_continue", "on_group", "tags")
     @classmethod

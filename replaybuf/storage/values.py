@@ -354,13 +354,10 @@ class Changes:
 class Refresh:
     """One refresh: the train step, the statuses of the groups it applies to, and each task's rule.
 
-    If `dropped` is a list, the groups that are removed are added to it after the commit. `earlier` gets the train step
-    of each task's last refresh, and `tasks` all tasks that ever had groups if one of the refreshed may not.
+    If `dropped` is a list, the groups that are removed are added to it after the commit.
     """
 
     train_step: int
     rules: Mapping[str, ExpiryRule]
     statuses: tuple[Status, ...]
     dropped: list[StorageItem] | None = None
-    earlier: dict[str, int] = field(default_factory=dict, compare=False)
-    tasks: set[str] = field(default_factory=set, compare=False)

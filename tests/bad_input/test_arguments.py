@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,6 @@ def leases(use: Callable[[Any], Any]) -> Call:
 #: What is refused, by its error: what is said, and calls that say so.
 BAD: dict[type[ReplayBufError], list[tuple[Any, ...]]] = {
     InputError: [
-        ("more than 3,000 digits", of(rollout_id=10**5000)),
         ("task_name must be a text, got int", put(task_name=5)),
         ("task_name is empty", put(task_name="")),
         ("NUL|surrogate", put(task_name="a\0b"), put(task_name="\ud800")),
@@ -95,11 +94,6 @@ BAD: dict[type[ReplayBufError], list[tuple[Any, ...]]] = {
         (r"tags\['a'\]", lambda b: b.update({}, tags={"a": []})),
         ("a tag's name must be a text, got int", put(tags={1: 2})),
         ("a tag's name is empty", put(tags={"": 2})),
-        (
-            "too long for anything",
-            *(put(tags={"a": LONG}), put(group="a", size=LONG), lambda b: b.annotate({1: {"a": LONG}})),
-            *gets("mix", {"replay": LONG}),
-        ),
         ("key must be a text, got int", put(key=5)),
         ("key is empty", put(key="")),
         (
@@ -107,7 +101,11 @@ BAD: dict[type[ReplayBufError], list[tuple[Any, ...]]] = {
             *(partial(lambda size, b: b.get(size, TASK), size) for size in ("5", True, 1.0)),
             lambda b: b.is_ready({TASK: 1.5}),
         ),
-        ("size of task 'math' must be at least 0", lambda b: b.get(-1, TASK), lambda b: b.take_batch({TASK: -1})),
+        (
+            "size of task 'math' must be a whole number of at least 0",
+            lambda b: b.get(-1, TASK),
+            lambda b: b.take_batch({TASK: -1}),
+        ),
         ("unknown status 'done'; there are init, completed", lambda b: b.get(1, TASK, "done")),
         ("unknown status 'x{50}", lambda b: b.count(TASK, "x" * 10**6)),
         ("dict of task names and sizes, got list", lambda b: b.take_batch([TASK])),
@@ -140,7 +138,7 @@ BAD: dict[type[ReplayBufError], list[tuple[Any, ...]]] = {
             lambda b: b.count_statuses([TASK], "completed"),
             refresh({TASK: 4}, statuses="completed"),
         ),
-        ("limit must be a number of groups", find(limit=-1), find(limit=True)),
+        ("limit must be a whole number of at least 0", find(limit=-1), find(limit=True)),
         ("order_by must be a list, got array", find(order_by=np.array(5))),
         ("task_stale_thresholds must be a dict", refresh([TASK])),
         (
@@ -234,52 +232,6 @@ async def test_bad_arguments_are_refused_and_change_nothing(kept: ReplayBuffer) 
                 assert [item async for item in kept.find({})] == before, (message, number)
 
 
-class Silent:
-    def __repr__(self) -> str:
-        raise ValueError("this can't be shown")
-
-
-#: Calls with a value of any kind in one place.
-ANYWHERE: list[Callable[[Any], Call]] = [
-    put,
-    lambda value: put([value]),
-    lambda value: put(task_name=value),
-    *(
-        partial(lambda name, value: put(**{name: value}), name)
-        for name in ("key", "tags", "priority", "status", "model_step", "stale_threshold", "group", "size")
-    ),
-    lambda value: put(tags={"a": value}),
-    lambda value: put(rollouts() * 2, parents=[None, value]),
-    lambda value: put(timeout=value),
-    lambda value: lambda b: b.get(1, value),
-    lambda value: lambda b: b.get(value, TASK),
-    lambda value: lambda b: b.get(1, TASK, value),
-    lambda value: lambda b: b.get(1, TASK, where=value),
-    lambda value: lambda b: b.get(1, TASK, at_least=value),
-    lambda value: lambda b: b.get(1, TASK, mix=value),
-    lambda value: lambda b: b.get(1, TASK, mix={"replay": value}),
-    lambda value: lambda b: leased(b, seconds=value),
-    lambda value: lambda b: leased(b, deferred=[value]),
-    lambda value: find({"reward": value}),
-    lambda value: find({"reward": {"$in": value}}),
-    lambda value: find(order_by=value),
-    lambda value: find(limit=value),
-    lambda value: refresh({TASK: value}),
-    lambda value: lambda b: b.update_priorities({1: value}),
-    lambda value: lambda b: b.annotate({1: {"a": value}}),
-    lambda value: lambda b: b.count_statuses(value, []),
-    lambda value: lambda b: b.checkpoint(value),
-    lambda value: lambda b: b.save(value),
-]
-
-
-@pytest.mark.parametrize("value", [reduce(lambda inner, _: [inner], range(5000), []), Silent()], ids=["deep", "silent"])
-async def test_what_has_no_repr_is_refused_as_anything_else_is(kept: ReplayBuffer, value: Any) -> None:
-    for call in ANYWHERE:
-        with pytest.raises(ReplayBufError):
-            await call(value)(kept)
-
-
 async def test_a_state_that_is_damaged_or_no_longer_fits_is_refused(kept: ReplayBuffer) -> None:
     state = snapshot_of(kept)
     with pytest.raises(SnapshotError, match="3 groups", check=because("not empty")):
@@ -291,9 +243,7 @@ async def test_a_state_that_is_damaged_or_no_longer_fits_is_refused(kept: Replay
 
 
 GOOD_AT_THE_EDGE: dict[str, Call] = {
-    "find: limit beyond int64": find(limit=10**30),
     "timeout beyond floats": lambda b: b.wait_ready({TASK: 1}, timeout=10**400),
-    "size beyond int64": lambda b: b.is_ready({TASK: 10**30}),
     "no sizes": lambda b: b.take_batch({}, timeout=1),
     "numpy threshold": refresh({"other": np.int64(4)}, np.int32(3)),
     "numpy size and timeout": lambda b: b.take_batch({TASK: np.int64(0)}, timeout=np.float32(0.5)),

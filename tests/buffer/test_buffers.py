@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import gc
 import inspect
-import warnings
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -26,11 +24,11 @@ from replaybuf import (
     Status,
 )
 from replaybuf.buffer.drawing import DrawOptions, DrawRequest
+from replaybuf.buffer.put_options import FillOptions, put_options
 from replaybuf.buffer.putting import Putting
 from replaybuf.buffer.sync import SyncReplayBuffer
 from replaybuf.common.units import html_table
 from replaybuf.errors import ConflictError, InputError
-from replaybuf.integrations.chunks import ChunkBufferConfig
 from tests.cancellation.conftest import take
 from tests.stores import TASK, build, fill, group, numbers_of, take_all, until
 
@@ -256,60 +254,6 @@ async def test_a_name_is_checked(shared_url: str) -> None:
         assert len(buffer) == 1
 
 
-@pytest.fixture
-async def buffer() -> AsyncIterator[ReplayBuffer]:
-    async with ReplayBufferConfig(url="memory://", policy="fifo").build() as buffer:
-        yield buffer
-
-
-@pytest.fixture
-def blocking() -> Iterator[SyncReplayBuffer]:
-    with ReplayBufferConfig(url="memory://", policy="fifo").build_sync() as buffer:
-        yield buffer
-
-
-async def test_what_is_entered_in_the_wrong_way_names_the_right_one(
-    buffer: ReplayBuffer, blocking: SyncReplayBuffer
-) -> None:
-    chunks = ChunkBufferConfig(url="memory://", fragments_per_chunk=1)
-    leasing, also_leasing = buffer.lease_batch({"math": 1}), blocking.lease_batch({"math": 1})
-    built: Any
-    for built, message in (
-        (buffer, r"open it by `async with`; for `with`, make one by build_sync\(\)"),
-        (leasing, "is entered by `async with`, not by `with`"),
-    ):
-        with pytest.raises(InputError, match=message), built:
-            pass
-    for built, message in (
-        (blocking, r"open it by `with`; for `async with`, make one by build\(\)"),
-        (also_leasing, "is entered by `with`, not by `async with`"),
-    ):
-        with pytest.raises(InputError, match=message):
-            async with built:
-                pass
-    await leasing
-    also_leasing.begin()
-    with pytest.raises(ConfigError, match=r"run those of build\(\) by replaybuf.buffer.sync.run"):
-        chunks.build_sync()
-
-
-async def test_a_lease_that_nobody_begins_is_a_warning(buffer: ReplayBuffer, blocking: SyncReplayBuffer) -> None:
-    """And one that was begun is none."""
-    with pytest.warns(RuntimeWarning, match="nothing was leased"):
-        buffer.lease_batch({"math": 1})
-    with pytest.warns(RuntimeWarning, match="nothing was leased") as caught:
-        blocking.lease_batch({"math": 1})
-    assert caught[0].filename == __file__
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        await buffer.lease_batch({"math": 1})
-        async with buffer.lease_batch({"math": 1}):
-            pass
-        with blocking.lease_batch({"math": 1}):
-            pass
-        gc.collect()
-
-
 ROOT = Path(replaybuf.__file__).parent
 ABOVE = [
     path
@@ -338,6 +282,8 @@ def test_nothing_above_the_buffer_reaches_through_it() -> None:
 
 
 def test_all_puts_take_the_same_options() -> None:
+    """Those of `FillOptions`, whose defaults are written once."""
+    assert FillOptions.__optional_keys__ == {*inspect.signature(put_options).parameters} - {"statuses"}
     for options, puts in (
         ("FillOptions", (ReplayBuffer.put, ReplayBuffer.put_many, Putting.prepare)),
         ("PutOptions", (Lease.finish, Lease.save, Prompt.finish)),
@@ -355,6 +301,18 @@ def test_all_draws_take_the_same_options() -> None:
 
 
 # What notebooks show of buffers, leases and groups
+
+
+@pytest.fixture
+async def buffer() -> AsyncIterator[ReplayBuffer]:
+    async with ReplayBufferConfig(url="memory://", policy="fifo").build() as buffer:
+        yield buffer
+
+
+@pytest.fixture
+def blocking() -> Iterator[SyncReplayBuffer]:
+    with ReplayBufferConfig(url="memory://", policy="fifo").build_sync() as buffer:
+        yield buffer
 
 
 async def test_a_buffer_is_a_table_of_its_groups(buffer: ReplayBuffer) -> None:

@@ -112,8 +112,8 @@ async def test_options_that_make_no_sense_are_refused() -> None:
         ({"min_size": 0}, "min_size must be"),
         ({"group": ""}, "group is empty"),
         ({"group": None}, "give its name"),
-        ({"key": "k"}, "key can't be given"),
-        ({"status": "completed"}, "status can't be given"),
+        ({"key": "k"}, "key, status and keep_unfit can't be given"),
+        ({"status": "completed"}, "key, status and keep_unfit can't be given"),
         ({"size": 70_000}, "can't fill up to 70000 rollouts"),
     ]
     async with build("memory://") as buffer:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from replaybuf import NotReadyError
+from replaybuf import ConfigError, NotReadyError
 from replaybuf.errors import InputError
+from replaybuf.integrations.chunks import ChunkBufferConfig
 from tests.chunks.conftest import Stores, numbers, same, send, starts, stored
 
 
@@ -211,3 +212,8 @@ async def test_the_page_has_the_means_of_reuse_and_staleness_of_chunks_that_left
     await chunks.fetch(1, timeout=5)  # it stays for another draw
     [(reuse, staleness)] = await chunks.buffer.storage._read(lambda tx: tx.run(usage_query()))
     assert (float(reuse), float(staleness)) == (2, 4)
+
+
+def test_a_chunk_buffer_has_no_calls_that_block() -> None:
+    with pytest.raises(ConfigError, match=r"run those of build\(\) by replaybuf.buffer.sync.run"):
+        ChunkBufferConfig(url="memory://", fragments_per_chunk=1).build_sync()

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from replaybuf import FencedError, NotReadyError, ReplayBuffer, ReplayBufferConfig, Status
 from replaybuf.errors import InputError
-from replaybuf.produce import Sampler, SyncProduceStrategy, TrainState, batch_sizes, publish, published, wait_published
+from replaybuf.produce import Sampler, SyncProduceStrategy, TrainState, publish, published, wait_published
 from replaybuf.rules.circumstances import TRAINER
 from tests.frameworks import Sample
 from tests.produce.conftest import ScriptedLoop, drawn, produce, prompts, questions
@@ -138,46 +135,10 @@ async def test_a_dataset_that_fails_ends_the_batch(buffer: ReplayBuffer) -> None
     assert await buffer.count(TASK, Status.COMPLETED) == 2
 
 
-# A batch is divided among tasks by their weights
-
-WEIGHTS = st.dictionaries(st.text("abc", min_size=1), st.floats(0, 1e308), min_size=1).filter(
-    lambda weights: any(weights.values())
-)
-
-
-@given(WEIGHTS, st.integers(0, 5000))
-def test_the_sizes_add_up_and_are_within_one_of_the_shares(weights: dict[str, float], size: int) -> None:
-    sizes = batch_sizes(weights, size)
-    total = math.fsum(weight / max(weights.values()) for weight in weights.values())
-    assert sum(sizes.values()) == size
-    for task, weight in weights.items():
-        assert abs(sizes[task] - size * (weight / max(weights.values()) / total)) < 1 + 1e-6
-
-
-def test_what_rounding_leaves_goes_to_those_that_lost_most_the_first_of_equal_ones() -> None:
-    assert batch_sizes({"a": 1, "b": 1, "c": 1}, 8) == {"a": 3, "b": 3, "c": 2}
-    assert batch_sizes({"a": 0.2, "b": 0.8, "c": 0}, 8) == {"a": 2, "b": 6, "c": 0}
-    assert batch_sizes({"a": 3, "b": 1}, 0) == {"a": 0, "b": 0}
-
-
-@pytest.mark.parametrize("weights", [{}, {"a": 0}, {"a": -1, "b": 2}, {"a": math.inf}, {"a": math.nan}, {"a": "1"}, 3])
-def test_weights_that_mean_nothing_are_refused(weights: Any) -> None:
-    with pytest.raises(InputError):
-        batch_sizes(weights, 4)
-
-
 async def test_what_was_published_last_is_read(buffer: ReplayBuffer) -> None:
     for state in (TrainState(1, 0, "weights-0"), TrainState(2, 1), TrainState(9, 9, "/weights/9", finished=True)):
         await publish(buffer, state)
         assert await published(buffer) == state
-
-
-async def test_what_is_withdrawn_was_never_published(buffer: ReplayBuffer) -> None:
-    await publish(buffer, TrainState(9, 8))
-    await publish(buffer, None)
-    assert await published(buffer) is None
-    await publish(buffer, TrainState(1, 0))
-    assert await published(buffer) == TrainState(1, 0)
 
 
 async def test_only_a_state_can_be_published(buffer: ReplayBuffer) -> None:

@@ -190,11 +190,10 @@ async def test_calls_take_the_statuses_of_the_config() -> None:
         assert await buffer.get(1, "t", "done", where={"status": "Done"}) == [[{"status": "done", "a": 1}]]
 
 
-def test_the_environment_names_a_type_but_no_mapping() -> None:
-    environ = {"REPLAYBUF_URL": "memory://", "REPLAYBUF_TYPES": "tests.rollouts.test_statuses:Plain"}
-    assert ReplayBufferConfig.from_env(environ).types == (Plain,)
-    with pytest.raises(ConfigError, match="REPLAYBUF_FIELDS: Input should be a valid dictionary"):
-        ReplayBufferConfig.from_env({**environ, "REPLAYBUF_FIELDS": '{"status": null}'})
+def test_the_environment_has_no_list_and_no_mapping() -> None:
+    for name, text in {"TYPES": "tests.rollouts.test_statuses:Plain", "FIELDS": '{"status": null}'}.items():
+        with pytest.raises(ConfigError, match=f"REPLAYBUF_{name}: "):
+            ReplayBufferConfig.from_env({"REPLAYBUF_URL": "memory://", f"REPLAYBUF_{name}": text})
 
 
 PARTS = {"accuracy": 0.25, "format": 1.0, "note": "short"}

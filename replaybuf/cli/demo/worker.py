@@ -147,7 +147,7 @@ async def work(url: str, folder: RunFolder, number: int, stop: asyncio.Event) ->
 
     while not stop.is_set():
         try:
-            async with buffer_config(url).build() as buffer:
+            async with buffer_config(url, f"worker-{number}").build() as buffer:
                 await produce_loop(
                     strategy_of(number),
                     engine,
@@ -156,7 +156,6 @@ async def work(url: str, folder: RunFolder, number: int, stop: asyncio.Event) ->
                     load_weights=load_weights,
                     max_lag=_LAGS[number % len(_LAGS)],
                     stop=stop,
-                    worker=f"worker-{number}",
                 )
                 return
         except FencedError:

@@ -150,7 +150,7 @@ class GroupDataset(IterableDataset[Loaded]):
         self._open_buffer: tuple[int, ReplayBuffer[Any]] | None = None  # with the id of the process
         self._leases: list[Lease[Any]] = []  # of a worker: renewed until its process ends, or the trainer settles them
         buffer = self._build()
-        self._begin_lease(buffer, timeout).discard()  # validates the arguments
+        self._begin_lease(buffer, timeout)  # validates the arguments, and leases nothing
         if isinstance(source, ReplayBufferConfig) and not buffer.durable:
             raise ConfigError(
                 f"{redact(source.url)} is a private buffer in memory, in which nobody else puts: give the ReplayBuffer "

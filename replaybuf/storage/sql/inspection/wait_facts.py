@@ -190,7 +190,7 @@ def read_trainer(tx: Transaction, buffer: str) -> TrainState | None:
     value = tx.value(cursors, buffer=buffer, name=TRAINER)
     if value is None:
         return None
-    with suppress(InputError):  # withdrawn
+    with suppress(InputError):  # of another version
         return TrainState.decode(bytes(value))
     return None
 

@@ -44,12 +44,6 @@ def refresh_staleness(tx: Transaction, refresh: Refresh) -> tuple[dict[str, int]
     leaving: Leaving = None if refresh.dropped is None else []
     names = [(task_name, status) for task_name in refresh.rules for status in refresh.statuses]
     lanes = find_lanes(tx, names)
-    if not refresh.rules.keys() <= {task_name for task_name, _ in lanes}:
-        query = "SELECT DISTINCT task_name FROM rb_lane WHERE buffer = :buffer"
-        refresh.tasks.update(tx.values(query, buffer=tx.scope.buffer))
-    for (task_name, _), home in lanes.items():
-        if home.step is not None:
-            refresh.earlier[task_name] = max(home.step, refresh.earlier.get(task_name, home.step))
     expired: dict[str, list[int]] = {task_name: [] for task_name in refresh.rules}
     # EXPIRED goes first: groups that expire from other lanes now must not be refreshed again there.
     for task_name, status in sorted(lanes, key=lambda name: (name[0], name[1] != Status.EXPIRED)):
