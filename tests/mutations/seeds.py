@@ -104,8 +104,6 @@ _QUERY = [
     ("sql-between-open-below", "rules/query/sql_conditions.py", 'self._scalar(field, "$gte", lower)', 'self._scalar(field, "$gt", lower)', "$between has its lower bound in SQL, too"),
     ("sql-null-in-set", "rules/query/sql_conditions.py", "return condition if len(operands) == len(values) else or_(condition, self._is_missing(field))", "return condition", "None in a set matches what is missing"),
     ("sql-null-not-negatable", "rules/query/sql_conditions.py", "and_(self._columns[field].is_not(None), condition) if FIELDS[field].nullable else condition", "condition", "a negated condition holds where the value is missing"),
-    ("exact-floor-of-halves", "rules/query/sql_conditions.py", "near if near <= value else math.nextafter(near, -math.inf)", "near", "numbers beyond doubles are compared exactly"),
-    ("exact-below-all", "rules/query/sql_conditions.py", "return false() if below else true()", "return true() if below else false()", "what is below all integers is below all"),
     ("bool-is-a-number", "rules/query/parse.py", 'or (isinstance(value, bool) and field.kind != "tag")', "", "True is no number"),
     ("nan-in-a-query", "rules/query/parse.py", "if math.isnan(number):", "if False:", "NaN compares with nothing"),
     ("nan-in-a-list", "rules/query/parse.py", "return not any(map(math.isnan, listed))", "return True", "NaN in a list compares with nothing"),
