@@ -138,14 +138,13 @@ def read_bounds(bounds: Any, field: FieldType, place: str) -> tuple[Value, Value
 
 
 def _check_values(values: Any, place: str) -> Any:
-    if is_numpy(values, "ndarray") and values.ndim != 1:
-        raise QueryError("expected an array of one dimension", place)
-    if not isinstance(values, list | tuple | set | frozenset | range) and not is_numpy(values, "ndarray"):
+    if is_numpy(values, "ndarray"):
+        values = values.tolist() if values.dtype.kind in "iuf" else list(values)
+    if not isinstance(values, list | tuple | set | frozenset | range):
         raise QueryError(f"expected a list of values, not {_kind_name(values)}", place)
-    # A slice, because len() fails for a huge range.
-    if len(values[: MAX_VALUES + 1] if isinstance(values, range) else values) > MAX_VALUES:
+    if len(values) > MAX_VALUES:
         raise QueryError(f"at most {MAX_VALUES} values", place)
-    return values.tolist() if is_numpy(values, "ndarray") and values.dtype.kind in "iuf" else values
+    return values
 
 
 def _plain_value(value: Any) -> Any:
@@ -154,10 +153,7 @@ def _plain_value(value: Any) -> Any:
         return _plain_value(value.value)
     if is_numpy(value, "datetime64"):
         # item() of nanoseconds is a plain int, which would be taken for seconds.
-        moment = value.astype("datetime64[us]").item()
-        return math.nan if moment is None else moment  # NaT
-    if is_numpy(value, "longdouble"):  # its item() is itself
-        return float(value)
+        return value.astype("datetime64[us]").item()
     if is_numpy(value, "generic"):
         return value.item()
     if isinstance(value, str):
@@ -354,12 +350,7 @@ def _comparison(name: str, kind: FieldType, op: str, operand: Any, place: str) -
 
 
 def _key_text(key: object, place: str) -> str:
-    """Return a key of the query as text; it may be a member of an enum.
-
-    Raises QueryError unless it is a str.
-    """
-    if isinstance(key, Enum):
-        key = key.value
+    """Return a key of the query as text. Raises QueryError unless it is a str."""
     if not isinstance(key, str):
         raise QueryError(f"expected the name of a field or operator, not one of type {type(key).__name__}", place)
     return str.__str__(key)
