@@ -260,8 +260,8 @@ class Putting:
     def warn_of(self, refresh: Refresh) -> None:
         """Warn once of a refresh to an earlier train step than the last one, and of one of a task without groups."""
         for task in refresh.rules.keys() - refresh.tasks if refresh.tasks else ():
-            advice = ". ".join(never_put(task, sorted(refresh.tasks)))
-            self.waits.warn(f"refresh of {task}", f"refresh_staleness of task {named(task)}: {advice}", _logger)
+            existing = never_put(sorted(refresh.tasks))
+            self.waits.warn(f"refresh of {task}", f"refresh_staleness of task {named(task)}: {existing}", _logger)
         for task, step in refresh.earlier.items():
             if step > refresh.train_step:
                 self.waits.warn(

@@ -21,7 +21,7 @@ from replaybuf.common.units import named
 from replaybuf.errors import FullError, InputError, NotReadyError, StorageError
 from replaybuf.rules.causes import diagnose, never_put
 from replaybuf.rules.circumstances import Circumstances, Wait
-from replaybuf.rules.diagnosis import Diagnosis, Reason, and_also, too_large
+from replaybuf.rules.diagnosis import Diagnosis, Reason, too_large
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.query import LogicNode, ScalarNode, to_text
 from replaybuf.rules.transitions import LaneName, Tallies, Tally, level_of
@@ -124,8 +124,8 @@ class Waits:
             with suppress(StorageError):
                 self._known_tasks.update(Circumstances(time.time(), await self._storage.tallies()).tasks)
             for task in unknown - self._known_tasks if self._known_tasks else ():
-                advice = ". ".join(never_put(task, sorted(self._known_tasks)))
-                self.warn(f"task {task}", f"a draw of task {named(task)} found nothing: {advice}")
+                existing = never_put(sorted(self._known_tasks))
+                self.warn(f"task {task}", f"a draw of task {named(task)} found nothing: {existing}")
 
     def warn(self, kind: str, sentence: str, logger: logging.Logger = _logger) -> None:
         """Log a warning, once for each kind."""
@@ -159,7 +159,7 @@ class Waits:
                     )
                     if remaining <= 0 or diagnosis.final:
                         after = min(timeout, time.time() - began)
-                        error = NotReadyError(and_also(f"after {after:.3g} s: {diagnosis}", "nothing was taken"))
+                        error = NotReadyError(f"after {after:.3g} s: {diagnosis}; nothing was taken")
                         error.diagnosis = diagnosis
                         await report.timed_out(diagnosis.sentence, diagnosis.task_name)
                         raise error
@@ -313,7 +313,7 @@ class Waits:
                 sentence, details = (diagnosis.sentence, str(diagnosis)) if full else (reason, reason)
                 if remaining <= 0:
                     await report.timed_out(sentence, new.task_name)
-                    details = and_also(f"after {timeout:g} s: {details}", "nothing was stored")
+                    details = f"after {timeout:g} s: {details}; nothing was stored"
                     await self._refuse(new, details, diagnosis=diagnosis)
                 report.update(sentence, details)
             await self._storage.changed(min(remaining, report.pause), version)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import reduce
 
 from replaybuf.common.units import groups, joined, listed, named
 from replaybuf.rules.circumstances import IN_FLIGHT, Circumstances, Wait
@@ -57,12 +56,7 @@ class Diagnosis:
     final: bool = False
 
     def __str__(self) -> str:
-        return reduce(and_also, (fact.text for fact in self.facts), self.sentence.removesuffix("."))
-
-
-def and_also(text: str, more: str) -> str:
-    """Return a text that goes on; after a question, with a sentence of its own."""
-    return f"{text} {more[:1].upper()}{more[1:]}" if text.endswith("?") else f"{text}; {more}"
+        return "; ".join([self.sentence.removesuffix("."), *(fact.text for fact in self.facts)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ _GONE = "no producer is left: gen-2 was killed"
 
 SCENES = [
     Scene(Reason.ABSENT, "nothing was ever put into this buffer"),
-    Scene(Reason.NO_SUCH_TASK, "Did you mean maths?", killed=put(4, "maths")),
+    Scene(Reason.NO_SUCH_TASK, "there is the task maths. See that", killed=put(4, "maths")),
     Scene(
         Reason.LEASED, "all 4 completed groups are leased by trainer-2 until", killed=put(4), rival=_lease, also=_GONE
     ),
@@ -177,7 +177,7 @@ SCENES = [
     Scene(Reason.DEADLOCK, "deadlock: gen-1 waits for the trainer since", alive=_work),
     Scene(
         Reason.ABSENT,
-        "the trainer has published nothing yet; nobody has drawn any yet. Is it running?",
+        "the trainer has published nothing yet; nobody has drawn any yet. See that it runs.",
         alive=_work,
         wants={},
     ),
@@ -461,7 +461,7 @@ def test_a_draw_may_be_asked_for(filled: str) -> None:
     first = run("why", filled, "math", "--where", '{"reward": {"$gt": 5}}').stdout.splitlines()[0]
     assert "8 completed groups are there, but none matches" in first
     first = run("why", filled, "maht").stdout.splitlines()[0]
-    assert first.endswith("Did you mean math?")
+    assert first.endswith("See that the producers put under this name.")
     [line] = [line for line in run("why", filled, "--size", 64).stdout.splitlines() if "no producer is left" in line]
     assert "Too little is ready for code (3 of 64) and math (8 of 64): no producer is left" in line
     assert run("why", filled, "code", "--status", "expired").stdout.startswith(

@@ -9,7 +9,7 @@ import pytest
 
 from replaybuf.rules.causes import diagnose
 from replaybuf.rules.circumstances import Circumstances, Held, Restored, Taking, TrainState, Wait, Worker
-from replaybuf.rules.diagnosis import Diagnosis, Fact, Reason, and_also
+from replaybuf.rules.diagnosis import Diagnosis, Reason
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.values.rollouts.rollout import Status
@@ -87,7 +87,7 @@ CASES = {
     "empty, with a producer": case(wait(), {}, R.ABSENT, workers=[LIVE], says="this buffer; gen-1 has it open"),
     "a task that isn't": case(Wait({"maths": 4}), FULL, R.NO_SUCH_TASK,
         says="Nothing is ready for maths (0 of 4): nothing was ever put into this task; there is the task math. "
-        "Did you mean math?"),
+        "See that the producers put under this name."),
     "leased": case(wait(), ALL_LEASED, R.LEASED, held=[held("trainer-2@gpu7", 64, 48)],
         says="all 64 completed groups are leased by trainer-2@gpu7 until 20:43:58 UTC. They come back when"),
     "leased by two": case(wait(), T(completed=4, completed_leased=64), R.LEASED,
@@ -283,26 +283,26 @@ CASES = {
         "groups of math there. Draw groups of math"),
     "room, and nobody draws": case(FOR_ROOM, FULL, R.HELD_BACK, limits=BLOCK,
         says="No room for math: 64 completed groups are buffered, and the capacity is 64; nobody has drawn any "
-        "yet. Is the consumer running?"),
+        "yet. See that the consumer runs."),
     "room, and the trainer is slow": case(FOR_ROOM, FULL, R.HELD_BACK, limits=BLOCK, workers=[TRAINER],
         last_take=Taking("trainer-1", NOW - 90, 64),
         says="trainer-1 is alive, and the last draw was at 20:41:40 UTC"),
     "room, and the trainer was killed": case(FOR_ROOM, FULL, R.HELD_BACK, limits=BLOCK,
         workers=[worker("trainer-1", seen=300, groups=0, taken=64)],
-        says="no consumer is left: trainer-1 went silent: last seen at 20:38:10 UTC. Is the consumer"),
+        says="no consumer is left: trainer-1 went silent: last seen at 20:38:10 UTC. See that the consumer"),
     "room, and the trainer was killed, but who generates again draws": case(FOR_ROOM, FULL, R.HELD_BACK, limits=BLOCK,
         workers=[worker("trainer-1", seen=300, groups=0, taken=64), worker(taken=9)],
-        says="no consumer is left: trainer-1 went silent: last seen at 20:38:10 UTC. Is the consumer"),
+        says="no consumer is left: trainer-1 went silent: last seen at 20:38:10 UTC. See that the consumer"),
     "room, and the consumer was started again": case(FOR_ROOM, FULL, R.HELD_BACK, limits=BLOCK,
         workers=[worker("trainer-1", seen=300, groups=0, taken=64), worker("trainer-1", groups=0)],
-        says="the capacity is 64; nobody has drawn any yet. Is the consumer running?"),
+        says="the capacity is 64; nobody has drawn any yet. See that the consumer runs."),
     "room, and the trainer waits": case(FOR_ROOM, FULL, R.HELD_BACK, limits=BLOCK, waits=[wait(32, GREAT)],
         says="the capacity is 64; trainer-1 waits itself for 32 completed groups of math that match"),
     "room by rate": case(FOR_ROOM, FULL, R.HELD_BACK, limits=Limits(samples_per_insert=1, error_buffer=8),
         says="64 completed groups were put and 0 drawn, and samples_per_insert 1 with error_buffer 8"),
     "room is there": case(FOR_ROOM, FEW, R.READY, limits=BLOCK, says="Ready: there is room for 1 completed group of"),
     "nothing published": case(FOR_TRAINER, FEW, R.ABSENT,
-        says="the trainer has published nothing yet; nobody has drawn any yet. Is it running?"),
+        says="the trainer has published nothing yet; nobody has drawn any yet. See that it runs."),
     "nothing new published": case(FOR_TRAINER, FEW, R.ABSENT, trainer=PUBLISHED,
         workers=[worker("trainer-1", seen=300, groups=0, taken=9)],
         says="nothing since step 3; no consumer is left: trainer-1 went silent"),
@@ -406,7 +406,6 @@ def test_of_several_tasks_the_one_that_comes_last_by_itself_is_named() -> None:
     counts = FEW | tallies("code", completed=9)
     diagnosis = diagnose(waiting, Circumstances(NOW, counts, workers=[LIVE]))
     assert (diagnosis.task_name, diagnosis.reason) == ("cod", Reason.NO_SUCH_TASK)
-    assert "Did you mean code?" in diagnosis.sentence
     assert any("Too little is ready for math (8 of 64)" in fact.text for fact in diagnosis.facts)
     assert not any("ready for code" in fact.text for fact in diagnosis.facts)
 
@@ -534,10 +533,3 @@ def test_who_was_killed_is_replaced_by_a_later_one_that_does_the_same() -> None:
     later = Worker("t-3", NOW - 400, NOW - 5, taken=9)
     around = Circumstances(NOW, FEW, workers=[LIVE, later, *killed_workers, worker("gen-2", seen=500)])
     assert [around.state_of(w) for w in around.workers] == ["alive", "alive", "replaced", "silent", "silent"]
-
-
-def test_what_follows_a_question_is_a_sentence() -> None:
-    diagnosis = Diagnosis(Reason.ABSENT, "Is the consumer running?", facts=(Fact("task math: 2 groups there"),))
-    assert and_also(str(diagnosis), "nothing was stored") == (
-        "Is the consumer running? Task math: 2 groups there; nothing was stored"
-    )

@@ -463,8 +463,7 @@ def test_what_isnt_there_is_said(page: Client) -> None:
         assert 'id="live"' not in answer.text  # nothing on it changes
     assert "there is no group 999999: uids go from 1 to" in read(page, "/groups/999999", 404)
     assert "There is no such page; there are /, /groups, /groups/{uid}" in read(page, "/group/1", 404)
-    assert "Nothing was ever put into this task; there are the tasks " in (nothing := read(page, "/groups?task=mat"))
-    assert "Did you mean math?</p>" in nothing
+    assert "Nothing was ever put into this task; there are the tasks " in read(page, "/groups?task=mat")
     assert f"Operators: {OPERATORS}." in read(page, "/groups?where=x", 400)
 
 
