@@ -55,8 +55,7 @@ def why(
     Below are the groups of each task, leases, workers, the limits in force, the last draw, and the last wait that timed
     out, which comes first while nothing was drawn since. Of workers of one name those that are alive are shown, or else
     the last one. A "silent" worker was killed, or sent no heartbeat for a minute (15 seconds of a wait): its counts are
-    those of its last heartbeat. It is "replaced" once a later one does the same. A "fenced" one had the buffer open
-    when another process restored it.
+    those of its last heartbeat. A "fenced" one had the buffer open when another process restored it.
 
     With --format json all of it is there; csv has a row for each wait.
 

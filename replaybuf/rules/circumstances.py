@@ -290,20 +290,6 @@ class Circumstances:
         return end >= restored.time and (worker.host, worker.pid) not in restorers
 
     def state_of(self, worker: Worker) -> str:
-        """Return `Worker.state`, "replaced" for a silent one that has a successor, or "fenced" for a live one."""
-        state = "replaced" if worker in self._replaced_workers else worker.state(self.now)
+        """Return `Worker.state`, or "fenced" for a live one that is fenced off."""
+        state = worker.state(self.now)
         return "fenced" if state == "alive" and self.is_fenced(worker) else state
-
-    @cached_property
-    def _replaced_workers(self) -> list[Worker]:
-        """The silent workers that have a successor each: a live one that began later, and puts or draws as it did."""
-        alive = [worker for worker in self.workers if worker.is_alive(self.now)]
-        replaced = []
-        for worker in (worker for worker in self.workers if worker.state(self.now) == "silent"):
-            activity = bool(worker.groups), bool(worker.taken)
-            for later in alive:
-                if later.started_at >= worker.seen_at and (bool(later.groups), bool(later.taken)) == activity:
-                    alive.remove(later)
-                    replaced.append(worker)
-                    break
-        return replaced

@@ -525,11 +525,3 @@ def test_what_the_consumer_lacks_is_said_with_all_that_is_known() -> None:
     waits = [FOR_ROOM, Wait({"math": 8, "code": 8}, worker="trainer-1")]
     found = why(FOR_ROOM, FULL | tallies("code", completed=3), limits=BLOCK, workers=[LIVE], waits=waits)
     assert "trainer-1 waits itself for 8 completed groups of math and 8 of code: gen-1 waits for room" in found.sentence
-
-
-def test_who_was_killed_is_replaced_by_a_later_one_that_does_the_same() -> None:
-    """Each successor replaces one."""
-    killed_workers = [worker(name, seen=500, groups=0, taken=9) for name in ("t-1", "t-2")]
-    later = Worker("t-3", NOW - 400, NOW - 5, taken=9)
-    around = Circumstances(NOW, FEW, workers=[LIVE, later, *killed_workers, worker("gen-2", seen=500)])
-    assert [around.state_of(w) for w in around.workers] == ["alive", "alive", "replaced", "silent", "silent"]
