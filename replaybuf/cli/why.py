@@ -17,15 +17,7 @@ from replaybuf.rules.query import query_of
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import LEASES, PROCESSES
-from replaybuf.view.wait_reasons import (
-    TASKS,
-    DrawQuestion,
-    Waits,
-    expired_sentences,
-    idle_sentence,
-    read_waits,
-    unequal_sentence,
-)
+from replaybuf.view.wait_reasons import TASKS, DrawQuestion, Waits, idle_sentence, read_waits
 
 _MOST_WAITS = 20
 _MOST_WORKERS = 20
@@ -156,11 +148,8 @@ def _further_notes(waits: Waits) -> list[str]:
         lines.append(f"limits in force{owner}: {values or 'none'}")
     if not limits:
         lines.append("limits in force: none that a worker has noted")
-    if (sentence := unequal_sentence(waits)) is not None:
-        lines.append(sentence)
     if waits.trainer is not None:
         lines.append(trainer_text(waits.trainer))
-    lines += expired_sentences(waits)
     if draw := waits.last_draw:
         consumer = f" by {draw['worker']}" if draw["worker"] else ""
         age = units.ago(draw["time"], waits.now)

@@ -108,8 +108,7 @@ class Worker:
 
     `groups` were put, of which `failures` failed (including deliveries returned as failed), and `taken` were drawn.
     `waits`: it was waiting at its last heartbeat. `killed`: it ran on the reader's machine, and isn't there any more.
-    `epoch` is the number of restores of the buffer before it was opened there. `settings` are the policies, and the
-    limits that differ from the defaults.
+    `epoch` is the number of restores of the buffer before it was opened there.
     """
 
     name: str
@@ -124,7 +123,6 @@ class Worker:
     waits: bool = False
     killed: bool = False
     epoch: int = 0
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def left_at(self) -> float:

@@ -6,16 +6,15 @@ Polled often, so everything is read by index or from small tables, whatever the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from replaybuf.common import units
-from replaybuf.common.units import joined, listed, time_of
+from replaybuf.common.units import time_of
 from replaybuf.rules.causes import diagnose
 from replaybuf.rules.circumstances import Circumstances, Held, Taking, Wait, Worker
 from replaybuf.rules.diagnosis import Reason
-from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import Tally, of_tasks
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.inspection.group_metadata import DEFAULT, check_buffer, opened_buffers
@@ -180,38 +179,6 @@ TASKS = [
     Column("last_put", "last put", "ago"),
     Column("refreshed_to", "at step", "id", spare=True),
 ]
-
-
-#: The share of the groups of a task that have expired and are in the buffer, from which it is said.
-_MANY_EXPIRED = 0.2
-
-
-def expired_sentences(waits: Waits) -> list[str]:
-    """Return a sentence for each task of whose groups many have expired, and were not generated again."""
-    return [
-        f"{units.number_of(task['expired'], 'group')} of {task['task_name']} expired before their turn "
-        f"({task['expired'] / task['made']:.0%} of those made) and wait to be generated again, by a Sampler; "
-        "expired_groups_retryable=False drops such groups, and a capacity below batch size times threshold avoids them"
-        for task in waits.tasks
-        if task["expired"] and task["expired"] >= _MANY_EXPIRED * task["made"] > 0
-    ]
-
-
-def unequal_sentence(waits: Waits) -> str | None:
-    """Return the settings in which the processes that have the buffer open differ, as a sentence; None if in none."""
-    alive = sorted((user for user in waits.workers if user["state"] == "alive"), key=lambda user: str(user["name"]))
-    defaults, differ = {limit.name: limit.default for limit in fields(Limits)}, []
-    for setting in sorted({name for user in alive for name in user["settings"]}):
-        by_value: dict[str, set[str]] = {}
-        for user in alive:
-            if setting == "policy" and not user["taken"]:
-                continue
-            value = user["settings"].get(setting, defaults.get(setting))
-            by_value.setdefault("none" if value is None else str(value), set()).add(user["name"])
-        if len(by_value) > 1:
-            values = "; ".join(f"{value}: {listed(sorted(names))}" for value, names in by_value.items())
-            differ.append(f"{setting} ({values})")
-    return f"processes differ in {joined(differ)}: give all of a run the same config" if differ else None
 
 
 def idle_sentence(waits: Waits, *, several: bool) -> str | None:

@@ -433,28 +433,6 @@ def put_one(url: str, worker: str, **options: Any) -> None:
         buffer.put(group(1), "math")
 
 
-async def test_processes_with_different_settings_are_named(shared_url: str) -> None:
-    """Those that have the buffer open; who has the same isn't told so, nor who draws nothing by its policy."""
-
-    async def line_of(draws: int = 1, **options: Any) -> str | None:
-        async with AsyncExitStack() as stack:
-            for worker, settings in (("gen-1", {"capacity": 64}), ("gen-2", {"capacity": 64}), ("trainer", options)):
-                config = ReplayBufferConfig(url=shared_url, worker=worker, **settings)
-                buffer = await stack.enter_async_context(config.build())
-                await buffer.put(group(1), "math")
-                await buffer.get(draws, "math")
-                await buffer.storage.thread.run(buffer.storage.presence.flush)
-            lines = (await asyncio.to_thread(run, "why", shared_url)).stdout.splitlines()
-            return next((line for line in lines if line.startswith("processes differ")), None)
-
-    assert await line_of(capacity=64) is None
-    assert await line_of(0, policy="fifo", capacity=64) is None
-    assert await line_of(policy="fifo", capacity=64, max_times_sampled=2) == (
-        "processes differ in max_times_sampled (1: gen-1 and gen-2; 2: trainer) and policy (staleness: gen-1 and "
-        "gen-2; fifo: trainer): give all of a run the same config"
-    )
-
-
 def test_a_draw_may_be_asked_for(filled: str) -> None:
     first = run("why", filled, "math", "--size", 64).stdout.splitlines()[0]
     assert "Too little is ready for math (8 of 64)" in first
@@ -545,14 +523,3 @@ def test_those_who_wait_for_one_cause_share_a_line(shared_url: str, monkeypatch:
     waiters = r"trainer-0 \(2 calls\), trainer-1 and trainer-2 have waited for \d+s"
     assert re.match(rf"{waiters}: Too little is ready for math \(1 of 4\)", output), output
     assert output.count("Too little is ready") == 1
-
-
-def test_groups_that_expired_before_their_turn_are_told(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/run.db"
-    with ReplayBufferConfig(url=url).build_sync() as buffer:
-        for step in (1, 7, 8, 8):
-            buffer.put(group(step), "math", model_step=step, current_train_step=9, stale_threshold=4)
-        assert "\n1 group of math expired before their turn (25% of those made) and wait" in run("why", url).stdout
-        for _ in range(2):
-            buffer.put(group(8), "math", model_step=8, current_train_step=9)
-        assert "expired before" not in run("why", url).stdout

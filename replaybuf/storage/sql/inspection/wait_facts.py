@@ -67,7 +67,6 @@ def read_workers(tx: Transaction, buffer: str | None) -> list[Worker]:
             pid=row["pid"],
             waits=bool(row["waits"]),
             killed=_is_killed(row),
-            settings={**row["activity"]["policies"], **row["activity"]["limits"]},
         )
         for row in tx.rows(_WORKERS, buffer=buffer, after=0.0)
     ]
