@@ -45,9 +45,9 @@ def why(
     "also".
 
     Below are the groups of each task, leases, workers, the limits in force, the last draw, and the last wait that timed
-    out, which comes first while nothing was drawn since. Of workers of one name those that are alive are shown, or else
-    the last one. A "silent" worker was killed, or sent no heartbeat for a minute (15 seconds of a wait): its counts are
-    those of its last heartbeat. A "fenced" one had the buffer open when another process restored it.
+    out. Of workers of one name those that are alive are shown, or else the last one. A "silent" worker was killed, or
+    sent no heartbeat for a minute (15 seconds of a wait): its counts are those of its last heartbeat. A "fenced" one
+    had the buffer open when another process restored it.
 
     With --format json all of it is there; csv has a row for each wait.
 
@@ -68,16 +68,13 @@ def why(
     several = len(rows) > 1
     for number, row in enumerate(rows):
         write(["\n"] if number else [])
-        notes, about_a_draw = _further_notes(row), asked or task is not None
-        if row.gave_up and not about_a_draw:
-            print_line(notes.pop())
-        print_waits(row, several=several, about_a_draw=about_a_draw)
+        print_waits(row, several=several, about_a_draw=asked or task is not None)
         if row.tasks:
             write(["\n"])
             print_table(row.tasks, [column for column in TASKS if column.name != "buffer"], row.now)
         print_processes(row)
         write(["\n"])
-        for line in notes:
+        for line in _further_notes(row):
             print_line(line)
 
 

@@ -59,12 +59,6 @@ class Waits:
     last_timeout: dict[str, Any] | None
 
     @property
-    def gave_up(self) -> bool:
-        """Whether the last wait timed out, no other is running, and no draw was committed since."""
-        gave_up, drawn = self.last_timeout, self.last_draw
-        return bool(gave_up and not self.somebody_waits and (drawn is None or drawn["time"] < gave_up["time"]))
-
-    @property
     def nobody_draws(self) -> dict[str, Any] | None:
         """The taker that was seen last, if no taker is alive and it didn't end by itself."""
         takers = [taker for taker in self.workers if taker["taken"]]
