@@ -24,7 +24,7 @@ Drawn = Mapping[StepKey, Sequence[Batch]]
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """The draws for a train step in one run, with the change of the mean reward from the step before.
+    """The draws for a train step in one run.
 
     `restores` is the number of restores before it; `resumed`: the run continues from a checkpoint; `undone`: a later
     restore returned to a point before the step. `lower` says what stands out in it, if anything. Of one worker's groups
@@ -48,7 +48,6 @@ class StepRow:
     oldest_model_step: int | None
     newest_model_step: int | None
     taken_by: list[str]
-    change: float | None = None
     others: float | None = None
     lower: str = ""
 

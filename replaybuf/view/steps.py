@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from replaybuf.common import units
-from replaybuf.common.units import listed, named
+from replaybuf.common.units import named
 from replaybuf.rules.comparison import Part, by_worker, mean, tabulate
 from replaybuf.storage.sql.inspection.group_metadata import choose, extreme_rollouts
 from replaybuf.storage.sql.inspection.reader import Transaction
@@ -62,7 +62,7 @@ def read_steps(
     more than these, unless all are asked for.
     """
     name, unfiltered = choose(tx, buffer), task is None and worker is None
-    at_most = limit + 1 if limit is not None and unfiltered else None  # a change is from the step before
+    at_most = limit + 1 if limit is not None and unfiltered else None  # to know whether there are more
     numbers = list_steps(tx, name, before=before, limit=at_most)
     rows = [StepRow.of(key, batches) for key, batches in batches_of_steps(tx, name, numbers).items()]
     looked_at, groups = set[int](), 0
@@ -75,7 +75,7 @@ def read_steps(
     if not unfiltered:
         rows = _rows_of_worker(drawn, looked_at, worker)
     lower = _step_sentences(drawn, workers, looked_at, worker)
-    rows = [replace(row, lower=lower.get((row.step, row.restores), "")) for row in _with_changes(rows)]
+    rows = [replace(row, lower=lower.get((row.step, row.restores), "")) for row in rows]
     steps = list(dict.fromkeys(row.step for row in rows))
     shown, has_more = steps[:limit], not unfiltered and len(looked_at) < len(numbers)
     oldest = shown[-1] if shown else numbers[0] + 1 if steps else min(looked_at, default=0)
@@ -84,7 +84,7 @@ def read_steps(
     if not shown and not (unfiltered and earlier is not None):
         phrase = "for a step" if before is None else f"for a step before {before}"
         phrase += "" if earlier is None else f" from {earlier} on"
-        nothing = no_groups(tx, name, phrase, task, worker, before=before, since=earlier or 0)
+        nothing = no_groups(tx, name, phrase, task, worker)
     rows = [row for row in rows if row.step in shown]
     return Steps(tx.now(), rows, workers, earlier, recorded(tx, name), nothing)
 
@@ -99,17 +99,6 @@ def _rows_of_worker(drawn: Drawn, steps: Set[int], worker: str | None) -> list[S
             others = next((part.others for part in parts if part.name == worker), None)
             rows.append(replace(StepRow.of(key, part), others=others))
     return rows
-
-
-def _with_changes(rows: Sequence[StepRow]) -> list[StepRow]:
-    """Return steps, newest first, with the change of each mean reward from the step before in the same run."""
-    changed = []
-    for place, row in enumerate(rows):
-        earlier = (past for past in rows[place + 1 :] if past.step < row.step and past.restores <= row.restores)
-        before = next(earlier, None)
-        both = before is not None and row.reward is not None and before.reward is not None
-        changed.append(replace(row, change=row.reward - before.reward) if both else row)  # type: ignore[operator, union-attr]
-    return changed
 
 
 def _step_sentences(drawn: Drawn, workers: Workers, steps: Set[int], worker: str | None) -> dict[tuple[int, int], str]:
@@ -278,40 +267,18 @@ def _lowest_answers(tx: Transaction, buffer: str, uids: Sequence[int], limit: in
     return [rows[place] for place in chosen]
 
 
-def no_groups(
-    tx: Transaction,
-    buffer: str,
-    phrase: str,
-    task: str | None,
-    worker: str | None,
-    *,
-    step: int | None = None,
-    before: int | None = None,
-    since: int | None = None,
-) -> str:
-    """Return a sentence for a step, for those from `since` on, or for the last ones, without recorded draws, or without
-    groups of a task and a worker. `phrase` names them."""
-    limit = STEPS_SHOWN if since is None else None
-    steps = [step] if step is not None else list_steps(tx, buffer, before=before, limit=limit)
-    steps = [number for number in steps if since is None or number >= since]
-    members = [row for part in batches_of_steps(tx, buffer, steps, members=True).values() for _, row in groups_of(part)]
-    if members and (task is not None or worker is not None):
-        for kind, name, field in (("task", task, "task_name"), ("worker", worker, "worker")):
-            names = {str(getattr(row, field) or "") for row in members}
-            if name is not None and name not in names:
-                existing = listed(sorted(names - {""}))
-                return f"no group of {kind} {named(name)} was drawn {phrase}; there are those of {existing}"
-        if worker is None:
-            return f"no group of task {named(task or '')} was drawn {phrase}"
-        return f"{named(worker)} made no group of {named(task or '')} that was drawn {phrase}"
-    return _why_no_draw(recorded(tx, buffer), phrase)
+def no_groups(tx: Transaction, buffer: str, phrase: str, task: str | None = None, worker: str | None = None) -> str:
+    """Return a sentence for steps without recorded draws, or without groups of a task and a worker.
 
-
-def _why_no_draw(records: Recorded, phrase: str) -> str:
-    """Return a sentence for steps without recorded draws."""
+    `phrase` names the steps.
+    """
+    records = recorded(tx, buffer)
     if records.last is not None:
         steps = f"step {records.first}" if records.first == records.last else f"steps {records.first} to {records.last}"
-        return f"no draw {phrase} is recorded; the recorded ones are for {steps}"
+        filters = (("task", task), ("worker", worker))
+        chosen = [f" of {kind} {named(name)}" for kind, name in filters if name is not None]
+        missing = f"group{''.join(chosen)} was drawn {phrase}" if chosen else f"draw {phrase} is recorded"
+        return f"no {missing}; the recorded draws are for {steps}"
     if records.batches:
         return (
             f"of {records.batches:,} recorded draws none names its train step: pass current_train_step= to "

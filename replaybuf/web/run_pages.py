@@ -214,7 +214,7 @@ def show_step(tx: Transaction, ask: Ask) -> dict[str, Any]:
     runs = read_step(tx, buffer, step, _LOWEST_SHOWN, task=task, worker=worker)
     if not runs:
         scope = f"for step {step} of {buffer!r:.100}"
-        raise NotThereError(no_groups(tx, buffer, scope, task, worker, step=step))
+        raise NotThereError(no_groups(tx, buffer, scope, task, worker))
     previous, next_step = neighbours(tx, buffer, step)
     tables = [
         (
@@ -256,7 +256,7 @@ def show_workers(tx: Transaction, ask: Ask) -> dict[str, Any]:
     return {
         "chosen": buffer_name,
         "found": view,
-        "nothing": no_groups(tx, buffer_name, "in the last steps", task, None) if task and not view.made else "",
+        "nothing": no_groups(tx, buffer_name, "in the last steps", task) if task and not view.made else "",
         "plots": _plots_of_workers({row["name"] or "unknown": row["steps"] for row in plotted}),
         "lines": len(plotted),
         "compared": table_of("What they made", view.made, MADE, ask, now, order="sort", after="page"),
