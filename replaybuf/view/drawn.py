@@ -113,9 +113,9 @@ class Compared:
     def stands_out(self) -> bool:
         return any(part.stands_out for part in (*self.workers, *self.others))
 
-    def verdict(self, reward: float | None, *, besides: bool = False) -> str:
+    def verdict(self, *, besides: bool = False) -> str:
         """Describe the workers and tasks that stand out. `besides`: it continues a sentence about all steps."""
-        return verdict(self.workers, self.tasks, reward, self.before, self.others, besides=besides)
+        return verdict(self.workers, self.tasks, self.others, besides=besides)
 
 
 def with_steps_before(tx: Transaction, buffer: str, steps: set[int]) -> Drawn:

@@ -113,7 +113,7 @@ def _step_sentences(drawn: Drawn, workers: Workers, steps: Set[int], worker: str
             if worker is not None:
                 result = replace(result, workers=[part for part in result.workers if part.name == worker], others=[])
             if result.stands_out:
-                sentences[key.step, key.restores] = result.verdict(None)
+                sentences[key.step, key.restores] = result.verdict()
     return sentences
 
 
@@ -224,9 +224,8 @@ def _step(
     batches, tables = drawn[key] if worker is None else only(drawn[key], worker=worker), tables_of(drawn)
     compared, others = compare(drawn, tables, key), compare(drawn, over_steps.others_of(tables), key)
     before = compared.before if worker is None else None  # it is that of all workers
-    summary = replace(StepRow.of(key, batches), lower=others.verdict(None) if others.stands_out else "")
-    reward, besides = StepRow.of(key, drawn[key]).reward, bool(over_steps.worse)
-    in_step = replace(others, before=compared.before).verdict(reward, besides=besides)
+    summary = replace(StepRow.of(key, batches), lower=others.verdict() if others.stands_out else "")
+    in_step = others.verdict(besides=bool(over_steps.worse))
     noted, places = annotations_of(tx, batches), whereabouts(tx, batches)
     members = sorted(groups_of(batches), key=by_reward)
     stored = [member.uid for _, member in members if places[member.uid] != GONE]
