@@ -107,7 +107,6 @@ class Compared:
     tasks: list[Part]
     others: list[Part]
     before: float | None
-    steps_before: int
 
     @property
     def stands_out(self) -> bool:
@@ -135,7 +134,7 @@ def compare(drawn: Drawn, tables: Mapping[StepKey, Table], key: StepKey) -> Comp
     worse = [part.name for part in workers if part.stands_out]
     others = by_task(without(worse, table), [without(worse, earlier) for earlier in before])
     reward = mean(group.reward for earlier in before for groups in earlier.values() for group in groups)
-    return Compared(workers, tasks, others, reward, len(before))
+    return Compared(workers, tasks, others, reward)
 
 
 def _tables_before(drawn: Drawn, tables: Mapping[StepKey, Table], key: StepKey) -> list[Table]:

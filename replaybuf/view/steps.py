@@ -132,13 +132,12 @@ class Step:
     `groups` are rows of those trained on, each once, lowest reward first: the fields of `Member`, its draw, where it is
     `now`, its prompt if it exists, and the means of its `annotations`; the step has the means of these. `worst` are
     the answers with the lowest rewards among them, as rows of the view `rollouts`. `reward_before` is the mean reward
-    of the `steps_before` steps before. `over_steps` has the workers over the last steps up to this one.
+    of the steps before. `over_steps` has the workers over the last steps up to this one.
     """
 
     summary: StepRow
     verdict: str
     reward_before: float | None
-    steps_before: int
     workers: list[Part]
     tasks: list[Part]
     batches: list[Batch]
@@ -188,10 +187,7 @@ class Step:
             return unusable
         text = f"{row.reward:.3f} ({row.min_reward:.3f} to {row.max_reward:.3f})"
         if self.reward_before is not None:
-            side, moved = "below" if row.reward < self.reward_before else "above", abs(row.reward - self.reward_before)
-            steps = "step" if self.steps_before == 1 else f"{self.steps_before} steps"
-            compared = "as in" if round(moved, 3) == 0 else f"{moved:.3f} {side}"
-            text += f", {compared} the {steps} before ({self.reward_before:.3f})"
+            text += f", {self.reward_before:.3f} in the steps before"
         return f"{text}; {unusable}" if unusable else text
 
 
@@ -248,7 +244,6 @@ def _step(
         summary,
         "; ".join([*map(str, over_steps.worse), in_step]),
         before,
-        compared.steps_before,
         compared.workers,
         compared.tasks,
         [replace(batch, members=()) for batch in batches],

@@ -81,7 +81,7 @@ def test_rewards_that_are_no_finite_numbers_are_counted_where_rewards_are_shown(
     assert "1.000; no usable reward in 1 of 2 rollouts\n" in first
     assert "-; no usable reward in 2 of 2 rollouts\n" in second
     assert "0.750\n" in third
-    assert "0.750 (0.750 to 0.750), 0.250 below the step before (1.000); no usable reward in 1 of 2 groups" in " ".join(
+    assert "0.750 (0.750 to 0.750), 1.000 in the steps before; no usable reward in 1 of 2 groups" in " ".join(
         run("trace", url, "step", 2).stdout.split()
     )
     assert "reward       no usable one" in run("trace", url, "uid", 2).stdout
@@ -205,7 +205,7 @@ def test_what_is_not_there_is_told_the_range_of_what_is(trained: str) -> None:
         assert f"there is no group {uid}: uids go from 1 to" in run("trace", trained, "uid", uid, code=1).stderr
 
 
-def test_one_of_anything_is_singular_and_nothing_is_compared_with_itself(url: str) -> None:
+def test_one_of_anything_is_singular(url: str) -> None:
     with ReplayBufferConfig(url=url).build_sync() as buffer:
         for step in (3, 4):
             for task in ("code", "math"):
@@ -214,7 +214,7 @@ def test_one_of_anything_is_singular_and_nothing_is_compared_with_itself(url: st
             if step == 3:
                 assert "the recorded draws are for step 3" in run("trace", url, "step", 9, code=1).stderr
     text = run("trace", url, "step", 4).stdout
-    assert ", as in the step before (0.500)" in text
+    assert ", 0.500 in the steps before" in text
     assert "rewards by task" not in text
 
 

@@ -379,7 +379,7 @@ def test_a_step_has_links_to_the_steps_beside_it(troubled: Client) -> None:
     text = troubled.get("/steps/15").text
     assert 'href="/steps/14" rel="prev"' in text
     assert 'href="/steps/16" rel="next"' in text
-    assert "the 10 steps before (" in text
+    assert " in the steps before" in text
     assert 'rel="next"' not in troubled.get("/steps/25").text
 
 
