@@ -1,4 +1,4 @@
-"""Numbers of a batch for loggers (`batch_metrics`), and the time series of a database for Prometheus.
+"""The time series of a database for Prometheus.
 
 Names are stable. First draws and replays of groups have separate names, as in `buffer.metrics()`:
 `replaybuf_groups_sampled_new_total` and `replaybuf_groups_sampled_again_total`. Prometheus's format lacks gauge
@@ -8,14 +8,13 @@ histograms: there the buckets are a `histogram`, and `_gcount` and `_gsum` are s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 from replaybuf import __version__
 from replaybuf.buffer.buffer_metrics import DISTRIBUTIONS, TOTALS, add_distributions, of_tasks
-from replaybuf.errors import InputError
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.group_metadata import chosen_buffers
 from replaybuf.storage.sql.inspection.measures import (
@@ -33,7 +32,7 @@ from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_re
 from replaybuf.storage.sql.inspection.wait_facts import read_trainer
 
 if TYPE_CHECKING:
-    from replaybuf.storage.values import Cursor, StorageItem
+    from replaybuf.storage.values import Cursor
 
 Kind = Literal["counter", "gauge", "gaugehistogram"]
 
@@ -273,46 +272,3 @@ def _histogram(bounds: Sequence[int], counts: Mapping[int, int]) -> tuple[list[t
 def _encodable(text: str) -> str:
     """Escape the lone surrogates of a label's value, which may be any text."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-# Numbers of a batch
-
-#: The kinds of groups in a batch: drawn for the first time, and drawn before.
-KINDS = ("new", "replayed")
-
-
-def batch_metrics(
-    drawn: Mapping[str, Sequence[StorageItem]] | Iterable[StorageItem], *, now: float, prefix: str = "batch/"
-) -> dict[str, float]:
-    """Return numbers of a batch for a logger, flat: `{"batch/new/groups": 60, "batch/replayed/groups": 4, ...}`.
-
-    `drawn` is the result of `sample`, or `lease.items`; `now` is in seconds since the epoch (`time.time()`). Groups
-    never drawn before are `new`, the others `replayed`. A kind without groups has only its number, and one without
-    rewards no figures of rewards. Raises InputError.
-    """
-    from replaybuf.storage.values import StorageItem  # a slow import, which metrics don't need
-
-    items = [item for items in drawn.values() for item in items] if isinstance(drawn, Mapping) else list(drawn)
-    for item in items:
-        if not isinstance(item, StorageItem):
-            raise InputError(
-                f"expected StorageItems, as sample(), lease.items and find() give them, got {type(item).__name__}"
-            )
-    numbers: dict[str, float] = {}
-    for kind in KINDS:
-        chosen = [item for item in items if (item.times_sampled > 1) == (kind == "replayed")]
-        numbers |= {f"{prefix}{kind}/{name}": value for name, value in _numbers(chosen, now).items()}
-    return numbers
-
-
-def _numbers(items: Sequence[StorageItem[Any]], now: float) -> dict[str, float]:
-    from statistics import fmean
-
-    figures: dict[str, float] = {"groups": len(items), "rollouts": sum(item.rollouts for item in items)}
-    if rewards := [item.reward for item in items if item.reward is not None]:
-        figures |= {"reward/mean": fmean(rewards), "reward/min": min(rewards), "reward/max": max(rewards)}
-    if items:
-        staleness = [item.staleness for item in items]
-        figures |= {"staleness/mean": fmean(staleness), "staleness/max": max(staleness)}
-        figures["age_seconds/max"] = max(now - item.created_at for item in items)
-    return figures

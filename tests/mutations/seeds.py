@@ -283,7 +283,6 @@ _OBSERVE = [
     ("observe-escape", "view/metrics.py", "[_encodable(text) for", "[text for", "a name stays within its label"),
     ("observe-leased-drawable", "storage/sql/statements/buffer_facts.py", 'if not row["is_leased"]', "if True", "distributions are of groups that can be drawn"),
     ("observe-overdue", "storage/sql/statements/buffer_facts.py", "AND g.leased_until <= :now AND", "AND g.leased_until <= :now + 1e9 AND", "a lease that goes on isn't overdue"),
-    ("observe-replayed", "view/metrics.py", "(item.times_sampled > 1)", "(item.times_sampled > 0)", "what is drawn for the first time is new"),
     ("tracing-quotes", "buffer/tracing.py", "_QUOTING_ERRORS = (RolloutError, DecodeError, InputError)", "_QUOTING_ERRORS = (DecodeError,)", "spans quote no rollout"),
     ("tracing-cancelled", "buffer/tracing.py", "if isinstance(error, (asyncio.CancelledError, GeneratorExit)):", "if False:", "a cancelled call is no error"),
 ]  # fmt: skip

@@ -8,22 +8,20 @@ import math
 import re
 import time
 from itertools import combinations
-from statistics import fmean
 from typing import Any
 
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from replaybuf import NotReadyError, ReplayBufferConfig, RolloutState, Status, StorageItem
+from replaybuf import NotReadyError, ReplayBufferConfig, Status
 from replaybuf.buffer.buffer_metrics import DISTRIBUTIONS, TOTALS, flatten
-from replaybuf.errors import InputError
-from replaybuf.view.metrics import KINDS, METRICS, OF_DATABASE, Metric, batch_metrics, prometheus, read_figures
+from replaybuf.view.metrics import METRICS, OF_DATABASE, Metric, prometheus, read_figures
 from tests import sql_example
 from tests.cli.conftest import run, run_json
 from tests.cli.example import fill
 from tests.observe.test_spans import group, numbers
-from tests.pages import DOCS, Page
+from tests.pages import DOCS
 
 OF_A_PROCESS = {metric.name for metric in METRICS if metric.path.startswith("waits/")}
 OF_PLACES = {metric.name for metric in METRICS if "/places/" in metric.path}
@@ -186,7 +184,6 @@ def test_what_is_not_known_is_left_out() -> None:
     assert prometheus({"tasks": {"math": {"reward": {"mean": None}}}}) == prometheus({"tasks": {}})
 
 
-PAGE = Page("metrics.md")
 NAMES_PAGE = (DOCS / "reference.md").read_text("utf-8")
 
 
@@ -215,19 +212,6 @@ def _loggers_names() -> set[str]:
         stem = first.removesuffix("/STATUS").rpartition("/")[0]
         names |= {first, *(f"{stem}/{name}" for name in others_of_row)}
     return names
-
-
-#: The numbers of each kind of groups in a batch.
-NAMES = (
-    *("groups", "rollouts", "reward/mean", "reward/min", "reward/max", "staleness/mean", "staleness/max"),
-    "age_seconds/max",
-)
-
-
-def test_every_name_of_a_batch_is_on_the_page() -> None:
-    names = set(re.findall(r"\bbatch/\w+/[\w/]+", PAGE.text))
-    assert names == {f"batch/new/{name}" for name in NAMES}
-    assert [kind for kind in KINDS if f"batch/{kind}/" not in PAGE.text] == []
 
 
 FOLDER = DOCS / "grafana"
@@ -282,45 +266,3 @@ def test_a_rate_over_a_restore_is_left_out() -> None:
     rates = [expression for expression in OF_PANELS if "rate(replaybuf_groups_" in expression]
     assert rates
     assert all("unless on (buffer, instance) changes(replaybuf_restores" in expression for expression in rates)
-
-
-def drawn(uid: int, rewards: list[float | None], *, task: str = "math", draws: int = 1) -> StorageItem:
-    numbers = [reward for reward in rewards if reward is not None]
-    item = [RolloutState(message=[], reward=reward, status=Status.COMPLETED) for reward in rewards]
-    return StorageItem(uid, uid, task, Status.COMPLETED, uid % 3, 1.0, draws, 1000.0 + uid, fmean(numbers), item=item)
-
-
-BATCH = {"math": [drawn(1, [0.5, 0.0]), drawn(2, [1.0, None])], "code": [drawn(3, [0.25, 0.75], task="code", draws=2)]}
-
-
-def test_what_was_generated_now_and_what_is_replayed_are_apart() -> None:
-    metrics = batch_metrics(BATCH, now=1010.0)
-    assert metrics == {
-        "batch/new/groups": 2,
-        "batch/new/rollouts": 4,
-        "batch/new/reward/mean": 0.625,
-        "batch/new/reward/min": 0.25,
-        "batch/new/reward/max": 1.0,
-        "batch/new/staleness/mean": 1.5,
-        "batch/new/staleness/max": 2,
-        "batch/new/age_seconds/max": 9.0,
-        "batch/replayed/groups": 1,
-        "batch/replayed/rollouts": 2,
-        "batch/replayed/reward/mean": 0.5,
-        "batch/replayed/reward/min": 0.5,
-        "batch/replayed/reward/max": 0.5,
-        "batch/replayed/staleness/mean": 0.0,
-        "batch/replayed/staleness/max": 0,
-        "batch/replayed/age_seconds/max": 7.0,
-    }
-    assert batch_metrics([], now=0.0, prefix="") == {
-        "new/groups": 0,
-        "new/rollouts": 0,
-        "replayed/groups": 0,
-        "replayed/rollouts": 0,
-    }
-
-
-def test_groups_without_metadata_are_refused() -> None:
-    with pytest.raises(InputError, match=r"expected StorageItems, as sample\(\)"):
-        batch_metrics({"math": [[RolloutState(message=[])]]}, now=0.0)  # type: ignore[list-item]
