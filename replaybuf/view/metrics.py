@@ -1,8 +1,7 @@
 """The time series of a database for Prometheus.
 
 Names are stable. First draws and replays of groups have separate names, as in `buffer.metrics()`:
-`replaybuf_groups_sampled_new_total` and `replaybuf_groups_sampled_again_total`. Prometheus's format lacks gauge
-histograms: there the buckets are a `histogram`, and `_gcount` and `_gsum` are separate gauges.
+`replaybuf_groups_sampled_new_total` and `replaybuf_groups_sampled_again_total`.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from replaybuf.storage.sql.inspection.wait_facts import read_trainer
 if TYPE_CHECKING:
     from replaybuf.storage.values import Cursor
 
-Kind = Literal["counter", "gauge", "gaugehistogram"]
+Kind = Literal["counter", "gauge"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class Metric:
     """A metric. `path` is the path of its value in the figures of a buffer, or of the database.
 
     Each `*` in the path matches all keys at this place, which are the values of `labels`, in order; metrics of a buffer
-    have the label `buffer` before them. `bounds` are the upper bounds of a histogram's buckets.
+    have the label `buffer` before them.
     """
 
     name: str
@@ -50,7 +49,6 @@ class Metric:
     path: str
     help: str
     labels: tuple[str, ...] = ()
-    bounds: tuple[int, ...] = ()
 
 
 _TOTAL_TEXTS = {
@@ -77,14 +75,12 @@ _LAST_HOUR_TEXTS = {
     "failures": "Failed groups put in the last hour",
     "taken": "Groups taken in the last hour",
 }
-_STEPS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
-_DRAWS = (0, 1, 2, 4, 8, 16, 32, 64)
-_STALENESS_TEXT = "Completed groups by staleness, in train steps."
-_DRAWS_TEXT = "Completed groups by the number of their draws."
+_FIGURES = {"mean": "Mean", "p50": "Median", "p90": "90th percentile of the", "max": "Largest"}
+_OF_GROUPS = {"staleness": "staleness, in train steps,", "times_sampled": "number of draws"}
 
 
-def _gauge(name: str, path: str, help: str, *labels: str, bounds: tuple[int, ...] = ()) -> Metric:
-    return Metric(f"replaybuf_{name}", "gaugehistogram" if bounds else "gauge", path, help, labels, bounds)
+def _gauge(name: str, path: str, help: str, *labels: str) -> Metric:
+    return Metric(f"replaybuf_{name}", "gauge", path, help, labels)
 
 
 def _counter(name: str, path: str, help: str, *labels: str) -> Metric:
@@ -100,8 +96,11 @@ OF_BUFFER = (
     _gauge("archived_groups", "tasks/*/archived", "Groups that are kept for SQL.", "task"),
     _gauge("payload_bytes", "tasks/*/bytes", "Size of the groups' payloads.", "task"),
     _gauge("oldest_group_timestamp_seconds", "tasks/*/oldest_at", "When the oldest completed group was put.", "task"),
-    _gauge("staleness", "tasks/*/staleness/counts", _STALENESS_TEXT, "task", bounds=_STEPS),
-    _gauge("times_sampled", "tasks/*/times_sampled/counts", _DRAWS_TEXT, "task", bounds=_DRAWS),
+    *(
+        _gauge(f"{name}_{figure}", f"tasks/*/{name}/{figure}", f"{text} {what} of the completed groups.", "task")
+        for name, what in _OF_GROUPS.items()
+        for figure, text in _FIGURES.items()
+    ),
     _gauge("reward_mean", "tasks/*/reward/mean", "Mean reward of the completed groups.", "task"),
     _gauge("reward_min", "tasks/*/reward/min", "Lowest reward of a completed group.", "task"),
     _gauge("reward_max", "tasks/*/reward/max", "Highest reward of a completed group.", "task"),
@@ -231,22 +230,19 @@ def prometheus(figures: Mapping[str, Any], *, buffer: str = "default") -> str:
 
 def _families(figures: Mapping[str, Any], buffer: str) -> Iterator[Any]:
     """Yield the metric families of prometheus_client that have any sample."""
-    from prometheus_client.core import CounterMetricFamily, GaugeHistogramMetricFamily, GaugeMetricFamily
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     database = figures if "buffers" in figures else {"buffers": {buffer: figures}}
     of_database = [((), {"up": 1, "info": {__version__: 1}, **database})]
     of_buffers = [((name,), numbers) for name, numbers in database["buffers"].items()]
-    kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "gaugehistogram": GaugeHistogramMetricFamily}
+    kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
     rows = [(item, ("buffer",), of_buffers) for item in OF_BUFFER] + [(item, (), of_database) for item in OF_DATABASE]
     for metric, labels, sources in rows:
         family = kinds[metric.kind](metric.name, metric.help, labels=[*labels, *metric.labels])
         for names, numbers in sources:
             for values, figure in _follow(metric.path.split("/"), numbers):
-                shown = [_encodable(text) for text in (*names, *values)]
-                if metric.bounds:
-                    family.add_metric(shown, *_histogram(metric.bounds, figure))
-                elif figure is not None:
-                    family.add_metric(shown, figure)
+                if figure is not None:
+                    family.add_metric([_encodable(text) for text in (*names, *values)], figure)
         if family.samples:
             yield family
 
@@ -260,13 +256,6 @@ def _follow(path: list[str], value: Any) -> Iterator[tuple[tuple[str, ...], Any]
         for name in value if star else (path[0],) if path[0] in value else ():
             for names, leaf in _follow(path[1:], value[name]):
                 yield ((str(name), *names) if star else names), leaf
-
-
-def _histogram(bounds: Sequence[int], counts: Mapping[int, int]) -> tuple[list[tuple[str, int]], int]:
-    """Return the numbers up to each bound, and the sum of all values."""
-    numbers = {int(value): count for value, count in counts.items()}
-    upto = [(str(bound), sum(n for value, n in numbers.items() if value <= bound)) for bound in bounds]
-    return [*upto, ("+Inf", sum(numbers.values()))], sum(value * n for value, n in numbers.items())
 
 
 def _encodable(text: str) -> str:

@@ -279,7 +279,6 @@ _PRODUCE = [
 ]  # fmt: skip
 
 _OBSERVE = [
-    ("observe-bucket", "view/metrics.py", "if value <= bound)", "if value < bound)", "a bucket counts its own bound"),
     ("observe-escape", "view/metrics.py", "[_encodable(text) for", "[text for", "a name stays within its label"),
     ("observe-leased-drawable", "storage/sql/statements/buffer_facts.py", 'if not row["is_leased"]', "if True", "distributions are of groups that can be drawn"),
     ("observe-overdue", "storage/sql/statements/buffer_facts.py", "AND g.leased_until <= :now AND", "AND g.leased_until <= :now + 1e9 AND", "a lease that goes on isn't overdue"),

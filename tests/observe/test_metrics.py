@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from replaybuf import NotReadyError, ReplayBufferConfig, Status
 from replaybuf.buffer.buffer_metrics import DISTRIBUTIONS, TOTALS, flatten
-from replaybuf.view.metrics import METRICS, OF_DATABASE, Metric, prometheus, read_figures
+from replaybuf.view.metrics import METRICS, OF_DATABASE, prometheus, read_figures
 from tests import sql_example
 from tests.cli.conftest import run, run_json
 from tests.cli.example import fill
@@ -84,14 +84,8 @@ def test_who_works_and_waits_and_what_was_drawn_last(empty: str) -> None:
     assert 0 <= last["staleness"] <= last["max_staleness"]
     assert abs(last["taken_at"] - time.time()) < 60
     names = {name for name, _ in numbers(parse(prometheus(read_figures(empty))))}
-    missing = {series for metric in METRICS for series in series_of(metric)} - names
+    missing = {metric.name for metric in METRICS} - names
     assert not missing - OF_A_PROCESS - {"replaybuf_prompts_drawn", *TRAINERS, *OF_PLACES}
-
-
-def series_of(metric: Metric) -> set[str]:
-    """Return the names of a metric's time series."""
-    ends = ("_bucket", "_gcount", "_gsum") if metric.kind == "gaugehistogram" else ("",)
-    return {metric.name + end for end in ends}
 
 
 #: Figures with a number for every metric.
@@ -111,8 +105,8 @@ EVERYTHING: dict[str, Any] = {
                     "overdue": 1,
                     "bytes": 6000,
                     "oldest_at": 1.7e9,
-                    "staleness": {"counts": {0: 1, 5: 2}},
-                    "times_sampled": {"counts": {0: 3}},
+                    "staleness": {"mean": 3.3, "p50": 5, "p90": 5, "max": 5},
+                    "times_sampled": {"mean": 0.0, "p50": 0, "p90": 0, "max": 0},
                     "reward": {"mean": 0.5, "min": 0.0, "max": 1.0},
                     **{name: 10 + i for i, name in enumerate(TOTALS)},
                 }
@@ -143,25 +137,16 @@ EVERYTHING: dict[str, Any] = {
 
 def test_every_metric_is_exported_with_its_labels() -> None:
     samples = numbers(parse(prometheus(EVERYTHING)))
-    assert {name for name, _ in samples} == {series for metric in METRICS for series in series_of(metric)}
+    assert {name for name, _ in samples} == {metric.name for metric in METRICS}
     for metric in METRICS:
-        labels = {name for series, pairs in samples for name, _ in pairs if series in series_of(metric)}
-        assert labels - {"buffer", "le"} == set(metric.labels)
+        labels = {name for series, pairs in samples for name, _ in pairs if series == metric.name}
+        assert labels - {"buffer"} == set(metric.labels)
 
 
 def test_every_metric_has_its_type_and_a_text() -> None:
-    """Prometheus's format writes a gauge histogram as a histogram and two gauges."""
     text = prometheus(EVERYTHING)
     for metric in METRICS:
-        kind = "histogram" if metric.bounds else metric.kind
-        assert f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {kind}\n" in text
-
-
-def test_a_histogram_counts_up_to_each_bound() -> None:
-    bucket_counts = {pairs["le"]: value for name, pairs, value in (
-        (name, dict(pairs), value) for (name, pairs), value in numbers(parse(prometheus(EVERYTHING))).items()
-    ) if name == "replaybuf_staleness_bucket"}  # fmt: skip
-    assert [bucket_counts[bound] for bound in ("0", "4", "6", "64", "+Inf")] == [1, 1, 3, 3, 3]
+        assert f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.kind}\n" in text
 
 
 @pytest.mark.parametrize("name", ['a"b\\c\nd', "\x1b[31m", "\ud800", "{}=,", "\u202e\x00", "# EOF\n"])
@@ -223,7 +208,7 @@ OF_VARIABLES = [query["query"]["query"] for query in DASHBOARD["templating"]["li
 OF_ALERTS = [rule["expr"] for group in ALERTS["groups"] for rule in group["rules"]]
 EVERY = [*OF_PANELS, *OF_VARIABLES, *OF_ALERTS, *(note["expr"] for note in DASHBOARD["annotations"]["list"])]
 
-SERIES = {series: metric for metric in METRICS for series in series_of(metric)}
+SERIES = {metric.name: metric for metric in METRICS}
 _SERIES = re.compile(r"replaybuf_\w+")
 #: What every metric has, and what Prometheus adds.
 _ALWAYS = {"buffer", "job", "instance"}
@@ -234,7 +219,6 @@ def test_every_series_is_exported_with_the_labels_that_are_asked_for() -> None:
         metrics = [SERIES[name] for name in _SERIES.findall(expression)]
         assert metrics, expression
         labels = {label for metric in metrics for label in metric.labels} | _ALWAYS
-        labels |= {"le"} if any(metric.bounds for metric in metrics) else set()
         grouped = " ".join(re.findall(r"(?:by|on) \(([^)]*)\)", expression))
         labels_asked = [*re.findall(r"(\w+)=~?\"", expression), *re.findall(r"\w+", grouped)]
         assert set(labels_asked) <= labels, expression
