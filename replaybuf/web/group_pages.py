@@ -68,14 +68,13 @@ _CUTS_OF_ALL = (1_000, 20_000_000, 10_000, 100_000, 500_000)
 _LARGE_BYTES = 50_000_000
 #: The timeout of reading arrays that are kept apart: shorter than others wait for their turn to read.
 _PLACE_SECONDS = 5.0
-_SORTS = ("position", "best", "worst")
 
 
 def show_group(tx: Transaction, ask: Ask) -> dict[str, Any]:
     """Return a group with its rollouts and its life; only the life of a removed group. Raises NotThereError."""
     uid, now = ask.number("uid", 0), tx.now()
     assert uid is not None
-    by, sort, arrays = ask.text("by"), ask.choice("sort", _SORTS), read_arrays(tx, uid)
+    by, arrays = ask.text("by"), read_arrays(tx, uid)
     shades = dict.fromkeys([*SHADES, *(name for by_name in arrays.values() for name in by_name)])
     if by not in (None, *shades):
         raise InputError(f"by must be one of {', '.join(shades)}, not {by!r:.100}")
@@ -86,7 +85,7 @@ def show_group(tx: Transaction, ask: Ask) -> dict[str, Any]:
         raise NotThereError(f"there is no group {uid} in the buffer {buffer!r:.100}")
     everything = ask.text("all") is not None
     group, rows, decoded, problem = _read(tx, uid, everything=everything)
-    rollouts = _rollouts(rows, decoded, arrays, by, sort, everything=everything)
+    rollouts = _rollouts(rows, decoded, arrays, by, everything=everything)
     shared = bool(rollouts) and all(rollout["messages"] == rollouts[0]["messages"] for rollout in rollouts)
     strips = [rollout["tokens"] for rollout in rollouts if rollout["tokens"]]
     facts = {} if group is None else facts_of(group, now, units.moment)
@@ -111,8 +110,6 @@ def show_group(tx: Transaction, ask: Ask) -> dict[str, Any]:
         "shades": [name for name in shades if any(name in token_strip.shades for token_strip in strips)],
         "by": next((token_strip.by for token_strip in strips if token_strip.by), ""),
         "legend": dict(pair for token_strip in strips for pair in token_strip.legend),
-        "sorts": _SORTS,
-        "sort": sort,
     }
 
 
@@ -141,19 +138,18 @@ def _rollouts(
     decoded: list[dict[str, Any]],
     arrays: dict[int, dict[str, list[float]]],
     by: str | None,
-    sort: str,
     *,
     everything: bool,
 ) -> list[dict[str, Any]]:
-    """Return the rollouts for the page in the requested order, within its limits."""
+    """Return the rollouts for the page, within its limits."""
     cut = _CUTS_OF_ALL if everything else (CUT_ROLLOUTS, CUT, CUT_MESSAGES, CUT_TOKENS, CUT_ALL_TOKENS)
     rollout_limit, characters, messages, tokens, all_tokens = cut
     tokens = min(tokens, all_tokens // max(1, min(len(rows), rollout_limit)))
     rewards = sorted({row["reward"] for row in rows if row["reward"] is not None})
     ranks = {rewards[0]: "worst", rewards[-1]: "best"} if len(rewards) > 1 else {}
     result = []
-    for place in _sorted_places(rows, sort)[:rollout_limit]:
-        row, rollout = rows[place], decoded[place] if decoded else {}
+    for place, row in enumerate(rows[:rollout_limit]):
+        rollout = decoded[place] if decoded else {}
         conversation = conversation_of(rollout, row, None, characters=characters, most=messages)
         parts = [None if row["parent"] is None else f"continues {row['parent']}"]
         parts += [units.number_of(row["response_tokens"] or 0, "token"), row["finish_reason"]]
@@ -172,11 +168,3 @@ def _rollouts(
             }
         )
     return result
-
-
-def _sorted_places(rows: list[dict[str, Any]], sort: str) -> list[int]:
-    """Return the indexes of rollouts in the requested order."""
-    if sort == "position":
-        return list(range(len(rows)))
-    sign = -1 if sort == "best" else 1
-    return sorted(range(len(rows)), key=lambda n: (rows[n]["reward"] is None, sign * (rows[n]["reward"] or 0), n))
