@@ -259,7 +259,7 @@ def show_workers(tx: Transaction, ask: Ask) -> dict[str, Any]:
         "nothing": no_groups(tx, buffer_name, "in the last steps", task) if task and not view.made else "",
         "plots": _plots_of_workers({row["name"] or "unknown": row["steps"] for row in plotted}),
         "lines": len(plotted),
-        "compared": table_of("What they made", view.made, MADE, ask, now, order="sort", after="page"),
+        "compared": table_of("What they made", view.made, MADE, ask, now, sorts=False),
         "by_task": _by_task(view, ask, buffer_name, now),
         "table": table_of("In the last hour", workers, worker_columns, ask, now, usual="-last_seen"),
         **waits,
