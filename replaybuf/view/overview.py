@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,7 +82,7 @@ def read_overview(tx: Transaction, buffer: str | None, task: str | None, first: 
         history,
         [{**batch, "taken_at": time_of(batch["taken_at"])} for batch in batches],
         next(iter(newest(tx, "checkpoints", buffer, 1)), None),
-        read_events(tx, buffer, _EVENTS, f"kind NOT IN ('{_ROUTINE_KINDS}')"),
+        read_events(tx, buffer, _EVENTS),
         *tx.database_bytes(),
         list_places(tx),
         None if worker is None else worker.name,
@@ -150,38 +149,26 @@ _EVENT_TEXTS: Mapping[str, str] = {
     EventKind.LEASE_LAPSED: "lease over",
     EventKind.GIVEN_BACK: "given back",
     EventKind.SET_ASIDE: "set aside",
-    EventKind.LEFT_OUT: "left out",
-    EventKind.REFUSED: "refused",
-    EventKind.CHECKPOINT: "checkpoint of step {step}",
-    EventKind.CHECKPOINT_DROPPED: "old checkpoint of step {step} pruned",
-    EventKind.RESTORED: "restored to step {step}",
     EventKind.GAVE_UP: "gave up waiting",
     EventKind.DATASET_ENDED: "dataset read to its end",
 }
 
 
-def what_happened(kind: str, step: int | None) -> str:
-    """Return an event of this kind in words."""
-    text = _EVENT_TEXTS.get(kind, kind)
-    return text.format(step=step) if step is not None else re.sub(r" (of|to) step \{step\}", "", text)
-
-
-def read_events(
-    tx: Transaction, buffer: str | None, size: int, *conditions: str, **values: Any
-) -> list[dict[str, Any]]:
-    """Return the newest events of one buffer or of all that meet SQL conditions with these parameters.
+def read_events(tx: Transaction, buffer: str | None, size: int, before: int = 2**62) -> list[dict[str, Any]]:
+    """Return the newest events of one buffer or of all with ids below `before`, without those that every run has.
 
     `what` says in words what happened.
     """
-    rows = newest(tx, "events", buffer, size, *conditions, **values)
-    return [row | {"what": what_happened(row["kind"], row["step"])} for row in rows]
+    conditions = "id < :before", f"kind NOT IN ('{_ROUTINE_KINDS}')"
+    rows = newest(tx, "events", buffer, size, *conditions, before=before)
+    return [row | {"what": _EVENT_TEXTS.get(row["kind"], row["kind"])} for row in rows]
 
 
 #: The columns of events.
 EVENTS = [
     *columns("happened_at"),
     Column("what", "what", "name"),
-    *columns("task_name", "worker"),
+    *columns("task_name", "step", "worker"),
     Column("groups", "groups", "some"),
     Column("uids", "uids", "text"),
     Column("detail", "detail", "cell"),
@@ -190,7 +177,8 @@ EVENTS = [
 
 def event_text(event: Mapping[str, Any]) -> str:
     """Return an event in a sentence, without its time."""
-    text, task, worker, groups = (event[name] for name in ("what", "task_name", "worker", "groups"))
+    text, step, task, worker, groups = (event[name] for name in ("what", "step", "task_name", "worker", "groups"))
+    text += f" to step {step}" if event["kind"] == EventKind.RESTORED and step is not None else ""
     details = [units.number_of(groups, "group")] if groups and event["kind"] != EventKind.DATASET_ENDED else []
     sentence = ", ".join([" ".join([text, *([task] if task else [])]), *details, *([worker] if worker else [])])
     return f"{sentence}: {event['detail']}" if event["detail"] else sentence

@@ -1,4 +1,4 @@
-"""Pages of a run: overview, train steps, one step, workers, checkpoints, events."""
+"""Pages of a run: overview, train steps, one step, workers, events."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from replaybuf.rules.comparison import Part
-from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.inspection.group_metadata import buffers_of, check_buffer
 from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.storage.sql.inspection.run_records import newest
 from replaybuf.values.rollouts.statuses import Status
-from replaybuf.view.columns import BY_TASK, BY_WORKER, CHECKPOINTS, MEMBERS, STEPS, Column, annotated, columns, value_of
+from replaybuf.view.columns import BY_TASK, BY_WORKER, MEMBERS, STEPS, Column, annotated, columns, value_of
 from replaybuf.view.overview import EVENTS, Overview, event_text, rates_of, read_events, read_overview
 from replaybuf.view.steps import neighbours, no_groups, read_step, read_steps
 from replaybuf.view.wait_reasons import TASKS, DrawQuestion, read_waits
@@ -95,7 +94,7 @@ def _drawable(*plots: Plot | None) -> list[Plot]:
     return [plot for plot in plots if plot is not None]
 
 
-# Waits, checkpoints, events; and the buffer of a page
+# Waits, events; and the buffer of a page
 
 _MOST_WAITS = 50
 
@@ -115,38 +114,15 @@ def waits_of(tx: Transaction, buffer: str | None, task: str | None = None) -> di
 
 
 _MOST_ROWS = 10_000
-
-
-def show_checkpoints(tx: Transaction, ask: Ask) -> dict[str, Any]:
-    """Return the table of the checkpoints, newest first."""
-    rows = newest(tx, "checkpoints", ask.text("buffer"), _MOST_ROWS)
-    links = {"step": lambda row: ask.link("/steps", before=row["step"] + 1, buffer=row["buffer"])}
-    return {"table": table_of("Checkpoints", rows, CHECKPOINTS, ask, tx.now(), usual="-created_at", links=links)}
-
-
 _EVENTS_SHOWN = 100
-#: The columns by which events are filtered, and their parameters.
-_FILTERS = {"kind": "kind", "task_name": "task", "worker": "worker"}
 
 
 def show_events(tx: Transaction, ask: Ask) -> dict[str, Any]:
-    """Return a page of events, newest first, filtered by kind, task and worker, with links to those of one kind.
-
-    A checkpoint that is pruned goes with the one that is made then, and is left out unless this kind is asked for.
-    """
-    filters = {column: text for column, name in _FILTERS.items() if (text := ask.text(name)) is not None}
-    conditions = ["id < :before", *(f"{column} = :{column}" for column in filters)]
-    conditions += [] if "kind" in filters else [f"kind <> '{EventKind.CHECKPOINT_DROPPED}'"]
-    before = ask.number("before", LARGEST)
-    events = read_events(tx, ask.text("buffer"), _EVENTS_SHOWN + 1, *conditions, before=before, **filters)
+    """Return a page of events, newest first."""
+    events = read_events(tx, ask.text("buffer"), _EVENTS_SHOWN + 1, ask.number("before", LARGEST) or 0)
     rows = events[:_EVENTS_SHOWN]
-    links = {
-        "what": lambda row: ask.link("", kind=row["kind"], before=None),
-        "uids": lambda row: ask.link(f"/groups/{row['uids'][0]}") if row["uids"] else None,
-    }
+    links = {"uids": lambda row: ask.link(f"/groups/{row['uids'][0]}") if row["uids"] else None}
     return {
-        "kind": ask.text("kind"),
-        "pruned": str(EventKind.CHECKPOINT_DROPPED),
         "next": rows[-1]["id"] if len(events) > _EVENTS_SHOWN else None,
         "table": table_of("Events", rows, EVENTS, ask, tx.now(), sorts=False, links=links),
     }

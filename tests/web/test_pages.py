@@ -36,7 +36,6 @@ PATHS = (
     "/groups/1",
     "/steps",
     "/steps/401",
-    "/checkpoints",
     "/workers",
     "/events",
 )
@@ -469,8 +468,7 @@ def test_what_every_run_does_is_no_news_and_events_are_told_in_words(tmp_path: P
     page = client_of(url)
     assert [event["kind"] for event in page.data("overview")["view"]["events"]] == ["deleted"]
     text = page.get("/events").text
-    assert ("checkpoint of step 22" in text, "pruned</a>" in text) == (True, False)
-    assert "old checkpoint of step 21 pruned" in page.get("/events?kind=checkpoint_dropped").text
+    assert ("deleted" in text, "checkpoint" in text.partition("<main")[2]) == (True, False)
 
 
 def test_steps_are_those_of_the_buffer_that_the_row_is_of(tmp_path: Path) -> None:
@@ -478,12 +476,9 @@ def test_steps_are_those_of_the_buffer_that_the_row_is_of(tmp_path: Path) -> Non
     for name in ("eval", "train"):
         with ReplayBufferConfig(url=url, name=name).build_sync() as buffer:
             uid = buffer.put([RolloutState(message=[], status=Status.COMPLETED)], "math")
-            buffer.checkpoint(21)
             buffer.take_batch({"math": 1}, current_train_step=22)
     page = client_of(url)
     assert 'href="/steps/22?buffer=train"' in page.get(f"/groups/{uid}").text
-    text = page.get("/checkpoints").text
-    assert [f"/steps?before=22&amp;buffer={name}" in text for name in ("eval", "train")] == [True, True]
 
 
 def test_other_buffers_are_left_out_where_one_is_named(tmp_path: Path) -> None:
