@@ -94,10 +94,7 @@ def print_waits(waits: Waits, *, several: bool, about_a_draw: bool = False) -> b
     causes = [queue[0] for queue in queues.values()]
     for wait in causes[:_MOST_WAITS]:
         lead = _lead(queues[wait["sentence"]], waits, scope) if waits.somebody_waits else f"If somebody drew now{scope}"
-        if waits.somebody_waits or wait is causes[0]:
-            print_line(f"{lead}: {wait['sentence']}")
-        else:  # the next task of the same question
-            print_line(wait["sentence"], indent="  ")
+        print_line(f"{lead}: {wait['sentence']}")
         for fact in wait["facts"]:
             if fact["reason"] is not None:
                 print_line(f"also: {fact['text']}", indent="  ")

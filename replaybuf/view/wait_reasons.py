@@ -6,7 +6,7 @@ Polled often, so everything is read by index or from small tables, whatever the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
@@ -14,7 +14,6 @@ from replaybuf.common import units
 from replaybuf.common.units import time_of
 from replaybuf.rules.causes import diagnose
 from replaybuf.rules.circumstances import Circumstances, Held, Taking, Wait, Worker
-from replaybuf.rules.diagnosis import Reason
 from replaybuf.rules.transitions import Tally, of_tasks
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.inspection.group_metadata import DEFAULT, check_buffer, opened_buffers
@@ -39,7 +38,7 @@ class DrawQuestion:
 class Waits:
     """The waits of a buffer, longest first and consumers before others, and what there is about them.
 
-    Unless `somebody_waits`, `waits` are answers about hypothetical draws: no process waits, or a question was asked.
+    Unless `somebody_waits`, `waits` is the answer about a hypothetical draw: no process waits, or a question was asked.
     Each has the fields of `Diagnosis` and of `Wait`; its `limits` are those in force that aren't the defaults, None if
     they are unknown.
     `tasks` has a row for each task: its groups by status, its totals, and the completed groups put in the last hour.
@@ -84,7 +83,7 @@ def read_waits(
 def _read(tx: Transaction, buffer: str, question: DrawQuestion, asked: bool) -> Waits:
     about = read_circumstances(tx, buffer)
     waits = [] if asked else [wait for wait in about.waits if question.task is None or question.task in wait.wants]
-    shown = sorted(waits, key=lambda wait: wait.kind != "groups") or _answers(tx, buffer, question, about)
+    shown = sorted(waits, key=lambda wait: wait.kind != "groups") or [_answer(tx, buffer, question, about)]
     gave_up = newest(tx, "events", buffer, 1, "kind = :kind", kind=str(EventKind.GAVE_UP))
     return Waits(
         buffer,
@@ -117,21 +116,12 @@ def _explain_wait(tx: Transaction, buffer: str, wait: Wait, about: Circumstances
     return {**diagnosis, "buffer": buffer, **_row(wait), "limits": limits}
 
 
-def _answers(tx: Transaction, buffer: str, question: DrawQuestion, about: Circumstances) -> list[Wait]:
-    """Return the draws that a question is about, with the limits of a waiting process, or recorded ones.
-
-    Tasks that lack groups for one cause are in one draw.
-    """
+def _answer(tx: Transaction, buffer: str, question: DrawQuestion, about: Circumstances) -> Wait:
+    """Return the draw that a question is about, with the limits of a waiting process, or recorded ones."""
     limits = next((wait.limits for wait in about.waits if wait.limits is not None), None) or read_limits(tx, buffer)
     tasks = [question.task] if question.task is not None else sorted({task for task, _, _ in about.tallies})
-    draw = Wait({}, status=question.status, query=question.query, limits=limits)
-    by_cause: dict[str, dict[str, int]] = {}
-    for task in tasks or ["any task"]:
-        wait = replace(draw, wants={task: question.size})
-        diagnosis = diagnose(wait, with_matches(tx, buffer, wait, about))
-        cause = task if diagnosis.reason == Reason.READY else diagnosis.sentence.partition(": ")[2]
-        by_cause.setdefault(cause, {})[task] = question.size
-    return [replace(draw, wants=wants) for wants in by_cause.values()]
+    wants = dict.fromkeys(tasks or ["any task"], question.size)
+    return Wait(wants, status=question.status, query=question.query, limits=limits)
 
 
 def _task(about: Circumstances, buffer: str, task: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
