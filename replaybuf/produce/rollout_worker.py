@@ -11,8 +11,6 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 
-import msgpack  # type: ignore[import-untyped]
-
 from replaybuf.buffer.replay_buffer import ReplayBuffer
 from replaybuf.buffer.sync import SyncReplayBuffer, asynchronous_of
 from replaybuf.buffer.wait_reports import WaitReport
@@ -31,7 +29,7 @@ from replaybuf.rules.transitions import Tally, level_of, total
 #: Who waits looks at the store when it has changed, and after so many seconds at the latest; at the earliest after so
 #: many, however often it changes.
 _LONGEST_SECONDS, _SHORTEST_SECONDS = 5.0, 0.25
-_NO_STATE: bytes = msgpack.packb(None)
+_NO_STATE = b"null"
 
 
 async def publish(buffer: ReplayBuffer | SyncReplayBuffer, state: TrainState | None) -> None:

@@ -6,6 +6,7 @@ time and the tallies may be missing. Times are in seconds since the epoch, by th
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -75,19 +76,14 @@ class TrainState:
 
     def encode(self) -> bytes:
         """Return the state as the store keeps it."""
-        import msgpack  # type: ignore[import-untyped]  # slow, and needed only here
-
-        return bytes(msgpack.packb(asdict(self)))
+        return json.dumps(asdict(self)).encode()
 
     @classmethod
     def decode(cls, value: bytes) -> TrainState:
         """Decode a state from `encode`. Raises InputError for anything else."""
-        import msgpack
-
         try:
-            fields: Any = msgpack.unpackb(value)
-            return cls(**fields)
-        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            return cls(**json.loads(value))
+        except (ValueError, TypeError) as error:
             raise InputError(f"this is not what a trainer has published: {error}") from error
 
 
