@@ -124,11 +124,7 @@ def _leased(need: Need) -> Said:
     if [*holders] == [need.wait.worker]:
         advice = f"Acknowledge them, or give them back, before the draw; {_ADOPT}"
         return f"{text} by {named(*holders)}, this process or an earlier one of its name, {until}", advice
-    text = f"{text} by {counted(holders) if len(holders) > 1 else named(*holders)} {until}"
-    gone_workers = [worker for worker in about.gone if worker.name in holders]
-    if len({worker.name for worker in gone_workers}) < len(holders):
-        return text
-    return f"{text}, but {_ends_of(gone_workers, about)}", "They come back by themselves then, or at once by a restore"
+    return f"{text} by {counted(holders) if len(holders) > 1 else named(*holders)} {until}"
 
 
 def _last_end(leases: Sequence[Held], about: Circumstances) -> str:

@@ -121,20 +121,16 @@ class Need:
 
     @property
     def is_covered(self) -> bool:
-        """Whether groups arrive that don't all expire, or what is generated will do if it passes as earlier ones did.
+        """Whether groups arrive that don't all expire, or as many as are missing are being generated.
 
         What only the waiting worker puts arrives if it has put some since it waits.
         """
         about, since = self.about, self.wait.since
-        losses = about.losses(self.task, lately=True)
-        expired, arrived = losses.pop(Status.EXPIRED)
+        expired, arrived = about.losses(self.task, lately=True)[Status.EXPIRED]
         alone = self.puts_alone and since is not None and (about.last(self.task) or since) <= since
         if about.arrives(self.task, self.status) and 2 * expired < max(1, arrived) and not alone:
             return True
-        passes = 1.0
-        for lost, arrived in losses.values():
-            passes *= (arrived - lost) / arrived if lost else 1.0
-        return self.flying * passes >= self.missing
+        return self.flying >= self.missing
 
     @property
     def line(self) -> str:

@@ -97,10 +97,6 @@ CASES = {
         held=[held("trainer-1", 4, -3)],
         says="leased by trainer-1, this process or an earlier one of its name, until 20:43:07 UTC. Acknowledge them, "
         "or give them back, before the draw; those of an earlier process come back then, or by restore or"),
-    "leased by one that was killed": case(wait(4), T(completed_leased=4), R.LEASED,
-        held=[held("trainer-0", 4, 60)], workers=[worker("trainer-0", seen=500, taken=4), TRAINER],
-        says="leased by trainer-0 until 20:44:10 UTC, but trainer-0 went silent: last seen at 20:34:50 UTC. They come "
-        "back by themselves then, or at once by a restore."),
     "new ones came, but their producer was killed": case(wait(4), T(completed_leased=4, completed_put=1000), R.LEASED,
         held=[held("b", 4, 60)], workers=[KILLED], last_put=put_at(1), says="all 4 completed groups are leased by b"),
     "leased after steady puts": case(wait(16), T(completed_leased=80, completed_put=80), R.LEASED,
@@ -364,13 +360,6 @@ def test_groups_that_arrive_come_first_in_a_healthy_run(case: str) -> None:
     assert diagnosis.reason == Reason.SLOW
     assert "(53 of 60): gen-1 is alive, the last group was put at 20:43:09 UTC, and more are" in diagnosis.sentence
     assert len([fact for fact in diagnosis.facts if fact.reason]) == 1
-
-
-@pytest.mark.parametrize(("count", "reason"), [(60, Reason.SLOW), (62, Reason.UNFIT)])
-def test_what_is_generated_counts_as_it_was_before(count: int, reason: Reason) -> None:
-    """Of 24 in flight a third will pass the filter: 8, no more."""
-    counts = tallies(completed=53, completed_put=50, filtered_put=100, init_leased=24)
-    assert why(wait(count), counts, workers=[LIVE]).reason == reason
 
 
 def test_what_a_worker_that_is_gone_holds_is_no_deadlock() -> None:
