@@ -248,10 +248,8 @@ def _read_query(text: str) -> Node:
         return LogicNode("$and", ())
     try:
         query = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise QueryError(f'a query is JSON, such as {{"reward": {{"$gte": 0.9}}}}: {error}') from None
-    except RecursionError:
-        raise QueryError("a query is JSON, and this is nested too deeply") from None
     if not isinstance(query, dict):
         raise QueryError('a query is a JSON object, such as {"reward": {"$gte": 0.9}}')
     return parse(query)
