@@ -20,7 +20,6 @@ from replaybuf.storage.sql.inspection.run_records import (
     annotations_of,
     batches_of_steps,
     list_steps,
-    next_step,
     recorded,
     whereabouts,
 )
@@ -115,11 +114,6 @@ def _step_sentences(drawn: Drawn, workers: Workers, steps: Set[int], worker: str
             if result.stands_out:
                 sentences[key.step, key.restores] = result.verdict()
     return sentences
-
-
-def neighbours(tx: Transaction, buffer: str, step: int) -> tuple[int | None, int | None]:
-    """Return the nearest train steps with draws before and after a step."""
-    return next(iter(list_steps(tx, buffer, before=step, limit=1)), None), next_step(tx, buffer, step)
 
 
 # One step

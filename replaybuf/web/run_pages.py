@@ -13,7 +13,7 @@ from replaybuf.storage.sql.inspection.run_records import newest
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import BY_TASK, BY_WORKER, MEMBERS, STEPS, Column, annotated, columns, value_of
 from replaybuf.view.overview import EVENTS, Overview, event_text, rates_of, read_events, read_overview
-from replaybuf.view.steps import neighbours, no_groups, read_step, read_steps
+from replaybuf.view.steps import no_groups, read_step, read_steps
 from replaybuf.view.wait_reasons import TASKS, DrawQuestion, read_waits
 from replaybuf.view.workers import MADE, Workers, by_task_columns, read_workers
 from replaybuf.web.page_tables import LARGEST, Ask, NotThereError, Table, table_of
@@ -191,7 +191,6 @@ def show_step(tx: Transaction, ask: Ask) -> dict[str, Any]:
     if not runs:
         scope = f"for step {step} of {buffer!r:.100}"
         raise NotThereError(no_groups(tx, buffer, scope, task, worker))
-    previous, next_step = neighbours(tx, buffer, step)
     tables = [
         (
             table_of("By worker", run.workers, BY_WORKER, ask, now, sorts=False),
@@ -201,7 +200,7 @@ def show_step(tx: Transaction, ask: Ask) -> dict[str, Any]:
         )
         for run in runs
     ]
-    return {"step": step, "previous": previous, "next": next_step, "runs": runs, "tables": tables}
+    return {"step": step, "runs": runs, "tables": tables}
 
 
 #: The workers' last hour.

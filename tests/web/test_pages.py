@@ -368,14 +368,6 @@ def test_a_worker_that_is_bad_in_many_steps_hides_no_step_in_which_the_others_ar
     assert "a task with the 10 steps before" in text
 
 
-def test_a_step_has_links_to_the_steps_beside_it(troubled: Client) -> None:
-    text = troubled.get("/steps/15").text
-    assert 'href="/steps/14" rel="prev"' in text
-    assert 'href="/steps/16" rel="next"' in text
-    assert " in the steps before" in text
-    assert 'rel="next"' not in troubled.get("/steps/25").text
-
-
 def test_workers_are_side_by_side_the_worst_first_and_lead_to_their_groups(troubled: Client) -> None:
     """Steps that a restore undid don't count."""
     makers = troubled.data("workers")["found"]["made"]
