@@ -13,7 +13,6 @@ import os
 import re
 import secrets
 import socket
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -28,8 +27,8 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from replaybuf.errors import ConfigError, LockedError, ReplayBufError, StorageError
-from replaybuf.storage.sql.inspection.reader import Reader
+from replaybuf.errors import ConfigError, LockedError, ReplayBufError
+from replaybuf.storage.sql.inspection.reader import Reader, StoppedError
 
 #: Open connections, idle ones included; further ones are refused (503). Only a few of them read at once.
 CONNECTIONS = 512
@@ -105,12 +104,9 @@ class Readings:
         raise LockedError(f"{AT_ONCE} other reads went on for {TURN_SECONDS:g} s; try again")
 
     def _run(self, work: Callable[[Reader, float], T]) -> T:
-        started = time.monotonic()
         try:
             return work(self.reader, self._timeout)
-        except StorageError as error:
-            if time.monotonic() - started < self._timeout:
-                raise
+        except StoppedError as error:
             raise LockedError(
                 f"reading took longer than {self._timeout:g} s and was stopped; choose a task, a status or a narrower "
                 "query, or order by uid"
