@@ -20,8 +20,6 @@ from replaybuf.storage.sql.inspection.wait_facts import last_worker
 from replaybuf.view.columns import Column, columns
 
 _EVENTS, _BATCHES = 8, 200
-#: Readings of the history are a minute apart while a process has the buffer open.
-_GAP_MINUTES = 3
 _DRAW_TOTALS = ("sampled_new", "sampled_again")
 #: A buffer, a time, and the buffer's figures by task at that time.
 _Reading = tuple[str, datetime, Mapping[str, Any]]
@@ -50,8 +48,8 @@ class Rates:
 class Overview:
     """The history of some hours and the rates of the last minutes.
 
-    `last_worker` is the name of the one that was seen last if no process has the buffer open. `batches` are the last
-    draws, `events` the last ones that people should know of; `wal_bytes` of the `bytes` are a SQLite file's WAL.
+    `batches` are the last draws, `events` the last ones that people should know of; `wal_bytes` of the `bytes` are a
+    SQLite file's WAL.
     """
 
     rates: Rates | None
@@ -62,7 +60,6 @@ class Overview:
     bytes: int
     wal_bytes: int
     places: list[dict[str, Any]]
-    last_worker: str | None
 
 
 def read_overview(tx: Transaction, buffer: str | None, task: str | None, first: datetime) -> Overview:
@@ -85,7 +82,6 @@ def read_overview(tx: Transaction, buffer: str | None, task: str | None, first: 
         read_events(tx, buffer, _EVENTS),
         *tx.database_bytes(),
         list_places(tx),
-        None if worker is None else worker.name,
     )
 
 
@@ -118,16 +114,12 @@ def _minute(time: datetime, buffers: Iterable[Mapping[str, Any]], task: str | No
 
 
 def rates_of(history: Sequence[Minute]) -> list[tuple[datetime, Rates]]:
-    """Return puts and draws per minute between consecutive readings; never negative (after a restore).
-
-    Where nobody read for minutes, as after the end of a run, the rate holds from the beginning of the gap.
-    """
+    """Return puts and draws per minute between consecutive readings; never negative (after a restore)."""
     series = []
     for before, after in pairwise(history):
         minutes = (after.time - before.time).total_seconds() / 60
         rates = Rates(max(0, after.put - before.put) / minutes, max(0, after.drawn - before.drawn) / minutes)
-        begins = [before.time + timedelta(seconds=1)] if minutes > _GAP_MINUTES else []
-        series += [(time, rates) for time in (*begins, after.time)]
+        series.append((after.time, rates))
     return series
 
 

@@ -52,13 +52,6 @@ class Ask:
             raise InputError(f"{name} must be from {least:,} to {most:,}, not {value:,}")
         return value
 
-    def choice(self, name: str, choices: tuple[str, ...]) -> str:
-        """Return a parameter's value, which must be one of `choices`; the default is the first of them."""
-        value = self.text(name) or choices[0]
-        if value not in choices:
-            raise InputError(f"{name} must be one of {', '.join(choices)}, not {value!r:.100}")
-        return value
-
     def link(self, path: str = "", **changes: object) -> str:
         """Return a URL with these parameters; those set to None are left out.
 

@@ -63,12 +63,7 @@ def _round_step(minimum: float) -> float:
 
 
 def write_time(seconds: float, span: float) -> str:
-    if span > 4 * 86_400:
-        form = "%b %d"
-    elif span > 86_400:
-        form = "%b %d %H:%M"
-    else:
-        form = "%H:%M" if span > 600 else "%H:%M:%S"
+    form = "%b %d %H:%M" if span > 86_400 else "%H:%M" if span > 600 else "%H:%M:%S"
     return datetime.fromtimestamp(seconds, UTC).strftime(form)
 
 

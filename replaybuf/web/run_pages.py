@@ -19,7 +19,7 @@ from replaybuf.view.workers import MADE, Workers, by_task_columns, read_workers
 from replaybuf.web.page_tables import LARGEST, Ask, NotThereError, Table, table_of
 from replaybuf.web.plots import Across, Plot, lines
 
-_HOURS = ("6", "1", "24", "48")
+_HOURS = (1, 6, 24, 48)
 STATUS_CLASSES = {str(status): f"status-{status}" for status in Status}
 
 Points = list[tuple[float, float]]
@@ -28,7 +28,7 @@ Points = list[tuple[float, float]]
 def show_overview(tx: Transaction, ask: Ask) -> dict[str, Any]:
     """Return the overview with its plots and the table of tasks, and the current waits."""
     buffer, task, now = ask.text("buffer"), ask.text("task"), tx.now()
-    hours = int(ask.choice("hours", _HOURS))
+    hours = ask.number("hours", 6, least=1, most=48) or 6
     view = read_overview(tx, buffer, task, now - timedelta(hours=hours))
     waits = waits_of(tx, buffer, task)
 
@@ -43,7 +43,7 @@ def show_overview(tx: Transaction, ask: Ask) -> dict[str, Any]:
     links = {"task_name": groups, "buffer": lambda row: ask.link("", buffer=row["buffer"]), **statuses}
     return {
         "hours": hours,
-        "hours_offered": sorted(map(int, _HOURS)),
+        "hours_offered": _HOURS,
         "view": view,
         "plots": _plots_of_overview(view),
         "table": table_of("Groups by task and status", waits["tasks"], task_columns, ask, now, links=links),
