@@ -101,7 +101,7 @@ _ROLLOUTS = [
 ]  # fmt: skip
 
 _QUERY = [
-    ("sql-between-open-below", "rules/query/sql_conditions.py", 'self._scalar(field, "$gte", lower)', 'self._scalar(field, "$gt", lower)', "$between has its lower bound in SQL, too"),
+    ("sql-between-open-below", "rules/query/parse.py", 'ScalarNode(name, "$gte", lower)', 'ScalarNode(name, "$gt", lower)', "$between has its lower bound in SQL, too"),
     ("sql-null-in-set", "rules/query/sql_conditions.py", "return condition if len(operands) == len(values) else or_(condition, self._is_missing(field))", "return condition", "None in a set matches what is missing"),
     ("sql-null-not-negatable", "rules/query/sql_conditions.py", "and_(self._columns[field].is_not(None), condition) if FIELDS[field].nullable else condition", "condition", "a negated condition holds where the value is missing"),
     ("bool-is-a-number", "rules/query/parse.py", 'or (isinstance(value, bool) and field.kind != "tag")', "", "True is no number"),

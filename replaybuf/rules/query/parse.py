@@ -25,7 +25,6 @@ from replaybuf.rules.query.nodes import (
     OPERATORS,
     SCALAR_OPERATORS,
     SET_OPERATORS,
-    BetweenNode,
     FieldType,
     Kind,
     LogicNode,
@@ -266,7 +265,7 @@ class _QueryParser:
         self._nodes = 0
 
     def query(self, query: object, place: str, depth: int) -> Node:
-        if isinstance(query, ScalarNode | SetNode | BetweenNode | LogicNode | NotNode):
+        if isinstance(query, ScalarNode | SetNode | LogicNode | NotNode):
             query = as_dict(query)
         if isinstance(query, Mapping):
             return self._all_of(query, place, depth)
@@ -316,6 +315,12 @@ class _QueryParser:
         place = inside(place, op)
         if op == "$not":
             return NotNode(self._field(name, operand, place, depth + 1))
+        if op == "$between":
+            lower, upper = read_bounds(operand, kind, place)
+            ends = ScalarNode(name, "$gte", lower), ScalarNode(name, "$lte", upper)
+            for _ in ends:
+                self._count(place, depth + 1)
+            return LogicNode("$and", ends)
         return _comparison(name, kind, op, self._our_status(kind, operand), place)
 
     def _our_status(self, kind: FieldType, operand: Any) -> Any:
@@ -342,8 +347,6 @@ def _comparison(name: str, kind: FieldType, op: str, operand: Any, place: str) -
         return ScalarNode(name, op, value)
     if op in SET_OPERATORS:
         return SetNode(name, SET_OPERATORS[op], read_values(operand, kind, place))
-    if op == "$between":
-        return BetweenNode(name, *read_bounds(operand, kind, place))
     raise _unknown_error("operator", op, FIELD_OPERATORS, place, OPERATORS)
 
 

@@ -48,7 +48,6 @@ from sqlalchemy.types import TypeEngine
 from replaybuf.common.checks import exact_in_json
 from replaybuf.rules.query.nodes import (
     FIELDS,
-    BetweenNode,
     LogicNode,
     Node,
     NotNode,
@@ -245,8 +244,6 @@ class _Compiler:
                 return _join_halves(or_, false(), [self.condition(part) for part in conditions])
             case NotNode(part):
                 return not_(self.condition(part))
-            case BetweenNode(field, lower, upper):
-                return and_(self._scalar(field, "$gte", lower), self._scalar(field, "$lte", upper))
             case SetNode(field, "$in", values):
                 return self._is_member(field, values)
             case SetNode(field, _, values):
