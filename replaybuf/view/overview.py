@@ -27,11 +27,10 @@ _Reading = tuple[str, datetime, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Minute:
-    """The groups by status and by task at a time, and the puts and draws up to then."""
+    """The groups by status at a time, and the puts and draws up to then."""
 
     time: datetime
     statuses: dict[str, int]
-    tasks: dict[str, int]
     put: int
     drawn: int
 
@@ -86,7 +85,7 @@ def read_overview(tx: Transaction, buffer: str | None, task: str | None, first: 
 
 
 def _minutes(history: Sequence[_Reading], task: str | None) -> list[Minute]:
-    """Return for each time the groups by status and by task, and the cumulative puts and draws.
+    """Return for each time the groups by status, and the cumulative puts and draws.
 
     A buffer without a reading at a time, because no process had it open, counts with its previous one, or its first.
     """
@@ -99,7 +98,7 @@ def _minutes(history: Sequence[_Reading], task: str | None) -> list[Minute]:
 
 
 def _minute(time: datetime, buffers: Iterable[Mapping[str, Any]], task: str | None) -> Minute:
-    statuses, by_task = defaultdict[str, int](int), defaultdict[str, int](int)
+    statuses = defaultdict[str, int](int)
     put = drawn = 0
     for tasks in buffers:
         for name, numbers in tasks.items():
@@ -107,10 +106,9 @@ def _minute(time: datetime, buffers: Iterable[Mapping[str, Any]], task: str | No
                 continue
             for status, n in numbers.get("buffered", {}).items():
                 statuses[status] += n
-                by_task[name] += n
             put += numbers.get("put", 0)
             drawn += sum(numbers.get(total, 0) for total in _DRAW_TOTALS)
-    return Minute(time, dict(statuses), dict(by_task), put, drawn)
+    return Minute(time, dict(statuses), put, drawn)
 
 
 def rates_of(history: Sequence[Minute]) -> list[tuple[datetime, Rates]]:

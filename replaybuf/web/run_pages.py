@@ -9,9 +9,8 @@ from typing import Any
 from replaybuf.rules.comparison import Part
 from replaybuf.storage.sql.inspection.group_metadata import buffers_of, check_buffer
 from replaybuf.storage.sql.inspection.reader import Transaction
-from replaybuf.storage.sql.inspection.run_records import newest
 from replaybuf.values.rollouts.statuses import Status
-from replaybuf.view.columns import BY_TASK, BY_WORKER, MEMBERS, STEPS, Column, annotated, columns, value_of
+from replaybuf.view.columns import BY_TASK, BY_WORKER, MEMBERS, PROCESSES, STEPS, annotated, columns, value_of
 from replaybuf.view.overview import EVENTS, Overview, event_text, rates_of, read_events, read_overview
 from replaybuf.view.steps import no_groups, read_step, read_steps
 from replaybuf.view.wait_reasons import TASKS, DrawQuestion, read_waits
@@ -59,16 +58,12 @@ def _plots_of_overview(view: Overview) -> list[Plot]:
     draws = [draw for draw in view.batches if start is not None and draw["taken_at"] >= start]
     times = [minute.time for minute in history] + [draw["taken_at"] for draw in draws]
     across = Across(low=min(times).timestamp(), high=max(times).timestamp()) if times else Across()
-
-    def counted(field: str) -> dict[str, Points]:
-        names = sorted({name for minute in history for name, n in value_of(minute, field).items() if n})
-        return {name: [(row.time.timestamp(), value_of(row, field).get(name, 0)) for row in history] for name in names}
-
+    statuses = sorted({status for minute in history for status, n in minute.statuses.items() if n})
+    groups = {name: [(row.time.timestamp(), row.statuses.get(name, 0)) for row in history] for name in statuses}
     rate = {name: sorted((time.timestamp(), value_of(row, name)) for time, row in rates) for name in ("put", "drawn")}
     return _drawable(
         lines("Groups a minute", rate, {"put": "s0", "drawn": "s1"}, across=across),
-        lines("Groups by status", counted("statuses"), STATUS_CLASSES, across=across),
-        lines("Groups by task", counted("tasks"), across=across),
+        lines("Groups by status", groups, STATUS_CLASSES, across=across),
         *_plots_of_figures([(draw["taken_at"].timestamp(), draw) for draw in draws], across, suffix=" of draws"),
     )
 
@@ -100,8 +95,8 @@ _MOST_WAITS = 50
 
 
 def waits_of(tx: Transaction, buffer: str | None, task: str | None = None) -> dict[str, Any]:
-    """Return the waits, those of buffers in which somebody waits first, their number, the tasks, and whether there are
-    several buffers. A buffer without waits has answers about a hypothetical draw, with `asked`."""
+    """Return the waits, those of buffers in which somebody waits first, their number, tasks, workers, and whether there
+    are several buffers. A buffer without waits has the answer about a hypothetical draw, with `asked`."""
     answers = read_waits(tx, buffer, DrawQuestion(task))
     rows = [(wait, not answer.somebody_waits) for answer in answers for wait in answer.waits]
     rows.sort(key=lambda row: row[1])
@@ -109,11 +104,11 @@ def waits_of(tx: Transaction, buffer: str | None, task: str | None = None) -> di
         "waits": [{**wait, "asked": asked} for wait, asked in rows[:_MOST_WAITS]],
         "waiting": sum(not asked for _, asked in rows),
         "tasks": [task for answer in answers for task in answer.tasks],
+        "workers": [worker | {"buffer": answer.buffer} for answer in answers for worker in answer.workers],
         "several": len(answers) > 1,
     }
 
 
-_MOST_ROWS = 10_000
 _EVENTS_SHOWN = 100
 
 
@@ -203,31 +198,20 @@ def show_step(tx: Transaction, ask: Ask) -> dict[str, Any]:
     return {"step": step, "runs": runs, "tables": tables}
 
 
-#: The workers' last hour.
-_WORKERS = [
-    *columns("worker", "buffer", "host", "pid", "last_seen"),
-    Column("ended_at", "ended", "ago", usual=None),
-    Column("groups_last_hour", "groups put"),
-    Column("rollouts_last_hour", "rollouts"),
-    Column("tokens_last_hour", "tokens", "tokens"),
-    Column("failures_last_hour", "failures", bad="failures_last_hour"),
-    Column("taken_last_hour", "drawn"),
-    *columns("started_at"),
-]
 _MOST_LINES = 8
 
 
 def show_workers(tx: Transaction, ask: Ask) -> dict[str, Any]:
-    """Return the workers: plots of them side by side, their shares of the last steps, their last hour, the waits.
+    """Return the workers: plots of them side by side, their shares of the last steps, what they did, the waits.
 
     Shares and waits are those of one task, if the URL names it.
     """
     buffer, task, now = ask.text("buffer"), ask.text("task"), tx.now()
     buffer_name, _ = one_buffer(tx, ask)
     view, _ = read_workers(tx, buffer_name, task=task)
-    workers, waits = newest(tx, "workers", buffer, _MOST_ROWS), waits_of(tx, buffer, task)
+    waits = waits_of(tx, buffer, task)
     plotted = view.made[:_MOST_LINES]
-    worker_columns = [column for column in _WORKERS if waits["several"] or column.name != "buffer"]
+    worker_columns = [*columns("buffer"), *PROCESSES] if waits["several"] else PROCESSES
     return {
         "chosen": buffer_name,
         "found": view,
@@ -236,7 +220,7 @@ def show_workers(tx: Transaction, ask: Ask) -> dict[str, Any]:
         "lines": len(plotted),
         "compared": table_of("What they made", view.made, MADE, ask, now, sorts=False),
         "by_task": _by_task(view, ask, buffer_name, now),
-        "table": table_of("In the last hour", workers, worker_columns, ask, now, usual="-last_seen"),
+        "table": table_of("Processes", waits["workers"], worker_columns, ask, now, usual="-seen_at"),
         **waits,
     }
 
