@@ -55,15 +55,14 @@ def read_steps(
     worker: str | None = None,
     judged: int = 20_000,
 ) -> Steps:
-    """Return up to `limit` steps of a buffer before `before`, newest first, or what one task or worker has of them.
+    """Return the last `limit` steps of a buffer before `before`, newest first, or what one task or worker has of them.
 
     What stands out is looked for in the newest of them, with up to `judged` groups; of one task or worker, there are no
     more than these, unless all are asked for.
     """
     name, unfiltered = choose(tx, buffer), task is None and worker is None
-    at_most = limit + 1 if limit is not None and unfiltered else None  # to know whether there are more
-    numbers = list_steps(tx, name, before=before, limit=at_most)
-    rows = [StepRow.of(key, batches) for key, batches in batches_of_steps(tx, name, numbers).items()]
+    numbers = list_steps(tx, name, before=before, limit=None if limit is None else limit + 1)
+    rows = [StepRow.of(key, batches) for key, batches in batches_of_steps(tx, name, numbers[:limit]).items()]
     looked_at, groups = set[int](), 0
     for row in rows:
         groups += row.groups
@@ -75,16 +74,13 @@ def read_steps(
         rows = _rows_of_worker(drawn, looked_at, worker)
     lower = _step_sentences(drawn, workers, looked_at, worker)
     rows = [replace(row, lower=lower.get((row.step, row.restores), "")) for row in rows]
-    steps = list(dict.fromkeys(row.step for row in rows))
-    shown, has_more = steps[:limit], not unfiltered and len(looked_at) < len(numbers)
-    oldest = shown[-1] if shown else numbers[0] + 1 if steps else min(looked_at, default=0)
-    earlier = oldest if has_more or len(shown) < len(steps) else None
+    covered = numbers[:limit] if unfiltered else looked_at
+    earlier = min(covered, default=numbers[0] + 1) if len(covered) < len(numbers) else None
     nothing = ""
-    if not shown and not (unfiltered and earlier is not None):
+    if not rows and not (unfiltered and earlier is not None):
         phrase = "for a step" if before is None else f"for a step before {before}"
         phrase += "" if earlier is None else f" from {earlier} on"
         nothing = no_groups(tx, name, phrase, task, worker)
-    rows = [row for row in rows if row.step in shown]
     return Steps(tx.now(), rows, workers, earlier, recorded(tx, name), nothing)
 
 
