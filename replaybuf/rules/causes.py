@@ -288,10 +288,8 @@ def _absent(need: Need) -> Said:
         restart = f"Start them again{_REJOIN if any(map(about.is_fenced, about.producers)) else ''}"
         return f"no producer is left: {_ends_of(about.producers, about)}", restart
     if not about.tasks:
-        names = [user.name for user in about.workers if user.is_alive(about.now) and user.name != need.wait.worker]
-        open_too = f"; {people(names, 'has it open', 'have it open')}" if names else ""
         elsewhere = f", but into {listed(about.others)}" if about.others else ""
-        return f"nothing was ever put into this buffer{elsewhere}{open_too}", start
+        return f"nothing was ever put into this buffer{elsewhere}", start
     if not about.producers:  # who has put the last group may not have given a sign of life yet
         known_soon = last_put is not None and about.now - last_put < SILENT_SECONDS
         return None if known_soon else ("nobody is known to put any", start)

@@ -84,7 +84,6 @@ CASES = {
     "empty": case(wait(), {}, R.ABSENT, says="(0 of 64): nothing was ever put into this buffer. Start the"),
     "another name": case(wait(), {}, R.ABSENT, others=["train"],
         says="nothing was ever put into this buffer, but into train. Start the producers, or see"),
-    "empty, with a producer": case(wait(), {}, R.ABSENT, workers=[LIVE], says="this buffer; gen-1 has it open"),
     "a task that isn't": case(Wait({"maths": 4}), FULL, R.NO_SUCH_TASK,
         says="Nothing is ready for maths (0 of 4): nothing was ever put into this task; there is the task math. "
         "See that the producers put under this name."),
