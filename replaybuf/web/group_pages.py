@@ -8,7 +8,7 @@ from typing import Any
 from replaybuf.common import units
 from replaybuf.errors import DecodeError, InputError, QueryError
 from replaybuf.rules.policies import Order, parse_order
-from replaybuf.rules.query import FIELDS, OPERATORS, query_of
+from replaybuf.rules.query import FIELDS, query_of
 from replaybuf.storage.sql.inspection.group_metadata import describe_group, facts_of, listed, tasks_of, unknown_task
 from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_arrays, read_payload
 from replaybuf.storage.sql.inspection.group_queries import list_groups
@@ -35,8 +35,6 @@ def show_groups(tx: Transaction, ask: Ask) -> dict[str, Any]:
         "error": None,
         "tasks": tasks_of(tx, buffer),
         "statuses": STATUSES,
-        "fields": (*FIELDS, "tags.NAME"),
-        "operators": OPERATORS,
         "nothing": unknown_task(tx, buffer, task) or "no such groups",
     }
     try:

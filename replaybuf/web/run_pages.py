@@ -14,7 +14,7 @@ from replaybuf.view.columns import BY_TASK, BY_WORKER, MEMBERS, PROCESSES, STEPS
 from replaybuf.view.overview import EVENTS, Overview, event_text, rates_of, read_events, read_overview
 from replaybuf.view.steps import no_groups, read_step, read_steps
 from replaybuf.view.wait_reasons import TASKS, DrawQuestion, read_waits
-from replaybuf.view.workers import MADE, Workers, by_task_columns, read_workers
+from replaybuf.view.workers import Workers, by_task_columns, read_workers
 from replaybuf.web.page_tables import LARGEST, Ask, NotThereError, Table, table_of
 from replaybuf.web.plots import Across, Plot, lines
 
@@ -218,7 +218,7 @@ def show_workers(tx: Transaction, ask: Ask) -> dict[str, Any]:
         "nothing": no_groups(tx, buffer_name, "in the last steps", task) if task and not view.made else "",
         "plots": _plots_of_workers({row["name"] or "unknown": row["steps"] for row in plotted}),
         "lines": len(plotted),
-        "compared": table_of("What they made", view.made, MADE, ask, now, sorts=False),
+        "compared": table_of("What they made", view.made, BY_WORKER, ask, now, sorts=False),
         "by_task": _by_task(view, ask, buffer_name, now),
         "table": table_of("Processes", waits["workers"], worker_columns, ask, now, usual="-seen_at"),
         **waits,

@@ -63,7 +63,7 @@ def test_a_worker_that_is_bad_at_one_task_of_two_is_named_though_no_step_is_red(
     assert f"{sentence}20" in page.get("/steps").text
     of_all, of_math = page.get("/workers").text, page.get("/workers?task=math").text
     assert f"{sentence}20" in of_all
-    assert of_all.count('class="number bad"') == 1
+    assert of_all.count('class="number bad"') == 2
     assert 'bad"' not in of_math
     assert "all tasks</a>" in of_math
     for path, which in (("/workers", "in the last steps"), ("/steps", "for a step")):

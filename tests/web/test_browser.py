@@ -220,7 +220,7 @@ def test_light_and_dark_follow_the_system(driver: Any, address: str, dark: bool)
         ("/", "main .quiet", "body"),
         ("/", "td a", ".scroll"),
         ("/", "thead th", ".scroll"),
-        ("/groups?where=x", ".mistake p", ".mistake"),
+        ("/groups?where=x", ".mistake", ".mistake"),
         ("/groups/1", ".tokens .lp3", ".tokens .lp3"),
         ("/groups/1?by=mask", ".tokens .mask0", "article"),
         ("/groups/1?by=step", ".tokens .step0", ".tokens .step0"),
