@@ -17,9 +17,8 @@ from replaybuf.storage.sql.inspection.measures import list_places, tallies_of
 from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.storage.sql.inspection.run_records import history_of, last_batches, newest
 from replaybuf.storage.sql.inspection.wait_facts import last_worker
-from replaybuf.view.columns import Column, columns
 
-_EVENTS, _BATCHES = 8, 200
+_EVENTS, _BATCHES = 20, 200
 _DRAW_TOTALS = ("sampled_new", "sampled_again")
 #: A buffer, a time, and the buffer's figures by task at that time.
 _Reading = tuple[str, datetime, Mapping[str, Any]]
@@ -144,31 +143,16 @@ _EVENT_TEXTS: Mapping[str, str] = {
 }
 
 
-def read_events(tx: Transaction, buffer: str | None, size: int, before: int = 2**62) -> list[dict[str, Any]]:
-    """Return the newest events of one buffer or of all with ids below `before`, without those that every run has.
-
-    `what` says in words what happened.
-    """
-    conditions = "id < :before", f"kind NOT IN ('{_ROUTINE_KINDS}')"
-    rows = newest(tx, "events", buffer, size, *conditions, before=before)
-    return [row | {"what": _EVENT_TEXTS.get(row["kind"], row["kind"])} for row in rows]
-
-
-#: The columns of events.
-EVENTS = [
-    *columns("happened_at"),
-    Column("what", "what", "name"),
-    *columns("task_name", "step", "worker"),
-    Column("groups", "groups", "some"),
-    Column("uids", "uids", "text"),
-    Column("detail", "detail", "cell"),
-]
+def read_events(tx: Transaction, buffer: str | None, size: int) -> list[dict[str, Any]]:
+    """Return the newest events of one buffer or of all, without those that every run has."""
+    return newest(tx, "events", buffer, size, f"kind NOT IN ('{_ROUTINE_KINDS}')")
 
 
 def event_text(event: Mapping[str, Any]) -> str:
     """Return an event in a sentence, without its time."""
-    text, step, task, worker, groups = (event[name] for name in ("what", "step", "task_name", "worker", "groups"))
-    text += f" to step {step}" if event["kind"] == EventKind.RESTORED and step is not None else ""
-    details = [units.number_of(groups, "group")] if groups and event["kind"] != EventKind.DATASET_ENDED else []
+    kind, step, task, worker, groups = (event[name] for name in ("kind", "step", "task_name", "worker", "groups"))
+    text = _EVENT_TEXTS.get(kind, kind)
+    text += f" to step {step}" if kind == EventKind.RESTORED and step is not None else ""
+    details = [units.number_of(groups, "group")] if groups and kind != EventKind.DATASET_ENDED else []
     sentence = ", ".join([" ".join([text, *([task] if task else [])]), *details, *([worker] if worker else [])])
     return f"{sentence}: {event['detail']}" if event["detail"] else sentence

@@ -28,7 +28,7 @@ from replaybuf.storage.sql.inspection.wait_facts import last_worker
 from replaybuf.view.metrics import CONTENT_TYPE, prometheus, read_figures
 from replaybuf.web.group_pages import show_group, show_groups
 from replaybuf.web.page_tables import PARAMETERS, Ask, NotThereError
-from replaybuf.web.run_pages import show_events, show_overview, show_step, show_steps, show_workers
+from replaybuf.web.run_pages import show_overview, show_step, show_steps, show_workers
 from replaybuf.web.server import READ_SECONDS, READY_SECONDS, Guard, Readings, check_prefix, health_of
 
 _FOLDER = Path(__file__).parent
@@ -54,7 +54,6 @@ PAGES = {
     "steps": _Page("/steps", "Steps", show_steps),
     "step": _Page("/steps/{step}", "Step", show_step, in_menu=False),
     "workers": _Page("/workers", "Workers", show_workers),
-    "events": _Page("/events", "Events", show_events),
 }
 
 

@@ -1,4 +1,4 @@
-"""Pages of a run: overview, train steps, one step, workers, events."""
+"""Pages of a run: overview, train steps, one step, workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from replaybuf.storage.sql.inspection.group_metadata import buffers_of, check_bu
 from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import BY_TASK, BY_WORKER, MEMBERS, PROCESSES, STEPS, annotated, columns, value_of
-from replaybuf.view.overview import EVENTS, Overview, event_text, rates_of, read_events, read_overview
+from replaybuf.view.overview import Overview, event_text, rates_of, read_overview
 from replaybuf.view.steps import no_groups, read_step, read_steps
 from replaybuf.view.wait_reasons import TASKS, DrawQuestion, read_waits
 from replaybuf.view.workers import Workers, by_task_columns, read_workers
@@ -89,7 +89,7 @@ def _drawable(*plots: Plot | None) -> list[Plot]:
     return [plot for plot in plots if plot is not None]
 
 
-# Waits, events; and the buffer of a page
+# Waits, and the buffer of a page
 
 _MOST_WAITS = 50
 
@@ -106,20 +106,6 @@ def waits_of(tx: Transaction, buffer: str | None, task: str | None = None) -> di
         "tasks": [task for answer in answers for task in answer.tasks],
         "workers": [worker | {"buffer": answer.buffer} for answer in answers for worker in answer.workers],
         "several": len(answers) > 1,
-    }
-
-
-_EVENTS_SHOWN = 100
-
-
-def show_events(tx: Transaction, ask: Ask) -> dict[str, Any]:
-    """Return a page of events, newest first."""
-    events = read_events(tx, ask.text("buffer"), _EVENTS_SHOWN + 1, ask.number("before", LARGEST) or 0)
-    rows = events[:_EVENTS_SHOWN]
-    links = {"uids": lambda row: ask.link(f"/groups/{row['uids'][0]}") if row["uids"] else None}
-    return {
-        "next": rows[-1]["id"] if len(events) > _EVENTS_SHOWN else None,
-        "table": table_of("Events", rows, EVENTS, ask, tx.now(), sorts=False, links=links),
     }
 
 

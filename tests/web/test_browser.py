@@ -88,7 +88,7 @@ PATHS = (
         "/steps",
         "/steps/413",
     ),
-    *("/workers", "/events", "/nix"),
+    *("/workers", "/nix"),
 )
 
 
@@ -139,7 +139,7 @@ def wait(driver: Any, condition: str) -> None:
 
 def test_the_menu_leads_to_every_page_and_groups_to_their_rollouts(driver: Any, address: str) -> None:
     driver.get(address)
-    for name in ("Groups", "Steps", "Workers", "Events", "Overview"):
+    for name in ("Groups", "Steps", "Workers", "Overview"):
         driver.find_element("link text", name).click()
         assert find(driver, "h1").text.startswith(name)
         assert find(driver, "nav [aria-current]").text == name

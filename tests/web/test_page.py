@@ -234,7 +234,7 @@ def test_all_that_a_page_leads_to_is_below_the_prefix_and_there(behind: Client) 
         assert len(linked) > 10
         assert [link for link in linked if not link.startswith(f"{PREFIX}/")] == []
         paths |= {re.sub(r"\d+", "N", link.partition("?")[0]): link for link in linked if link not in paths.values()}
-    assert len(paths) > 10
+    assert len(paths) >= 10
     assert [link for link in paths.values() if behind.get(link).status_code != 200] == []
 
 

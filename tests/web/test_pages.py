@@ -36,7 +36,6 @@ PATHS = (
     "/steps",
     "/steps/401",
     "/workers",
-    "/events",
 )
 
 
@@ -107,7 +106,7 @@ def test_a_run_that_ended_has_no_rates_and_is_not_live(ended: Client) -> None:
     assert re.search(r"<dt[^>]*>put a minute</dt><dd>0(\.0)?</dd>", text)
     assert re.search(r"No process has a buffer open:\s+run ended 20m ago\.", text)
     button = re.compile(r'<button[^>]* data-idle="run ended 20m ago"[^>]*>run ended 20m ago</button>')
-    assert all(button.search(read(ended, path)) for path in ("/", "/steps", "/workers", "/events"))
+    assert all(button.search(read(ended, path)) for path in ("/", "/steps", "/workers"))
 
 
 @pytest.mark.parametrize(
@@ -449,8 +448,7 @@ def test_what_every_run_does_is_no_news_and_events_are_told_in_words(tmp_path: P
         buffer.delete({})
     page = client_of(url)
     assert [event["kind"] for event in page.data("overview")["view"]["events"]] == ["deleted"]
-    text = page.get("/events").text
-    assert ("deleted" in text, "checkpoint" in text.partition("<main")[2]) == (True, False)
+    assert "deleted" in page.get("/").text.partition('class="events"')[2]
 
 
 def test_steps_are_those_of_the_buffer_that_the_row_is_of(tmp_path: Path) -> None:
