@@ -59,10 +59,8 @@ def _order(ask: Ask) -> Order:
 # One group
 
 #: Limits on a page: rollouts, characters of a text, messages, tokens of a response and of all responses together.
-CUT_ROLLOUTS, CUT, CUT_MESSAGES, CUT_TOKENS, CUT_ALL_TOKENS = 64, 20_000, 100, 2_000, 20_000
-#: The same limits where everything is requested.
-_CUTS_OF_ALL = (1_000, 20_000_000, 10_000, 100_000, 500_000)
-#: Larger payloads (bytes) are read only when everything is requested.
+CUT_ROLLOUTS, CUT, CUT_MESSAGES, CUT_TOKENS, CUT_ALL_TOKENS = 64, 200_000, 1_000, 2_000, 20_000
+#: Larger payloads (bytes) aren't read.
 _LARGE_BYTES = 50_000_000
 #: The timeout of reading arrays that are kept apart: shorter than others wait for their turn to read.
 _PLACE_SECONDS = 5.0
@@ -81,9 +79,8 @@ def show_group(tx: Transaction, ask: Ask) -> dict[str, Any]:
         raise NotThereError(f"there is no group {uid}: {why_unknown(tx, uid)}")
     if (buffer := ask.text("buffer")) not in (None, life.origin.buffer):
         raise NotThereError(f"there is no group {uid} in the buffer {buffer!r:.100}")
-    everything = ask.text("all") is not None
-    group, rows, decoded, problem = _read(tx, uid, everything=everything)
-    rollouts = _rollouts(rows, decoded, arrays, by, everything=everything)
+    group, rows, decoded, problem = _read(tx, uid)
+    rollouts = _rollouts(rows, decoded, arrays, by)
     shared = bool(rollouts) and all(rollout["messages"] == rollouts[0]["messages"] for rollout in rollouts)
     strips = [rollout["tokens"] for rollout in rollouts if rollout["tokens"]]
     facts = {} if group is None else facts_of(group, now, units.moment)
@@ -102,7 +99,6 @@ def show_group(tx: Transaction, ask: Ask) -> dict[str, Any]:
         "shared": shared,
         "rollouts": rollouts,
         "count": len(rows),
-        "everything": everything,
         "facts": [(name, value) for name, value in facts.items() if value and name not in ("status", "error")],
         "events": table_of("Its life", timeline(life), TIMELINE, ask, now, sorts=False, links={"step": step_of_draw}),
         "shades": [name for name in shades if any(name in token_strip.shades for token_strip in strips)],
@@ -112,7 +108,7 @@ def show_group(tx: Transaction, ask: Ask) -> dict[str, Any]:
 
 
 def _read(
-    tx: Transaction, uid: int, *, everything: bool
+    tx: Transaction, uid: int
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]], list[dict[str, Any]], str | None]:
     """Return the metadata of a group and of its rollouts, the rollouts, and why some aren't shown, if so.
 
@@ -122,8 +118,8 @@ def _read(
     if described is None:
         return None, [], [], None
     group, rows = described.group, described.rollouts
-    if group["bytes"] > _LARGE_BYTES and not everything:
-        return group, rows, [], f"This is a group of {units.size(group['bytes'])}: its texts are cut."
+    if group["bytes"] > _LARGE_BYTES:
+        return group, rows, [], f"This is a group of {units.size(group['bytes'])}: replaybuf show {uid} has its texts."
     try:
         decoded, problem = decode_payload(uid, read_payload(tx, uid), _PLACE_SECONDS)
     except DecodeError as error:
@@ -136,19 +132,15 @@ def _rollouts(
     decoded: list[dict[str, Any]],
     arrays: dict[int, dict[str, list[float]]],
     by: str | None,
-    *,
-    everything: bool,
 ) -> list[dict[str, Any]]:
     """Return the rollouts for the page, within its limits."""
-    cut = _CUTS_OF_ALL if everything else (CUT_ROLLOUTS, CUT, CUT_MESSAGES, CUT_TOKENS, CUT_ALL_TOKENS)
-    rollout_limit, characters, messages, tokens, all_tokens = cut
-    tokens = min(tokens, all_tokens // max(1, min(len(rows), rollout_limit)))
+    tokens = min(CUT_TOKENS, CUT_ALL_TOKENS // max(1, min(len(rows), CUT_ROLLOUTS)))
     rewards = sorted({row["reward"] for row in rows if row["reward"] is not None})
     ranks = {rewards[0]: "worst", rewards[-1]: "best"} if len(rewards) > 1 else {}
     result = []
-    for place, row in enumerate(rows[:rollout_limit]):
+    for place, row in enumerate(rows[:CUT_ROLLOUTS]):
         rollout = decoded[place] if decoded else {}
-        conversation = conversation_of(rollout, row, None, characters=characters, most=messages)
+        conversation = conversation_of(rollout, row, None, characters=CUT, most=CUT_MESSAGES)
         parts = [None if row["parent"] is None else f"continues {row['parent']}"]
         parts += [units.number_of(row["response_tokens"] or 0, "token"), row["finish_reason"]]
         parts += [None if row["oldest_model_step"] is None else f"weights of step {row['oldest_model_step']}"]

@@ -18,9 +18,7 @@ from replaybuf.view.columns import Column, used, value_of
 
 LARGEST = 2**63 - 1
 #: The parameters that pages know. Others are dropped: each link repeats those of its page.
-PARAMETERS = frozenset(
-    ("after", "all", "before", "buffer", "by", "hours", "order", "status", "task", "where", "worker")
-)
+PARAMETERS = frozenset(("after", "before", "buffer", "by", "hours", "order", "status", "task", "where", "worker"))
 
 
 @dataclass(frozen=True, slots=True)
