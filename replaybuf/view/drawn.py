@@ -77,8 +77,9 @@ class StepRow:
 
     @property
     def weights(self) -> str:
-        """The train steps of the weights that made its groups, as text."""
-        return span_text(self.oldest_model_step, self.newest_model_step)
+        """The train steps of the weights that made its groups: `410`, `408 to 410`, or a dash."""
+        oldest, newest = self.oldest_model_step, self.newest_model_step
+        return "-" if oldest is None else str(oldest) if oldest == newest else f"{oldest} to {newest}"
 
     @property
     def run(self) -> str:
@@ -90,13 +91,6 @@ class StepRow:
     def consumed(self) -> int | None:
         """The number of consumed groups if it isn't that of all."""
         return None if self.settled == self.groups else self.settled
-
-
-def span_text(oldest: int | None, newest: int | None) -> str:
-    """Return the train steps of weights: `410`, `408 to 410`, or a dash."""
-    if oldest is None:
-        return "-"
-    return str(oldest) if oldest == newest else f"{oldest} to {newest}"
 
 
 @dataclass(frozen=True, slots=True)

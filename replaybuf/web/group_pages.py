@@ -45,7 +45,7 @@ def show_groups(tx: Transaction, ask: Ask) -> dict[str, Any]:
     columns = [column for column in GROUPS if listing.several or column.name != "buffer"]
     table = table_of("Groups", listed(listing.rows[:SIZE]), columns, ask, listing.now, usual="-uid", sorts=FIELDS)
     next_first = first + SIZE if len(listing.rows) > SIZE else None
-    return {**data, "table": replace(table, first=first, next=next_first, total=None)}
+    return {**data, "table": replace(table, first=first, next=next_first)}
 
 
 def _order(ask: Ask) -> Order:

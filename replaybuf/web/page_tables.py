@@ -83,7 +83,7 @@ _WORKERS = ("worker", "name")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A page of a table: rows `first` to `next` (None: the last page) of a `total`, if known.
+    """A page of a table: rows `first` to `next` (None: the last page).
 
     `by` says how the rows are ordered, and the headings of the columns in `sorts` have links. `links` are functions
     from a row to the URL that its cell of a column links to.
@@ -94,7 +94,6 @@ class Table:
     rows: Sequence[Any]
     ask: Ask
     now: datetime
-    total: int | None
     first: int
     next: int | None
     by: str
@@ -166,7 +165,7 @@ def table_of(
     end = first + SIZE
     next_first = end if sorts is True and end < len(rows) else None
     return Table(
-        *(label, used_columns, rows[first:end], ask, now, len(rows), first, next_first, by or usual),
+        *(label, used_columns, rows[first:end], ask, now, first, next_first, by or usual),
         names if sorts is True else sorts or (),
         links,
     )

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from replaybuf.rules.comparison import Part
 from replaybuf.storage.sql.inspection.group_metadata import buffers_of, check_buffer
 from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.values.rollouts.statuses import Status
@@ -184,48 +183,23 @@ def show_step(tx: Transaction, ask: Ask) -> dict[str, Any]:
     return {"step": step, "runs": runs, "tables": tables}
 
 
-_MOST_LINES = 8
-
-
 def show_workers(tx: Transaction, ask: Ask) -> dict[str, Any]:
-    """Return the workers: plots of them side by side, their shares of the last steps, what they did, the waits.
+    """Return the workers: what they made of the last steps, their processes, the waits.
 
-    Shares and waits are those of one task, if the URL names it.
+    What they made and the waits are of one task, if the URL names it.
     """
     buffer, task, now = ask.text("buffer"), ask.text("task"), tx.now()
     buffer_name, _ = one_buffer(tx, ask)
     view, _ = read_workers(tx, buffer_name, task=task)
     waits = waits_of(tx, buffer, task)
-    plotted = view.made[:_MOST_LINES]
+    links = {"groups": lambda row: ask.link("/steps", task=task, worker=row.name, buffer=buffer_name)}
     worker_columns = [*columns("buffer"), *PROCESSES] if waits["several"] else PROCESSES
     return {
         "chosen": buffer_name,
         "found": view,
         "nothing": no_groups(tx, buffer_name, "in the last steps", task) if task and not view.made else "",
-        "plots": _plots_of_workers({row["name"] or "unknown": row["steps"] for row in plotted}),
-        "lines": len(plotted),
-        "compared": table_of("What they made", view.made, BY_WORKER, ask, now, sorts=False),
+        "compared": table_of("What they made", view.made, BY_WORKER, ask, now, sorts=False, links=links),
         "by_task": _by_task(view, ask, buffer_name, now),
         "table": table_of("Processes", waits["workers"], worker_columns, ask, now, usual="-seen_at"),
         **waits,
     }
-
-
-def _plots_of_workers(workers: Mapping[str, Sequence[tuple[int, Part]]]) -> list[Plot]:
-    """Return plots of the workers' mean rewards and staleness over train steps."""
-
-    def points_of(field: str) -> dict[str, Points]:
-        return {name: _points(((float(step), part) for step, part in steps), field) for name, steps in workers.items()}
-
-    marks = {
-        float(step): f"{name} stands out: mean reward {part.reward:.3f}, others {part.others:.3f}"
-        for name, steps in [*workers.items()][:1]
-        for step, part in steps
-        if part.stands_out
-    }
-    numbers = [step for steps in workers.values() for step, _ in steps]
-    across = Across(times=False, low=min(numbers, default=0), high=max(numbers, default=0))
-    return _drawable(
-        lines("Mean reward by worker", points_of("reward"), across=across, fitted=True, marks=marks),
-        lines("Staleness by worker", points_of("staleness"), across=across),
-    )

@@ -76,7 +76,7 @@ def test_every_row_is_on_one_page(monkeypatch: pytest.MonkeyPatch) -> None:
     while True:
         page = listed(rows, Ask({"after": str(after)}), ("n",))
         listed_rows += page.rows
-        assert (page.total, page.first) == (10, after)
+        assert page.first == after
         if page.next is None:
             break
         after = page.next

@@ -362,6 +362,7 @@ def test_workers_are_side_by_side_the_worst_first_and_lead_to_their_groups(troub
     assert [(row["name"], row["stands_out"]) for row in makers][:2] == [("gen-2", True), (makers[1]["name"], False)]
     text = html.unescape(troubled.get("/workers").text)
     assert "What they made of steps 1 to 20" in text
+    assert '<a href="/steps?worker=gen-2&buffer=default">' in text
     [link] = {*re.findall(r'href="(/groups\?[^"]*gen-2[^"]*)"', text)}
     assert "No such groups" in troubled.get(link).text
 
