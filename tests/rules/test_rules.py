@@ -388,6 +388,16 @@ def test_micro_batches_are_no_more_than_packed_rows_and_none_is_too_large(
 
 
 @pytest.mark.parametrize(
+    ("lengths", "at_least"), [([4] * 9 + [5] * 2 + [6] * 6, 8), ([5] * 13 + [4] * 12, 12)], ids=str
+)
+def test_micro_batches_that_balance_makes_too_large_are_halves_of_rows(lengths: list[int], at_least: int) -> None:
+    assert max(sums(lengths, balance(lengths, at_least))) > 12
+    parts = micro_batches(lengths, 12, at_least=at_least)
+    assert each_once(lengths, parts)
+    assert (len(parts), max(sums(lengths, parts)) <= 12) == (at_least, True)
+
+
+@pytest.mark.parametrize(
     ("call", "what"),
     [
         (lambda: balance([1, 2], 3), "2 sequences can't be shared out to 3 parts"),
