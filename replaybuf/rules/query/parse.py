@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from enum import Enum
 from typing import Any
 
-from replaybuf.common.checks import INT64, is_numpy, is_storable
+from replaybuf.common.checks import INT64, is_numpy, is_storable, shown
 from replaybuf.common.redact import redact
 from replaybuf.errors import QueryError
 from replaybuf.rules.query.nodes import (
@@ -44,13 +43,8 @@ from replaybuf.values.rollouts.statuses import OUR_STATUSES, Status, Statuses
 
 def inside(place: str, name: str) -> str:
     """Return the path of a field or operator inside the query at `place`."""
-    step = name if name.isprintable() and len(name) <= 100 else short(name)
+    step = name if name.isprintable() and len(name) <= 100 else shown(name)
     return f"{place}.{step}" if place else step
-
-
-def short(name: str) -> str:
-    """Return a name shortened and escaped for a message."""
-    return ascii(name) if len(name) <= 100 else ascii(name[:100]) + "..."
 
 
 MAX_VALUES = 1_000_000
@@ -132,7 +126,7 @@ def read_bounds(bounds: Any, field: FieldType, place: str) -> tuple[Value, Value
     if is_number(lower) != is_number(upper):
         raise QueryError("both bounds must be numbers, or both strings", place)
     if lower > upper:  # type: ignore[operator]  # of one type, checked above
-        raise QueryError(f"the lowest value comes first: {_short(lower)} is above {_short(upper)}", place)
+        raise QueryError(f"the lowest value comes first: {shown(lower)} is above {shown(upper)}", place)
     return lower, upper
 
 
@@ -174,15 +168,14 @@ def _seconds(moment: datetime, place: str) -> float:
 def _checked_text(text: str, field: FieldType, place: str) -> str:
     check_storable(text, place)
     if field.kind == "status" and text not in _STATUSES:
-        raise QueryError(f"there is no status {_short(text)}; expected {_expected_text(field)}", place)
+        raise QueryError(f"there is no status {shown(text)}; expected {_expected_text(field)}", place)
     return text
 
 
 def check_storable(text: str, place: str) -> None:
     """Raise QueryError for a text that a database can't store."""
     if not is_storable(text):
-        kind = "a NUL character" if "\0" in text else "lone surrogates"
-        raise QueryError(f"a text with {kind} can't be stored", place)
+        raise QueryError("a text with a NUL character or lone surrogates can't be stored", place)
 
 
 def _checked_number(number: int | float, place: str) -> int | float:
@@ -208,10 +201,6 @@ def _hint(value: object) -> str:
 
 def _kind_name(value: object) -> str:
     return f"one of type {type(value).__name__}"
-
-
-def _short(value: object) -> str:
-    return reprlib.repr(value)
 
 
 MAX_DEPTH = 64
@@ -372,4 +361,4 @@ def _known_field(name: str, place: str) -> FieldType:
 def _unknown_error(kind: str, name: str, valid: Iterable[str], place: str, listed: str = "") -> QueryError:
     similar = get_close_matches(name[:100], list(valid), n=1)
     suggestion = f"did you mean {similar[0]}? " if similar else ""
-    return QueryError(f"there is no {kind} {short(name)}; {suggestion}valid: {listed or ', '.join(valid)}", place)
+    return QueryError(f"there is no {kind} {shown(name)}; {suggestion}valid: {listed or ', '.join(valid)}", place)
