@@ -141,8 +141,7 @@ class Need:
         leased = sum(about.count(task, kind, Tally.LEASED) for kind in Status)
         details += [f"{leased} leased"] if leased else []
         if self.wait.query is not None:
-            filters = "mix or where" if '"times_sampled"' in self.wait.query else "where"
-            details.insert(0, f"{self.stored} {status} before the {filters}")
+            details.insert(0, f"{self.stored} {status} before the query")
         suffix = f" ({', '.join(details)})" if details else ""
         least = f"at least {self.least:,}" if self.wait.at_least else f"{self.least:,}"
         blocked = "" if limits is None or self.available >= self.matching else f", but {limits.why_slow(self.level)}"

@@ -430,11 +430,9 @@ def test_at_least_a_part_is_enough() -> None:
 
 def test_the_numbers_of_each_task_are_facts() -> None:
     counts = tallies(completed=12, expired=3, failed=1, completed_leased=4, archived=9)
-    mixed = why(wait(64, '{"times_sampled": 0}'), counts, matches={"math": 2})
-    assert "(12 completed before the mix or where, " in mixed.facts[0].text
     diagnosis = why(wait(64, GREAT), counts, matches={"math": 2}, limits=Limits(min_size=16))
     assert diagnosis.facts[0].text == (
-        "task math: 2 completed groups there, 64 needed (12 completed before the where, 1 failed, 3 expired, "
+        "task math: 2 completed groups there, 64 needed (12 completed before the query, 1 failed, 3 expired, "
         "4 leased), but min_size is 16"
     )
 
