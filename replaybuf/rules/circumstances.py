@@ -146,9 +146,8 @@ class Taking:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The last restore of the buffer: its train step, time and worker. `epoch` is the number of restores up to it."""
+    """The last restore of the buffer: its time and worker. `epoch` is the number of restores up to it."""
 
-    step: int | None
     time: float
     worker: str | None = None
     epoch: int = 1

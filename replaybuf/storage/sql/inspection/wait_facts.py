@@ -238,13 +238,13 @@ def _read_failures(tx: Transaction, buffer: str) -> tuple[dict[str, str], dict[s
 
 
 _OTHER_BUFFERS = "SELECT DISTINCT buffer FROM rb_lane WHERE buffer <> :buffer ORDER BY buffer LIMIT 5"
-_RESTORED = "SELECT restored_step, restored_at, epoch FROM rb_buffer WHERE name = :buffer AND restored_at IS NOT NULL"
+_RESTORED = "SELECT restored_at, epoch FROM rb_buffer WHERE name = :buffer AND restored_at IS NOT NULL"
 _RESTORER = """
 SELECT worker FROM rb_event WHERE buffer = :buffer AND kind = 'restored' AND happened_at > :time
 ORDER BY happened_at DESC LIMIT 1"""
 
 
 def _read_restored(tx: Transaction, buffer: str) -> Restored | None:
-    for step, time, epoch in tx.tuples(_RESTORED, buffer=buffer):
-        return Restored(step, time, tx.value(_RESTORER, buffer=buffer, time=time - 60.0), epoch)
+    for time, epoch in tx.tuples(_RESTORED, buffer=buffer):
+        return Restored(time, tx.value(_RESTORER, buffer=buffer, time=time - 60.0), epoch)
     return None
