@@ -166,13 +166,8 @@ TASKS = [
 
 
 def idle_sentence(waits: Waits, *, several: bool) -> str | None:
-    """Return the sentence about a buffer whose last consumer was killed, or is silent, or whose trainer has finished
-    and nobody is left; None about others."""
-    if waits.somebody_waits:
+    """Return the sentence about a buffer whose last consumer was killed, or is silent; None about others."""
+    if waits.somebody_waits or (taker := waits.nobody_draws) is None:
         return None
     end = f" of {waits.buffer}" if several else ""
-    if (taker := waits.nobody_draws) is not None:
-        return f"Nobody draws{end}; {taker['name']} gave its last sign of life {units.ago(taker['seen_at'], waits.now)}"
-    if waits.trainer is None or not waits.trainer["finished"] or any(row["state"] == "alive" for row in waits.workers):
-        return None
-    return f"Nobody waits{end}: the trainer has finished, and no process is left"
+    return f"Nobody draws{end}; {taker['name']} gave its last sign of life {units.ago(taker['seen_at'], waits.now)}"

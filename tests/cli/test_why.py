@@ -352,17 +352,6 @@ def test_where_nobody_waits_it_is_about_a_draw_now(filled: str) -> None:
     assert run("why", filled, "code").stdout.count("If somebody") == 1
 
 
-def test_a_run_that_has_ended_begins_with_that_nobody_waits(tmp_path: Path) -> None:
-    with ReplayBufferConfig(url=(url := f"sqlite:///{tmp_path}/run.db")).build_sync() as buffer:
-        sync_run(publish(buffer.asynchronous, TrainState(9, 9, finished=True)))
-        buffer.put(group(1), "math")
-        sync_run(buffer.asynchronous.storage.flush())  # a sign of life
-        assert run("why", url).stdout.startswith("If somebody drew now: ")
-    lines = run("why", url).stdout.splitlines()
-    assert lines[0] == "Nobody waits: the trainer has finished, and no process is left"
-    assert lines[1].startswith("If somebody drew now: ")
-
-
 def test_the_last_timeout_is_the_last_line(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where nothing was ever put, and after a draw."""
     monkeypatch.setattr(wait_reports, "SHOW_SECONDS", 0.1)
