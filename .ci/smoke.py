@@ -41,7 +41,7 @@ def group(number: int) -> list[RolloutState]:
 
 async def use(url: str, folder: Path) -> None:
     """Put, draw, lease, claim prompts, refresh, copy and restore."""
-    config = ReplayBufferConfig(url=url, policy="prioritized", seed=0, capacity=50, compression="zstd")
+    config = ReplayBufferConfig(url=url, policy="prioritized", seed=0, capacity=50)
     async with config.build() as buffer:
         await asyncio.gather(*(buffer.put(group(n), "math", model_step=n, current_train_step=9) for n in range(9)))
         async with buffer.lease_batch({"math": 2}, seconds=20, timeout=10) as lease:

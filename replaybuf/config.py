@@ -156,9 +156,6 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     payload_threshold: int = Field(default=PAYLOAD_THRESHOLD, ge=0)
     """Groups with fewer bytes of arrays, tensors and images keep them in the database."""
 
-    compression: Literal["none", "zstd"] = "none"
-    """With "zstd", payloads are compressed; this needs the package zstandard."""
-
     lock_timeout: float = Field(default=LOCK_SECONDS, gt=0, le=86_400)
     """Bounds the wait for a lock, in seconds."""
 
@@ -200,9 +197,6 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
 
     object_ref_timeout: float = Field(default=60.0, gt=0, le=86_400)
     """A put waits for the objects of ObjectRefs for up to so many seconds."""
-
-    free_object_refs: bool = False
-    """A put then replaces the ObjectRefs in the caller's rollouts by None, so that Ray can delete their objects."""
 
     converters: Annotated[dict[Any, Any] | None, BeforeValidator(_import_converters)] = None
     """Store values of other classes: `{MyClass: ("name", encode, decode)}`, where each class and function may be a
@@ -261,7 +255,6 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
             )
             codec = Codec(
                 rollout_type,
-                compression=self.compression,
                 tensors=self.tensors,
                 object_refs=self.object_refs,
                 object_ref_timeout=self.object_ref_timeout,
@@ -286,7 +279,6 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
                 storage,
                 put_timeout=self.put_timeout,
                 keep_checkpoints=self.keep_checkpoints,
-                free_object_refs=self.free_object_refs,
             )
         except InputError as error:
             raise ConfigError(str(error)) from None

@@ -213,7 +213,6 @@ class FileError(ReplayBufError, ValueError):
     """The file can't be read or written, or not as rollouts; the message says where in it, and what was wrong."""
 
     REASONS: ClassVar[Mapping[str, str]] = {
-        "ends": "The file ends in the middle of a row or a group; it was cut short.",
         "exists": "There is a file of this name already; it was left as it is.",
     }
 
@@ -221,8 +220,8 @@ class FileError(ReplayBufError, ValueError):
 class FragmentError(ReplayBufError, ValueError):
     """A fragment does not follow the ones before it; it was not stored.
 
-    `worker`, `index` and `session` are those of the fragment. `expected` is
-    the index that would have been right, or the session of the store.
+    `expected` is the index that would have been right, or the session of
+    the store.
     """
 
     REASONS: ClassVar[Mapping[str, str]] = {
@@ -231,18 +230,6 @@ class FragmentError(ReplayBufError, ValueError):
         "session": "The fragment's session is over, or hasn't begun.",
     }
 
-    def __init__(
-        self,
-        message: str | None = None,
-        *,
-        reason: str = "",
-        worker: str = "",
-        index: int = 0,
-        session: int = 0,
-        expected: int = 0,
-    ) -> None:
+    def __init__(self, message: str | None = None, *, reason: str = "", expected: int = 0) -> None:
         super().__init__(message, reason=reason)
-        self.worker = worker
-        self.index = index
-        self.session = session
         self.expected = expected

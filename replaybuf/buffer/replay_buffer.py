@@ -40,9 +40,9 @@ from replaybuf.common.checks import (
 from replaybuf.common.progress import OnProgress
 from replaybuf.common.worker_name import working_as
 from replaybuf.errors import InputError
-from replaybuf.files.exporting import Exported, ExportQuery, OrderBy, Selection, export_file, to_pandas
+from replaybuf.files.exporting import Exported, ExportQuery, OrderBy, export_file
 from replaybuf.files.foreign_rows import FIELDS, ColumnMapping
-from replaybuf.files.importing import Imported, ImportOptions, import_from
+from replaybuf.files.importing import Imported, import_from
 from replaybuf.files.sources import RolloutFile
 from replaybuf.rules.diagnosis import Diagnosis
 from replaybuf.rules.limits import Limits
@@ -87,13 +87,12 @@ class ReplayBuffer(Generic[R]):
         *,
         put_timeout: float | None = PUT_TIMEOUT,
         keep_checkpoints: int | None = KEEP_CHECKPOINTS,
-        free_object_refs: bool = False,
     ) -> None:
         self.storage = storage
         self.rollout_type: RolloutType = storage.codec.rollout_type
         self._keep_checkpoints = check_most(keep_checkpoints, "keep_checkpoints", 1)
         self.waits = Waits(storage)
-        self.putting = Putting(storage, self.waits, put_timeout, free_object_refs=free_object_refs)
+        self.putting = Putting(storage, self.waits, put_timeout)
         self.cursors = Cursors(self.putting)
 
     @property
@@ -621,45 +620,38 @@ class ReplayBuffer(Generic[R]):
         self,
         path: str | os.PathLike[str],
         *,
+        where: Query | None = None,
+        order_by: OrderBy = None,
+        limit: int | None = None,
         exact: bool = False,
         force: bool = False,
         progress: OnProgress | None = None,
-        **selection: Unpack[Selection],
     ) -> Exported:
-        """Write groups to a file, without consuming them: JSONL (.jsonl, .jsonl.gz) or Parquet.
+        """Write groups to a file, without consuming them: JSONL (.jsonl) or Parquet (.parquet).
 
         A row is a rollout, with its group's metadata and all its fields, of any class. Their values are JSON's or
-        Parquet's; the result's `warnings` name those that are text. With `exact` the groups' payloads are there, too,
-        and an import gives the same rollouts. The groups are those that match `where` when the export begins; groups
-        removed before they are read are left out and counted. Memory use is bounded.
+        Parquet's, and text where these have no such values. With `exact` the groups' payloads are there, too, and an
+        import gives the same rollouts. The groups are those that match `where` when the export begins; left out are
+        groups removed before they are read, leased ones, and rollouts of groups that fill. `order_by` is that of
+        `find`. Memory use is bounded.
 
         The file gets its name when it is complete. An existing one is replaced only with `force`. Raises FileError,
         StorageError, AccessError, QueryError and, for Parquet, MissingDriverError without pyarrow. `progress` is called
         as in `save`.
         """
-        chosen = self._export_query(exact=exact, **selection)
+        self.storage.check_open()
+        query = self._parse({} if where is None else where)
+        chosen = ExportQuery(query, parse_order(order_by), check_limit(limit), bool(exact))
         return await export_file(self.storage, chosen, check_folder(path), force=force, progress=progress)
-
-    async def to_pandas(
-        self,
-        **selection: Unpack[Selection],
-    ) -> Any:
-        """Return groups as a pandas DataFrame with the rows of `export`; all of them are in memory. Needs pandas."""
-        return await to_pandas(self.storage, self._export_query(**selection))
 
     async def import_from(
         self,
         source: str | os.PathLike[str],
         *,
         dry_run: bool = False,
-        task: str | None = None,
-        status: StatusLike | None = None,
         fields: Mapping[str, str] | None = None,
         as_task: str | None = None,
         as_status: StatusLike | None = None,
-        key: str | None = None,
-        as_they_are: bool = False,
-        partial: bool = False,
         again: bool = False,
         progress: OnProgress | None = None,
     ) -> Imported:
@@ -667,13 +659,10 @@ class ReplayBuffer(Generic[R]):
 
         The file is read to its end first, and nothing of an invalid one is put. Then groups are put in batches; an
         import that failed, was cancelled or killed continues there when it is repeated, and groups that were imported
-        before are skipped, unless `again`. With `dry_run` the result only says what would be put. The result's
-        `found.notices` count what is unusual: no responses, rows of a prompt that aren't next to each other.
+        before are skipped, unless `again`. With `dry_run` the result only says what would be put.
 
-        `task` and `status` restrict the import to matching groups. In others' rows, `fields` are the columns of our
-        fields ({"response": "completion"}), `as_task` is the task of rows that don't name one, `as_status` the status
-        of all, and `key` the column with the group's key; `as_they_are` keeps unknown columns as fields, for rollouts
-        that are dicts. `partial` puts the complete groups of a truncated file.
+        In others' rows, `fields` are the columns of our fields ({"response": "completion"}), `as_task` is the task of
+        rows that don't name one, and `as_status` the status of all.
 
         The limits hold, without waiting for room: FullError is raised, and groups already put are kept. `progress` is
         called as in `save`, for each of the two passes; in the first the total is 0 until the file's end. Raises
@@ -681,22 +670,12 @@ class ReplayBuffer(Generic[R]):
         imports the same file, MissingDriverError, and the errors of `put`.
         """
         self.storage.check_open()
-        check = self.rollout_type.statuses.check
-        statuses = [None if value is None else check(value) for value in (status, as_status)]
-        cls, names = self.rollout_type.cls, self.rollout_type.names
-        columns = None if issubclass(cls, dict) else FIELDS | names
-        mapped = ColumnMapping({} if fields is None else fields, as_task, statuses[1], key, as_they_are, columns)
-        options = ImportOptions(task, statuses[0], partial, again, dry_run)
-        file = RolloutFile(check_source(source), mapped)
+        status = None if as_status is None else self.rollout_type.statuses.check(as_status)
+        names = None if issubclass(self.rollout_type.cls, dict) else FIELDS | self.rollout_type.names
+        mapping = ColumnMapping({} if fields is None else fields, as_task, status, names)
+        file = RolloutFile(Path(check_source(source)), mapping)
         with working_as(self.worker):
-            return await import_from(self.storage, file, options, progress)
-
-    def _export_query(
-        self, *, where: Query | None = None, order_by: OrderBy = None, limit: int | None = None, exact: bool = False
-    ) -> ExportQuery:
-        self.storage.check_open()
-        query = self._parse({} if where is None else where)
-        return ExportQuery(query, parse_order(order_by), check_limit(limit), bool(exact))
+            return await import_from(self.storage, file, again=again, dry_run=dry_run, progress=progress)
 
     # Checkpoints
 

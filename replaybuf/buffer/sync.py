@@ -293,7 +293,6 @@ class SyncReplayBuffer(Generic[R]):
 
     import_from = mirrored(ReplayBuffer[R].import_from, run)
     export = mirrored(ReplayBuffer[R].export, run)
-    to_pandas = mirrored(ReplayBuffer[R].to_pandas, run)
 
     check_fence = mirrored(ReplayBuffer[R].check_fence, run)
     checkpoint = mirrored(ReplayBuffer[R].checkpoint, run)

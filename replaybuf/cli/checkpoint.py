@@ -16,7 +16,6 @@ from replaybuf.cli.commands import (
     Buffer,
     OneBuffer,
     Out,
-    Subcommands,
     Url,
     argument,
     ask,
@@ -32,7 +31,8 @@ from replaybuf.common.checks import check_step
 from replaybuf.common.units import iso, time_of
 from replaybuf.errors import ConfigError
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
-from replaybuf.storage.sql.inspection.run_records import effects_of_restore, find_checkpoint, read_checkpoints
+from replaybuf.storage.sql.inspection.run_records import find_checkpoint, read_checkpoints
+from replaybuf.storage.sql.inspection.wait_facts import names_of_alive
 from replaybuf.view.columns import CHECKPOINTS, Column, columns
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def ls(url: Url, output: Out = TEXT, buffer: Buffer = None) -> None:
         output.note("there are no checkpoints")
 
 
-app = typer.Typer(cls=Subcommands, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 app.command("ls")(ls)
 
 _Step = Annotated[int, argument("STEP", "The train step of the checkpoint.")]
@@ -146,13 +146,12 @@ def _record_text(record: Row) -> str:
 
 
 def _ask_to_restore(reader: Reader, record: Row, *, keep_new: bool, yes: bool) -> None:
-    put, left, workers = reader.read(lambda tx: effects_of_restore(tx, record))
-    new_groups = f"{units.number(put)} groups put since then are {'kept' if keep_new else 'deleted'}"
-    returned_groups = f"{units.number(left)} that have left since then are back"
+    workers = reader.read(lambda tx: names_of_alive(tx, record["buffer"]))
+    changes = f"Groups put since then are {'kept' if keep_new else 'deleted'}, and those that have left are back."
     users = "Nobody was seen with it open in the last minute."
     if workers:
         users = f"These have it open and will be fenced off: {units.some(workers)}."
-    ask(f"Restore {_record_text(record)} in {reader.where}? {new_groups}, {returned_groups}. {users} Restore?", yes=yes)
+    ask(f"Restore {_record_text(record)} in {reader.where}? {changes} {users} Restore?", yes=yes)
 
 
 def _tell(output: Output, reader: Reader, record: Row) -> None:

@@ -1,11 +1,8 @@
-"""The group of all commands, their exit codes (errors on one line; closed pipes and Ctrl-C quietly), shared options."""
+"""The group of all commands, their errors (on one line, with exit code 1), and shared options."""
 
 from __future__ import annotations
 
-import contextlib
 import io
-import os
-import shutil
 import sys
 from collections.abc import Awaitable, Callable
 from importlib import import_module
@@ -16,7 +13,6 @@ from typer.core import TyperGroup
 
 from replaybuf import __version__
 from replaybuf.cli.output import FORMATS, Output
-from replaybuf.common.checks import nearest
 from replaybuf.common.progress import OnProgress, Progress, progress_bar
 from replaybuf.common.redact import escape_line, redact, redact_words
 from replaybuf.errors import InputError, ReplayBufError
@@ -31,13 +27,6 @@ if TYPE_CHECKING:
 
 # click's class, whose module depends on the version of typer.
 _UsageError: Any = typer.BadParameter.__base__
-
-# The exit code of a program ended by SIGPIPE, as shells report it.
-_BROKEN_PIPE = 128 + 13
-_INTERRUPTED = 128 + 2
-
-# Help isn't narrower than 50 characters by itself, which a narrower terminal would break within words.
-_HELP_WIDTH = {"terminal_width": width} if (width := shutil.get_terminal_size().columns - 2) < 50 else {}
 
 # Each command: the module and function, imported when the command is called, and its line in the list of commands.
 COMMANDS = {
@@ -60,27 +49,8 @@ COMMANDS = {
 }
 
 
-class Subcommands(TyperGroup):
-    """Commands with an error that helps for one that there isn't."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        try:
-            return super().resolve_command(ctx, args)
-        except _UsageError as error:
-            names = self.list_commands(ctx)
-            inner = getattr(self.get_command(ctx, "checkpoint"), "commands", ())
-            similar = f"checkpoint {args[0]}" if args[0] in inner else nearest(args[0], names)
-            hint = (
-                f"Did you mean {similar!r}?"
-                if similar
-                else f"There are {', '.join(names)}: {ctx.command_path} {names[0]} URL"
-            )
-            error.message = f"{error.message.partition('. ')[0].rstrip('.')}. {hint}"  # newer typers have a hint, too
-            raise
-
-
-class Commands(Subcommands):
-    """The commands, imported one by one, with exceptions turned into exit codes."""
+class Commands(TyperGroup):
+    """The commands, imported one by one, with our errors on one line."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -108,24 +78,12 @@ class Commands(Subcommands):
             return result
         except _UsageError as error:  # its message quotes arguments, perhaps a URL in the wrong place
             error.message = redact_words(error.message)
-            if "unexpected extra argument" in error.message and " " in error.message.partition(" (")[2]:
-                error.message = f"{error.message.rstrip('.')}. What has spaces goes in quotes: 'SELECT ...', '{{...}}'."
             if not error.message and getattr(getattr(error, "param", None), "envvar", None) == URL_VARIABLE:
                 error.message = f"Name the database here, or in the environment variable {URL_VARIABLE}."
             raise
         except ReplayBufError as error:
             typer.echo(f"Error: {escape_line(str(error))}", err=True)
             raise typer.Exit(1) from error
-        except UnicodeEncodeError as error:  # (which has the text, perhaps a URL)
-            typer.echo("Error: an argument, or a variable that stands for one, isn't text in UTF-8", err=True)
-            raise typer.Exit(1) from error
-        except BrokenPipeError as error:
-            # The interpreter flushes stdout once more at exit; that must not fail again.
-            with contextlib.suppress(OSError, ValueError, io.UnsupportedOperation):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(_BROKEN_PIPE) from error
-        except KeyboardInterrupt as error:
-            raise typer.Exit(_INTERRUPTED) from error
 
 
 app = typer.Typer(
@@ -134,7 +92,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100, **_HELP_WIDTH},
+    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
 )
 
 
@@ -226,21 +184,16 @@ def argument(name: str, help: str) -> Any:
     return typer.Argument(metavar=name, help=help, show_default=False)
 
 
-def format_option(help: str, *more: str) -> Any:
-    """Return the option --format, of the formats of `Output` and `more`."""
-    formats = (*FORMATS, *more)
-
-    def output(format: str | Output) -> Output:
-        if isinstance(format, str) and format not in formats:
-            raise typer.BadParameter(f"{format!r:.100} is none of {', '.join(formats)}.")
-        return Output(format) if isinstance(format, str) else format
-
-    return option("--format", help, metavar="FORMAT", parser=output, show_default=False)
+def _output(format: str | Output) -> Output:
+    """Parse --format. Raises a usage error."""
+    if isinstance(format, str) and format not in FORMATS:
+        raise typer.BadParameter(f"{format!r:.100} is none of {', '.join(FORMATS)}.")
+    return Output(format) if isinstance(format, str) else format
 
 
 #: The default of --format.
 TEXT = Output()
-Out = Annotated[Output, format_option("text, json, or csv: the rows of the table.")]
+Out = Annotated[Output, option("--format", "text or json.", metavar="FORMAT", parser=_output, show_default=False)]
 
 
 #: The option --yes of commands that ask for confirmation.

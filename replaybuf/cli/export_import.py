@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,14 +11,13 @@ import typer
 
 from replaybuf.cli import commands
 from replaybuf.cli.groups import nothing_in, order_of
-from replaybuf.cli.output import Output
 from replaybuf.common import units
 from replaybuf.common.progress import OnProgress
-from replaybuf.common.redact import escape_line, redact
+from replaybuf.common.redact import redact
 from replaybuf.errors import InputError
 from replaybuf.files.exporting import Exported, ExportQuery, export_file, export_lines
 from replaybuf.files.foreign_rows import ColumnMapping
-from replaybuf.files.importing import Imported, ImportOptions, Survey, import_from
+from replaybuf.files.importing import Imported, Survey, import_from
 from replaybuf.files.sources import RolloutFile
 from replaybuf.rules.query import query_of
 from replaybuf.storage.sql.backend import SQLStorage
@@ -25,7 +25,7 @@ from replaybuf.storage.sql.inspection.group_metadata import DEFAULT, unknown_tas
 from replaybuf.storage.sql.inspection.writer import exists, target_at
 from replaybuf.view.columns import columns
 
-_ToFile = Annotated[str, commands.argument("FILE", "NAME.jsonl, NAME.jsonl.gz or NAME.parquet; - for JSONL on stdout.")]
+_ToFile = Annotated[str, commands.argument("FILE", "NAME.jsonl or NAME.parquet; - for JSONL on stdout.")]
 _UNREADABLE_SHOWN = 5
 
 
@@ -43,15 +43,14 @@ def export(
 ) -> None:
     """Write groups with their full texts and tokens to a file, while the run goes on.
 
-    Groups aren't consumed. Those that match when the export begins are written; those that leave before they are read
-    are left out, and counted. Leased groups are left out. The file gets its name when it is complete. "replaybuf
-    import" makes groups of it again.
+    Groups aren't consumed. Those that match when the export begins are written, but for those that leave before they
+    are read, and leased ones. The file gets its name when it is complete. "replaybuf import" makes groups of it again.
 
     \b
     Examples:
       replaybuf export run.db rollouts.jsonl
       replaybuf export run.db good.parquet --where '{"reward": {"$gte": 0.9}}'
-      replaybuf export postgresql://rl@db/run7 rollouts.jsonl.gz --task math
+      replaybuf export postgresql://rl@db/run7 math.parquet --task math
       replaybuf export run.db - --limit 1 | jq .response
     """
     query = ExportQuery(query_of(where, task, status), order_of(order_by), commands.read_limit(limit))
@@ -68,10 +67,6 @@ def export(
         return commands.on_storage(reader.url, name, lambda storage: work(storage, tell), read_only=True)
 
     total, _ = commands.with_bar("exported", run)
-    if total.left:
-        output.note(f"{units.number_of(total.left, 'group')} left the buffer before being read")
-    for text in total.warnings:
-        typer.echo(escape_line(f"Warning: {text}"), err=True)
     if total.unreadable:
         left_out = units.number_of(len(total.unreadable), "group")
         examples = ", ".join(map(str, total.unreadable[:_UNREADABLE_SHOWN]))
@@ -81,13 +76,12 @@ def export(
     if file == "-":
         typer.echo(f"{units.number_of(total.groups, 'group')}, {units.number_of(total.rollouts, 'rollout')}", err=True)
     else:
-        counts = {"groups": total.groups, "rollouts": total.rollouts, "left": total.left}
-        counts["unreadable"] = len(total.unreadable)
+        counts = {"groups": total.groups, "rollouts": total.rollouts, "unreadable": len(total.unreadable)}
         row = {"url": reader.where, "buffer": name, "file": file, **counts, "bytes": total.bytes}
         output.rows([row], columns("buffer", "file", "groups", "rollouts", "bytes"))
 
 
-_FromFile = Annotated[str, commands.argument("FILE", "JSONL or Parquet.")]
+_FromFile = Annotated[str, commands.argument("FILE", "NAME.parquet, or JSONL.")]
 _Imported = Annotated[
     str | None, commands.buffer_option("Put the groups into the buffer of this name; else into the one named default.")
 ]
@@ -99,8 +93,6 @@ def import_(
     output: commands.Out = commands.TEXT,
     dry_run: Annotated[bool, commands.option("--dry-run", "Only say what would be imported.")] = False,
     buffer: _Imported = None,
-    task: commands.OfTask = None,
-    status: commands.OfStatus = None,
     field: Annotated[
         list[str] | None,
         commands.option("--field", "The column of a field, as response=completion. Repeatable.", metavar="OURS=THEIRS"),
@@ -111,16 +103,6 @@ def import_(
     as_status: Annotated[
         str | None, commands.option("--as-status", "The status of others' rows, whatever they say.", metavar="STATUS")
     ] = None,
-    key: Annotated[
-        str | None,
-        commands.option("--key", "The column with the group's key: one of the same key is replaced.", metavar="COLUMN"),
-    ] = None,
-    as_they_are: Annotated[
-        bool, commands.option("--as-they-are", "Keep unknown columns as fields, for rollouts that are dicts.")
-    ] = False,
-    partial: Annotated[
-        bool, commands.option("--partial", "Import what is whole of a file that was cut short; else nothing.")
-    ] = False,
     again: Annotated[bool, commands.option("--again", "Import once more what was imported before.")] = False,
 ) -> None:
     """Put the groups of a file into a buffer, each exactly once.
@@ -133,18 +115,18 @@ def import_(
       replaybuf import run.db rollouts.jsonl --dry-run
       replaybuf import run.db a.parquet --as-task math --field response=text
     """
-    options = ImportOptions(task, commands.status_of(status), partial, again, dry_run)
-    mapping = ColumnMapping(_fields(field), as_task, commands.status_of(as_status), key, as_they_are)
+    source = RolloutFile(Path(file), ColumnMapping(_fields(field), as_task, commands.status_of(as_status)))
     target, name = target_at(url), buffer or DEFAULT
-    source, is_there = RolloutFile(file, mapping), exists(target)
+    # A dry run without a database imports into an empty one in memory.
+    destination = target.url if exists(target) or not dry_run else "memory://"
 
-    def work(tell: OnProgress) -> Imported:
-        # A dry run without a database imports into an empty one in memory.
-        destination = target.url if is_there or not dry_run else "memory://"
-        return commands.on_storage(destination, name, lambda storage: import_from(storage, source, options, tell))
+    def run(tell: OnProgress) -> Imported:
+        work = partial(import_from, source=source, again=again, dry_run=dry_run, progress=tell)
+        return commands.on_storage(destination, name, work)
 
-    survey = commands.with_bar("imported", work, counting="read")[0].found
-    _tell(survey, output)
+    survey = commands.with_bar("imported", run, counting="read")[0].found
+    if not survey.groups:
+        output.note("the file has no groups")
     if survey.groups or not output.for_people:
         names = ("task_name", "status", "groups", "rollouts", "there", "new")
         output.rows(_rows(target.where, name, survey), columns(*names, there="there before"))
@@ -162,17 +144,6 @@ def _fields(fields: list[str] | None) -> dict[str, str]:
             )
         mapping[field] = column
     return mapping
-
-
-def _tell(survey: Survey, output: Output) -> None:
-    # Also with machine-readable output, in which such groups don't stand out.
-    for notice, count in survey.notices.items():
-        text = f"Note: {notice} ({units.number_of(count, 'group')}, the first at {survey.examples[notice]})"
-        typer.echo(escape_line(text), err=True)
-    if survey.ends is not None:
-        output.note(f"{survey.ends}; what is before it is imported")
-    if not survey.groups:
-        output.note("the file has no groups, or none of those asked for")
 
 
 def _rows(where: str, buffer: str, survey: Survey) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,16 +11,13 @@ import typer
 from replaybuf.cli import commands
 from replaybuf.cli.output import Output, print_table
 from replaybuf.common import units
-from replaybuf.common.checks import nearest
 from replaybuf.common.redact import redact
 from replaybuf.errors import InputError
 from replaybuf.rules.policies import Order, parse_order
-from replaybuf.rules.query import LogicNode, Node, ScalarNode, SetNode, query_of, to_text
-from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.inspection.group_metadata import list_oldest, listed, unknown_task
-from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_reader
-from replaybuf.storage.sql.inspection.user_sql import VIEW_COLUMNS, run_statement, without_markup
-from replaybuf.values.rollouts.statuses import Status
+from replaybuf.rules.query import LogicNode, Node, ScalarNode, SetNode, query_of
+from replaybuf.storage.sql.inspection.group_metadata import listed, unknown_task
+from replaybuf.storage.sql.inspection.reader import Reader, open_reader
+from replaybuf.storage.sql.inspection.user_sql import VIEW_COLUMNS, run_statement
 from replaybuf.view.columns import GROUPS, Column, columns
 
 if TYPE_CHECKING:
@@ -38,18 +34,6 @@ def trainer_text(trainer: Mapping[str, Any], suffix: str = "") -> str:
 ARCHIVE = 'archive= in the config of the trainer says how many are kept (1000 of each task, or those of "7d")'
 
 
-def gone_of(tx: Transaction, buffer: str | None, task: str | None) -> str | None:
-    """Return a sentence, with advice, if all trained groups are gone with their texts; else None."""
-    from replaybuf.storage.sql.inspection.measures import tallies_of
-
-    tallies = [tally.items() for tally in tallies_of(tx, buffer).values()]
-    counts = [(status, name, n) for items in tallies for (of_task, status, name), n in items if task in (None, of_task)]
-    taken = sum(n for status, name, n in counts if (status, name) == (Status.COMPLETED, Tally.TAKEN))
-    if not taken or any(n for status, name, n in counts if (status, name) == (Status.ARCHIVED, Tally.SIZE)):
-        return None
-    return f"the texts of all {taken:,} groups that were trained on are gone: {ARCHIVE}"
-
-
 # Selected by options
 
 
@@ -58,25 +42,9 @@ def order_of(order_by: list[str] | None) -> Order:
     return parse_order([redact(term) for term in order_by or ()])
 
 
-_TAG = re.compile(r'"tags\.([^"\\]+)":')
-_MOST_TAGGED = 1000
-
-
-def nothing_in(reader: Reader, buffer: str | None, task: str | None, query: Node | None = None) -> str:
-    """Return a sentence for an empty result: about an unknown task, or a tag that groups have under a similar name."""
-
-    def read(tx: Transaction) -> str:
-        names = _TAG.findall("" if query is None else to_text(query))
-        if (unknown := unknown_task(tx, buffer, task)) or not names:
-            return unknown
-        groups = list_oldest(tx, buffer, task, None, _MOST_TAGGED, count=False).rows
-        tags = {tag for group in groups for tag in group["tags"] or ()}
-        for name in names:
-            if name not in tags and (similar := nearest(name, tags)):
-                return f"did you mean tags.{similar}, for tags.{name}?"
-        return ""
-
-    unknown = reader.read(read)
+def nothing_in(reader: Reader, buffer: str | None, task: str | None) -> str:
+    """Return a sentence for an empty result, perhaps about an unknown task."""
+    unknown = reader.read(lambda tx: unknown_task(tx, buffer, task))
     return f"no such groups: {unknown}" if unknown else "no such groups"
 
 
@@ -106,17 +74,14 @@ def ls(
       replaybuf ls run.db --where '{"staleness": {"$gte": 3}, "tags.level": 4}'
       replaybuf ls run.db --status failed --format json | jq '.[].error'
     """
+    from replaybuf.storage.sql.inspection.group_queries import list_groups  # imports SQLAlchemy
+
     reader, at_most = open_reader(url), commands.read_limit(limit)
     query, order, count = query_of(where, task, status), order_of(order_by), output.for_people
-    if where or order_by or status not in (None, *Status):
-        from replaybuf.storage.sql.inspection.group_queries import list_groups  # imports SQLAlchemy
-
-        listing = reader.read(lambda tx: list_groups(tx, buffer, query, order, at_most, count=count))
-    else:
-        listing = reader.read(lambda tx: list_oldest(tx, buffer, task, status, at_most, count=count))
+    listing = reader.read(lambda tx: list_groups(tx, buffer, query, order, at_most, count=count))
     rows = listing.rows
     if not rows and at_most != 0 and output.for_people:
-        output.note(nothing_in(reader, buffer, task, query) if where or task or status else "the buffer is empty")
+        output.note(nothing_in(reader, buffer, task) if where or task or status else "the buffer is empty")
         return
     output.rows(
         listed(rows) if output.for_people else rows,
@@ -158,7 +123,6 @@ def sql(
     Examples:
       replaybuf sql run.db
       replaybuf sql run.db "SELECT task_name, count(*) FROM groups GROUP BY 1"
-      replaybuf sql run.db "SELECT * FROM rollouts" --format csv > all.csv
       replaybuf sql run.db "SELECT tags ->> 'level', reward FROM groups"
       replaybuf sql run.db "SELECT step, worker, reward FROM batch_groups"
       replaybuf sql run.db "SELECT worker, wants, reason FROM waiters"
@@ -169,13 +133,12 @@ def sql(
         return
     if not statement.strip():
         raise typer.BadParameter("the statement is empty", param_hint="STATEMENT")
-    names, records = run_statement(open_reader(url), statement, timeout)
+    names, rows = run_statement(open_reader(url), statement, timeout)
     if not names:
         output.note("the statement gave no rows")
         return
-    rows = [dict(zip(names, row, strict=True)) for row in records]
     output.rows(rows, [_column(name, rows) for name in names])
-    if not records:
+    if not rows:
         output.note(f"no rows (columns: {', '.join(names)})")
 
 
@@ -187,36 +150,13 @@ def _column(name: str, rows: Sequence[dict[str, Any]]) -> Column:
 def _view_columns() -> list[dict[str, str]]:
     """Return the columns of the views for SQL, with their meaning."""
     return [
-        {"view": name, "column": column.name, "type": column.type, "meaning": without_markup(column.meaning)}
+        {"view": name, "column": column.name, "type": column.type, "meaning": column.meaning}
         for name, view in VIEW_COLUMNS.items()
         for column in view.columns
     ]
 
 
 # Deleting, and bringing back
-
-Uids = Annotated[list[int] | None, commands.option("--uid", "Only this group. May be repeated.", metavar="UID")]
-Everything = Annotated[bool, commands.option("--all", "All groups, if no condition is given.")]
-
-
-def _query(
-    where: str | None, task: str | None, status: str | None, uids: list[int] | None, everything: bool, effect: str
-) -> Node:
-    """Return the conjunction of all conditions. Raises InputError when there is none and --all isn't given.
-
-    `effect` is the part of its message about the effect on all groups ("this deletes all").
-    """
-    query = query_of(where, task, status)
-    if uids:
-        query = LogicNode("$and", (query, SetNode("uid", "$in", tuple(uids))))
-    if _is_everything(query) and not everything:
-        raise InputError(f"without a condition (--where, --task, --status, --uid) {effect}: give --all to do so")
-    return query
-
-
-def _is_everything(query: Node) -> bool:
-    """Return whether a query has no condition."""
-    return isinstance(query, LogicNode) and query.relation == "$and" and all(map(_is_everything, query.conditions))
 
 
 def _change(
@@ -246,7 +186,7 @@ def _change(
     if selection.leased:
         output.note(f"leased, and therefore left alone: {units.groups(selection.leased)}")
     elif not selection.groups and output.for_people:
-        output.note(nothing_in(reader, name, task, query))
+        output.note(nothing_in(reader, name, task))
     counts, sentence = dict.fromkeys(results, 0), "nothing was changed (--dry-run)" if dry_run else ""
     if selection.groups and not dry_run:
         commands.ask(f"{verb} {units.groups(selection.groups)} of buffer {name} in {reader.where}?", yes=yes)
@@ -267,28 +207,28 @@ def rm(
     where: commands.Where = None,
     task: commands.OfTask = None,
     status: commands.OfStatus = None,
-    uid: Uids = None,
-    everything: Everything = False,
     buffer: commands.OneBuffer = None,
     dry_run: Annotated[bool, commands.option("--dry-run", "Only say what would be deleted.")] = False,
     yes: Annotated[bool, commands.YES] = False,
 ) -> None:
     """Delete groups, as buffer.delete() does, after asking with their exact number.
 
-    All the conditions have to hold; without any, --all is needed. Groups that are leased stay, and so do those that are
+    All the conditions have to hold, and one has to be there. Groups that are leased stay, and so do those that are
     put after the count. A run may go on meanwhile. What is deleted is gone, unless a checkpoint has it.
 
     \b
     Examples:
       replaybuf rm run.db --status expired --dry-run
       replaybuf rm run.db --task math --where '{"reward": 0}'
-      replaybuf rm run.db --uid 17 --uid 23 --yes
+      replaybuf rm run.db --where '{"uid": {"$in": [17, 23]}}' --yes
     """
+    if where is None and task is None and status is None:
+        raise InputError("without --where, --task or --status this deletes all: give --where '{}' to do so")
 
     async def work(storage: SQLStorage, selected: Node) -> dict[str, int]:
         return {"deleted": await storage.delete(selected)}
 
-    query = _query(where, task, status, uid, everything, "this deletes all")
+    query = query_of(where, task, status)
     _change(url, output, buffer, task, query, "Delete", work, {"deleted": "deleted"}, dry_run=dry_run, yes=yes)
 
 
@@ -300,11 +240,7 @@ def requeue(
     output: commands.Out = commands.TEXT,
     where: commands.Where = None,
     task: commands.OfTask = None,
-    status: Annotated[
-        str | None, commands.option("--status", "Only groups that are failed, filtered or expired.", metavar="STATUS")
-    ] = None,
-    uid: Uids = None,
-    everything: Everything = False,
+    status: commands.OfStatus = None,
     buffer: commands.OneBuffer = None,
     dry_run: Annotated[bool, commands.option("--dry-run", "Only say what would come back.")] = False,
     yes: Annotated[bool, commands.YES] = False,
@@ -316,21 +252,18 @@ def requeue(
     expired ones, whose responses are gone. A group's error and failed deliveries are forgotten; what its rollouts say
     of errors stays with them until they are generated again. Each requeue is an event.
 
-    All the conditions have to hold; without any, --all is needed. A run may go on meanwhile.
+    All the conditions have to hold. A run may go on meanwhile.
 
     \b
     Examples:
       replaybuf requeue run.db --status failed --dry-run
       replaybuf requeue run.db --status filtered --where '{"worker": "gpu-7"}'
-      replaybuf requeue run.db --uid 17 --uid 23 --yes
+      replaybuf requeue run.db --where '{"uid": 17}' --yes
     """
-    if status is not None and status not in _SET_ASIDE:
-        raise typer.BadParameter(f"{status!r:.100} is none of {', '.join(_SET_ASIDE)}.", param_hint="--status")
-    query = _query(where, task, status, uid, everything, "all of them come back")
-    set_aside = LogicNode("$and", (query, SetNode("status", "$in", _SET_ASIDE)))
+    query = LogicNode("$and", (query_of(where, task, status), SetNode("status", "$in", _SET_ASIDE)))
 
     async def work(storage: SQLStorage, selected: Node) -> dict[str, int]:
         return {str(status): count for status, count in (await storage.requeue(selected)).items()}
 
     results = {"completed": "now completed", "aborted": "now aborted"}
-    _change(url, output, buffer, task, set_aside, "Requeue", work, results, dry_run=dry_run, yes=yes)
+    _change(url, output, buffer, task, query, "Requeue", work, results, dry_run=dry_run, yes=yes)

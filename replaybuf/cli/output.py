@@ -1,4 +1,4 @@
-"""Printing: tables and sentences for people, JSON and CSV for programs.
+"""Printing: tables and sentences for people, JSON for programs.
 
 Data goes to stdout, everything else to stderr. Control characters are escaped in tables and on a terminal; programs
 get values as they are.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from replaybuf.common.redact import escape, escape_json, escape_line
-from replaybuf.common.units import csv_lines, plain
+from replaybuf.common.units import plain
 from replaybuf.view.columns import Column, used
 
 if TYPE_CHECKING:
@@ -44,37 +44,22 @@ STYLES = {
 
 
 #: The formats of --format.
-FORMATS = ("text", "json", "csv")
+FORMATS = ("text", "json")
 
 
 class Output:
-    """Prints rows, or a value, in a format."""
+    """Prints rows as a table for people, or as JSON."""
 
     def __init__(self, format: str = "text") -> None:
-        self.format = format
-
-    @property
-    def for_people(self) -> bool:
-        return self.format == "text"
+        self.for_people = format == "text"
 
     def rows(self, rows: Sequence[Any], columns: Sequence[Column] = (), now: datetime | None = None) -> None:
         """Print rows, as a table of `columns` or with all their fields."""
         if self.for_people:
             print_table(rows, columns, now)
-        elif self.format == "csv":
-            keep = "\n" if sys.stdout.isatty() else None
-            write(line if keep is None else escape(line, keep=keep) for line in csv_lines(rows))
         else:
             write(f"{',' if i else '['}\n {encode(row)}" for i, row in enumerate(rows))
             write("\n]\n" if rows else "[]\n")
-
-    def printed(self, value: Callable[[], Any], rows: Callable[[], Sequence[Row]]) -> bool:
-        """Print a value as JSON, or rows as CSV; return False, printing nothing, if the format is text."""
-        if self.format == "json":
-            print_json(value())
-        elif not self.for_people:
-            self.rows(rows())
-        return not self.for_people
 
     def note(self, text: str) -> None:
         """Print a note about the output on stderr."""
@@ -99,18 +84,12 @@ def encode(value: Any, indent: int | None = None) -> str:
     return escape_json(json.dumps(plain(value), ensure_ascii=not speaks_unicode, indent=indent))
 
 
-def console(width: int | None = None) -> Console:
+def console() -> Console:
     """Return rich's console for stdout: data isn't parsed as markup, and only terminals get colours."""
     from rich.console import Console
 
-    if width is None and not sys.stdout.isatty():
-        width = _UNLIMITED_WIDTH
-
-    class Piped(Console):
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # as when others write, instead of an end with 1
-
-    return Piped(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
+    width = None if sys.stdout.isatty() else _UNLIMITED_WIDTH
+    return Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
 
 
 def print_line(text: str, style: str = "", indent: str = "") -> None:
@@ -138,19 +117,15 @@ def print_facts(title: str, facts: Mapping[str, object], width: int, styles: Map
 
 
 def print_labelled(label: str, text: str, *, label_style: str = "", style: str = "") -> None:
-    """Print a text after a label; on a terminal its lines are indented to the end of the label."""
+    """Print a text after a label; further lines are indented to the end of the label."""
     from rich.table import Table
     from rich.text import Text
 
-    out, body = console(), Text(escape(text), style=style)
-    if not out.is_terminal:
-        out.print(Text(label, style=label_style).append(body), soft_wrap=True)
-        return
     grid = Table.grid()
     grid.add_column(no_wrap=True, width=len(label))
     grid.add_column(overflow="fold")
-    grid.add_row(Text(label, style=label_style), body)
-    out.print(grid)
+    grid.add_row(Text(label, style=label_style), Text(escape(text), style=style))
+    console().print(grid)
 
 
 def print_table(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from replaybuf.cli.commands import TEXT, Buffer, OfTask, Out, Url, Where, argument, option
-from replaybuf.cli.groups import ARCHIVE, gone_of
-from replaybuf.cli.output import STYLES, Output, Row, console, print_facts, print_table, write
+from replaybuf.cli.groups import ARCHIVE
+from replaybuf.cli.output import STYLES, Output, Row, console, print_facts, print_json, print_table, write
 from replaybuf.common import units
 from replaybuf.common.redact import escape, escape_line
 from replaybuf.errors import DecodeError, InputError
@@ -17,7 +17,6 @@ from replaybuf.rules.query import query_of
 from replaybuf.storage.sql.inspection.group_metadata import (
     Described,
     describe_group,
-    extreme_rollouts,
     facts_of,
     unknown_task,
 )
@@ -39,7 +38,7 @@ _CUT_CHARACTERS = 2000
 def show(
     url: Url,
     output: Out = TEXT,
-    uids: Annotated[list[int] | None, argument("UID", "The uids of groups, from replaybuf ls.")] = None,
+    uid: Annotated[int | None, argument("UID", "The uid of a group, from replaybuf ls.")] = None,
     full: Annotated[
         bool, option("--full", "Decode the payload: messages and responses in full, all fields in JSON.")
     ] = False,
@@ -49,7 +48,7 @@ def show(
     task: OfTask = None,
     buffer: Buffer = None,
 ) -> None:
-    """Show groups: their metadata, prompts and rollouts; or the best and worst rollouts.
+    """Show a group: its metadata, prompt and rollouts; or the best and worst rollouts of all.
 
     Of a group, prompt and responses are shown by their beginnings (200 characters). --full decodes the payload and
     shows all of it, arrays and tensors by their types and shapes.
@@ -57,8 +56,6 @@ def show(
     --worst and --best choose rollouts from all groups, or from those of --task and --where, by looking at all of them:
     a million take a while. Of equal rewards one of each group is shown before a second one of any, from each task in
     turn. Up to 2,000 characters of each are shown, unless --full is given.
-
-    --format csv prints the rollouts, json all there is.
 
     \b
     Examples:
@@ -70,26 +67,23 @@ def show(
     """
     reader = open_reader(url)
     if worst is not None or best is not None:
-        if uids or (worst is not None and best is not None):
-            raise typer.BadParameter("give uids, or --worst, or --best", param_hint="--worst")
+        if uid is not None or (worst is not None and best is not None):
+            raise typer.BadParameter("give a uid, or --worst, or --best", param_hint="--worst")
         _show_extremes(reader, output, worst or best or 1, worst is not None, buffer, task, where, full=full)
         return
     for name, value in {"--where": where, "--task": task, "--buffer": buffer}.items():
         if value is not None:
             raise typer.BadParameter("it goes with --worst and --best", param_hint=name)
-    if not uids:
+    if uid is None:
         raise typer.BadParameter("it is missing. --worst N and --best N choose the rollouts instead.", param_hint="UID")
     try:
-        groups = [_read(reader, number, full=full) for number in uids]
+        described, decoded = _read(reader, uid, full=full)
     except DecodeError as error:
         raise DecodeError(f"{error} (without --full its metadata can be shown)") from error
-    values = [_value(*group) for group in groups]
-    rollouts = [row for value in values for row in value["rollouts"]]
-    if output.printed(lambda: values[0] if len(values) == 1 else values, lambda: rollouts):
-        return
-    for number, (described, decoded) in enumerate(groups):
-        write(["\n"] if number else [])
+    if output.for_people:
         _print_group(described, decoded)
+    else:
+        print_json(_value(described, decoded))
 
 
 def _read(reader: Reader, uid: int, *, full: bool) -> tuple[Described, list[Decoded] | None]:
@@ -160,27 +154,22 @@ def _show_extremes(
 
     The rollouts are of one buffer and task, or of all (None), and of groups that match a query.
     """
-    if where is None:
-        places = reader.read(lambda tx: extreme_rollouts(tx, buffer, task, count, worst=worst))
-    else:
-        from replaybuf.storage.sql.inspection.group_queries import extremes_matching  # a slow import
+    from replaybuf.storage.sql.inspection import group_queries  # imports SQLAlchemy
 
-        query = query_of(where, task, None)
-        places = reader.read(lambda tx: extremes_matching(tx, buffer, query, count, worst=worst))
+    query = query_of(where, task, None)
+    places = reader.read(lambda tx: group_queries.extremes_matching(tx, buffer, query, count, worst=worst))
     groups: dict[int, tuple[Described, list[Decoded]]] = {}
-    taken = set()  # since the query
     for uid in dict.fromkeys(uid for uid, _ in places):
         try:
             described, decoded = _read(reader, uid, full=True)
-        except InputError:
-            taken.add(uid)
-        except DecodeError as error:
+        except (InputError, DecodeError) as error:  # taken since the query, or damaged
             typer.echo(escape_line(f"{error}; its answers are left out"), err=True)
         else:
             groups[uid] = described, decoded or []
     pairs = [(groups[uid], position) for uid, position in places if uid in groups]
     rows = [{**described.rollouts[position], **_fields(decoded[position])} for (described, decoded), position in pairs]
-    if output.printed(lambda: rows, lambda: rows):
+    if not output.for_people:
+        print_json(rows)
         return
     if not places:
         unknown = reader.read(lambda tx: unknown_task(tx, buffer, task))
@@ -190,10 +179,6 @@ def _show_extremes(
         heading = f"group {described.group['uid']}, {described.group['task_name']}, {worker}"
         cut = None if full else _CUT_CHARACTERS
         _print_rollouts([described.rollouts[position]], [decoded[position]], described.group["prompt"], heading, cut)
-    if missing := sum(uid in taken for uid, _ in places):
-        output.note(f"{missing} of them left the buffer while they were read")
-    if where is None and (sentence := reader.read(lambda tx: gone_of(tx, buffer, task))):
-        output.note(sentence)
 
 
 # Conversations

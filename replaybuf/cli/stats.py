@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import signal
 import sys
 import time
 from dataclasses import replace
@@ -16,34 +15,32 @@ import typer
 
 from replaybuf.buffer.buffer_metrics import TOTALS
 from replaybuf.cli import why
-from replaybuf.cli.commands import TEXT, Buffer, Url, format_option, option
+from replaybuf.cli.commands import TEXT, Buffer, Out, Url, option
 from replaybuf.cli.groups import trainer_text
-from replaybuf.cli.output import Output, console, print_line, print_table, write
+from replaybuf.cli.output import console, print_json, print_line, print_table, write
 from replaybuf.common import units
-from replaybuf.common.redact import escape, escape_line
+from replaybuf.common.redact import escape_line
 from replaybuf.errors import ReplayBufError
 from replaybuf.storage.sql.inspection.measures import rows_of_lanes
 from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_reader
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import LANES, columns
-from replaybuf.view.metrics import figures_of, prometheus, read_figures
+from replaybuf.view.metrics import figures_of
 from replaybuf.view.wait_reasons import Waits, read_waits
 
 if TYPE_CHECKING:
     from rich.text import Text
 
 _ALWAYS_SHOWN = ("put", "sampled_new", "taken")
-_PROMETHEUS = "prometheus"
-_Out = Annotated[Output, format_option("text, json, csv, or prometheus.", _PROMETHEUS)]
 
 #: The maximum fraction of the time spent reading: slow readings are made less often.
 _SHARE = 0.1
 _READ_TIMEOUT = 20.0
-_TERMINATED = 128 + 15
+_INTERVAL = 2.0  # seconds between readings
 _PORT, _LOCALHOST = 8321, "127.0.0.1"
 
 
-def stats(url: Url, output: _Out = TEXT, buffer: Buffer = None) -> None:
+def stats(url: Url, output: Out = TEXT, buffer: Buffer = None) -> None:
     """Show how many groups there are of each task and status, and what went in and out.
 
     "groups" can be drawn, "leased" ones are with a consumer; of those that are "overdue" the lease is over, and they
@@ -60,55 +57,41 @@ def stats(url: Url, output: _Out = TEXT, buffer: Buffer = None) -> None:
     says that it is; the last checkpoint; and the size of the database with the WAL of a SQLite file. Where payloads
     are kept apart, the bytes are those of the files, each of which goes with its last group.
 
-    With --format json all of it is there, for each buffer what buffer.metrics() gives; csv has the rows of the first
-    table; prometheus prints metrics with their meaning, as "replaybuf serve" has them at /metrics, for node_exporter's
-    textfile collector and the like.
+    With --format json all of it is there, for each buffer what buffer.metrics() gives.
 
     \b
     Examples:
       replaybuf stats run.db
       replaybuf stats postgresql://rl@db/run7 --format json | jq .buffers
-      replaybuf stats run.db --buffer eval --format csv
-      replaybuf stats run.db --format prometheus > replaybuf.prom
     """
     reader = open_reader(url)
-    if output.format == _PROMETHEUS:
-        text = prometheus(read_figures(reader, buffer=buffer))
-        write([escape(text, keep="\n") if sys.stdout.isatty() else text])
-        return
     figures, now = reader.read(lambda tx: (_read_figures(tx, buffer), tx.now()))
-    if not output.printed(lambda: figures, lambda: figures["groups"]):
+    if output.for_people:
         _print_stats(figures, now)
+    else:
+        print_json(figures)
 
 
-def watch(
-    url: Url,
-    buffer: Buffer = None,
-    interval: Annotated[
-        float, option("--interval", "Read every so many seconds.", metavar="S", min=0.1, max=3600)
-    ] = 2.0,
-    once: Annotated[bool, option("--once", "Print the view once and end, as on a pipe.")] = False,
-) -> None:
+def watch(url: Url, buffer: Buffer = None) -> None:
     """Watch a database, full screen: who waits and why, then who is there and what "stats" prints, every two seconds.
 
     The processes that wait come first, of every buffer, with the cause to remove; then leases and workers, the groups
     with their rewards and staleness, the totals. What the terminal has no lines for is left out at the end.
 
-    It only reads. Where that takes long, it is done less often than --interval says. The error of a database that is
-    gone or locked is shown, and the read is tried again. Ctrl-C ends it; on a pipe the view is printed once.
+    It only reads. Where that takes long, it is done less often. The error of a database that is gone or locked is
+    shown, and the read is tried again. Ctrl-C ends it; on a pipe the view is printed once.
 
     \b
     Examples:
       replaybuf watch run.db
-      replaybuf watch postgresql://rl@db/run7 --interval 10
-      replaybuf watch run.db --once | head -20
+      replaybuf watch postgresql://rl@db/run7
+      replaybuf watch run.db | head -20
     """
     reader = open_reader(url)
-    if once or not sys.stdout.isatty():
+    if sys.stdout.isatty():
+        _show_live(reader, buffer)
+    else:
         _print_view(_read_view(reader, buffer))
-        return
-    signal.signal(signal.SIGTERM, _terminate)
-    _show_live(reader, buffer, interval)
 
 
 def serve(
@@ -117,16 +100,6 @@ def serve(
     host: Annotated[
         str, option("--host", "Where to listen; all but 127.0.0.1 and ::1 need a token.", metavar="ADDRESS")
     ] = _LOCALHOST,
-    token: Annotated[
-        str | None,
-        option(
-            "--token",
-            "Ask for this token; without it one is made, where one is needed. Rather set REPLAYBUF_TOKEN: what is "
-            "typed here other users of the machine can see.",
-            envvar="REPLAYBUF_TOKEN",
-            metavar="TEXT",
-        ),
-    ] = None,
     buffer: Buffer = None,
     prefix: Annotated[
         str, option("--prefix", "The path under which a proxy has the page, such as /rl.", metavar="PATH")
@@ -136,7 +109,8 @@ def serve(
 
     The page only reads, and the run doesn't notice. It is at http://127.0.0.1:8321/ and for this machine only; on a
     server, forward the port: ssh -L 8321:localhost:8321 HOST. With --host 0.0.0.0 others reach it, too, with the token
-    that is printed. Ctrl-C ends it. It needs other packages: pip install starlette uvicorn jinja2.
+    in the environment variable REPLAYBUF_TOKEN, or else one that is made; it is printed with the address. Ctrl-C ends
+    it. It needs other packages: pip install starlette uvicorn jinja2.
 
     \b
     Examples:
@@ -151,14 +125,14 @@ def serve(
 
     reader = open_reader(url)
     reader.read(lambda tx: None)
-    if token is not None:
+    if token := os.environ.get("REPLAYBUF_TOKEN"):
         server.check_token(token)
     elif not server.is_loopback(host):
         token = server.new_token()
-    app = create_app(reader, buffer=buffer, token=token, prefix=prefix)
+    app = create_app(reader, buffer=buffer, token=token or None, prefix=prefix)
     listening = server.bind(host, port)
     address = server.address_of(listening, host) + server.check_prefix(prefix).lstrip("/")
-    if token is not None:
+    if token:
         address += f"?token={token}"
     typer.echo(f"{reader.where} is at {address}  (Ctrl-C ends it)")
     server.serve(app, listening)
@@ -240,10 +214,6 @@ def _total_row(rows: list[dict[str, Any]]) -> dict[str, Any]:
 # The live view
 
 
-def _terminate(*_: Any) -> None:
-    raise SystemExit(_TERMINATED)  # an exception, so that context managers restore the terminal
-
-
 #: The waits of each buffer, buffers in which somebody waits first, the figures of `stats`, and the time.
 _View = tuple[list[Waits], dict[str, Any], datetime]
 
@@ -269,7 +239,7 @@ def _print_view(view: _View) -> None:
     _print_stats(figures, now)
 
 
-def _show_live(reader: Reader, buffer: str | None, interval: float) -> None:
+def _show_live(reader: Reader, buffer: str | None) -> None:
     from rich.console import ConsoleDimensions, Group
     from rich.live import Live
     from rich.text import Text
@@ -287,7 +257,7 @@ def _show_live(reader: Reader, buffer: str | None, interval: float) -> None:
             except Exception as error:  # of any kind: the next reading may succeed
                 kind = "" if isinstance(error, ReplayBufError) else f"{type(error).__name__}: "
                 failure = Text(escape_line(f"trying again: {kind}{error}"), style="bold red")
-            pause = max(interval, (time.monotonic() - started) / _SHARE if not failure else 0)
+            pause = max(_INTERVAL, (time.monotonic() - started) / _SHARE if not failure else 0)
             out.size = ConsoleDimensions(*os.get_terminal_size(sys.stdout.fileno()))  # COLUMNS isn't updated
             live.update(Group(head, *([failure] if failure else []), body), refresh=True)
             time.sleep(pause)

@@ -12,7 +12,7 @@ import typer
 
 from replaybuf.cli.commands import TEXT, OfTask, OneBuffer, Out, Url, argument, option, read_limit
 from replaybuf.cli.groups import ARCHIVE
-from replaybuf.cli.output import Output, console, print_facts, print_line, print_table, write
+from replaybuf.cli.output import Output, console, print_facts, print_json, print_line, print_table, write
 from replaybuf.common import units
 from replaybuf.common.redact import escape, redact
 from replaybuf.errors import InputError
@@ -25,11 +25,11 @@ from replaybuf.view.columns import BATCHES, BY_TASK, BY_WORKER, MEMBERS, STEPS, 
 from replaybuf.view.steps import STEPS_SHOWN, Step, Steps, no_groups, read_step, read_steps
 from replaybuf.view.workers import Workers, by_task_columns
 
-_KINDS = ("steps", "step", "uid")
+_KINDS = ("step", "uid")
 _LAST = "last"
 _GROUPS = 10
 
-_What = Annotated[str | None, argument("WHAT", "steps, step or uid, or a step; steps if left out.")]
+_What = Annotated[str | None, argument("WHAT", "step or uid; the last steps if left out.")]
 _Which = Annotated[str | None, argument("WHICH", "The step, last for the last one, or the uid.")]
 
 
@@ -41,27 +41,27 @@ def trace(
     buffer: OneBuffer = None,
     task: OfTask = None,
     worker: Annotated[str | None, option("--worker", "Only groups of this worker.", metavar="NAME")] = None,
-    before: Annotated[int | None, option("--before", "With steps: only those before this one.", metavar="STEP")] = None,
+    before: Annotated[int | None, option("--before", "Only steps before this one.", metavar="STEP")] = None,
     limit: Annotated[
         str | None,
         option("--limit", "At most so many steps (20), or groups and workers (10), or all.", metavar="N|all"),
     ] = None,
     worst: Annotated[
-        int | None, option("--worst", "With step: also the N answers with the lowest rewards.", min=1, max=100)
+        int | None, option("--worst", "With a step, also the N answers with the lowest rewards.", min=1, max=100)
     ] = None,
 ) -> None:
     """Show what a train step was trained on, who made it, and what became of a group.
 
-    "steps" lists the last train steps, with the mean reward of their groups. Above
-    are the workers that are below the others over the last steps, and how far each is above (+) or below (-) them in
-    each task. A step is red where a task is lower than in the steps before, or another worker is lower than the others.
-    "step 413" says what it was trained on: from which weights, how stale, and made by whom, the workers first whose
-    groups are worst compared with those that others made of the same tasks; then the groups themselves. With --task and
-    --worker, both are about these groups. "uid 17" is the life of a group: put, drawn, given back, by whom, replaced by
-    what, in which checkpoints.
+    Without WHAT it lists the last train steps, with the mean reward of their groups. Above are the workers that are
+    below the others over the last steps, and how far each is above (+) or below (-) them in each task. A step is red
+    where a task is lower than in the steps before, or another worker is lower than the others. "step 413" says what it
+    was trained on: from which weights, how stale, and made by whom, the workers first whose groups are worst compared
+    with those that others made of the same tasks; then the groups themselves. With --task and --worker, both are about
+    these groups. "uid 17" is the life of a group: put, drawn, given back, by whom, replaced by what, in which
+    checkpoints.
 
-    The last 10,000 draws of a buffer are recorded, unless its config says
-    otherwise. Of a step that was trained on again after a restore, both are shown, the last first.
+    The last 10,000 draws of a buffer are recorded, unless its config says otherwise. Of a step that was trained on
+    again after a restore, both are shown, the last first.
 
     \b
     Examples:
@@ -72,9 +72,10 @@ def trace(
       replaybuf trace run.db uid 17
       replaybuf trace run.db step 413 --format json | jq '.runs[0].workers[0]'
     """
-    what, which = _parse_target(what or _KINDS[0], which)
+    if what is not None and what not in _KINDS:
+        raise typer.BadParameter(f"{redact(what)!r:.100} is none of {', '.join(_KINDS)}.", param_hint="WHAT")
     if worst is not None and what != "step":
-        raise typer.BadParameter("it goes with a step, or last: trace URL last --worst N", param_hint="--worst")
+        raise typer.BadParameter("it goes with a step: trace URL step last --worst N", param_hint="--worst")
     reader = open_reader(url)
     if what == "uid":
         if task is not None or worker is not None:
@@ -82,20 +83,9 @@ def trace(
         _show_life(reader, output, _number(which, "uid"))
     elif what == "step":
         step = None if which == _LAST else _number(which, "step")
-        _show_step(reader, output, buffer, step, _limit_or_default(limit, _GROUPS), worst or 0, task, worker)
+        _show_step(reader, output, buffer, step, read_limit(limit or str(_GROUPS)), worst or 0, task, worker)
     else:
-        _show_steps(reader, output, buffer, before, _limit_or_default(limit, STEPS_SHOWN), task, worker)
-
-
-def _parse_target(kind: str, target: str | None) -> tuple[str, str | None]:
-    """Return WHAT and WHICH; a number or `last` alone is a step."""
-    if target is None and (kind == _LAST or kind.removeprefix("-").isdecimal()):
-        return "step", kind
-    if kind not in _KINDS:
-        raise typer.BadParameter(f"{redact(kind)!r:.100} is none of {', '.join(_KINDS)}.", param_hint="WHAT")
-    if kind == "steps" and target is not None:
-        raise typer.BadParameter(f"steps takes none; did you mean: step {redact(target):.100}", param_hint="WHICH")
-    return kind, target
+        _show_steps(reader, output, buffer, before, read_limit(limit or str(STEPS_SHOWN)), task, worker)
 
 
 def _number(text: str | None, kind: str) -> int:
@@ -107,11 +97,6 @@ def _number(text: str | None, kind: str) -> int:
     except ValueError:
         pass
     raise typer.BadParameter(f"{redact(text)!r:.100} is no number of a {kind}.", param_hint="WHICH")
-
-
-def _limit_or_default(limit: str | None, default: int) -> int | None:
-    """Return the limit or its default; None for all."""
-    return default if limit is None else read_limit(limit)
 
 
 # The last steps
@@ -139,8 +124,6 @@ def _show_steps(
             _print_by_task(steps.workers)
             write(["\n"])
     output.rows(steps.rows if output.for_people else [asdict(row) for row in steps.rows], STEPS, steps.now)
-    if unusable := [row.step for row in steps.rows if row.reward is None]:
-        output.note(f"no usable reward (a finite number) in any group of step {units.some(unusable)}")
     _note_earlier(output, steps)
     if steps.known.without_step:
         draws = f"{units.number(steps.known.without_step)} of {units.number(steps.known.batches)} draws"
@@ -179,7 +162,8 @@ def _show_step(
 
     train_step, runs, now = reader.read(read)
     value = {"step": train_step, "runs": [asdict(run.summary) | asdict(run) for run in runs]}
-    if output.printed(lambda: value, lambda: [group for run in runs for group in run.groups]):
+    if not output.for_people:
+        print_json(value)
         return
     for run in runs:
         _print_step(run, now, limit)
@@ -236,10 +220,11 @@ def _show_life(reader: Reader, output: Output, uid: int) -> None:
         return life
 
     life = reader.read(read)
-    value = asdict(life.origin) | asdict(life) | {"now": place_of(life), "timeline": timeline(life)}
-    if output.printed(lambda: value, lambda: timeline(life)):
+    value = asdict(life) | {"now": place_of(life), "timeline": timeline(life)}
+    if not output.for_people:
+        print_json(value)
         return
-    suffix = f" of {life.origin.task_name}" if life.origin.task_name else ""
+    suffix = f" of {life.task_name}" if life.task_name else ""
     print_facts(f"group {life.uid}{suffix}", _life_facts(life), 13)
     if rows := timeline(life):
         write(["\n"])
@@ -247,20 +232,17 @@ def _show_life(reader: Reader, output: Output, uid: int) -> None:
 
 
 def _life_facts(life: Life) -> dict[str, str | None]:
-    origin, row = life.origin, life.row
+    row = life.row
     is_unfinished = row is not None and row["status"] not in (Status.COMPLETED, Status.ARCHIVED)
     unusable = "" if is_unfinished else "no usable one (a finite number)"
     return {
-        "buffer": origin.buffer if life.several else None,
-        "put by": origin.worker,
-        "weights": None if origin.oldest_model_step is None else f"of step {origin.oldest_model_step}",
-        "reward": unusable if origin.reward is None else f"{origin.reward:.3f}",
+        "buffer": life.buffer if life.several else None,
+        "put by": life.worker,
+        "weights": None if life.oldest_model_step is None else f"of step {life.oldest_model_step}",
+        "reward": unusable if life.reward is None else f"{life.reward:.3f}",
         "now": place_of(life),
         "replaces": uids_text(life.replaces),
-        "made from": uids_text(life.made_from),
         "replaced by": uids_text(life.replaced_by),
-        "rollout of": uids_text(life.rollout_of),
-        "checkpoints": ", ".join(map(str, life.checkpoints)),
         "error": None if row is None else row["error"],
         "prompt": None if row is None else row["prompt"],
         "texts": f"gone with it; {ARCHIVE}" if row is None and any(map(is_settled, life.draws)) else None,

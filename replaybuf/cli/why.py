@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from replaybuf.cli import commands
 from replaybuf.cli.groups import trainer_text
-from replaybuf.cli.output import print_line, print_table, write
+from replaybuf.cli.output import print_json, print_line, print_table, write
 from replaybuf.common import units
 from replaybuf.common.redact import escape_line
 from replaybuf.common.units import joined
@@ -19,14 +19,10 @@ from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import LEASES, PROCESSES
 from replaybuf.view.wait_reasons import TASKS, DrawQuestion, Waits, idle_sentence, read_waits
 
-_MOST_WAITS = 20
 _MOST_WORKERS = 20
 
 Task = Annotated[str | None, commands.argument("TASK", "Only waits for groups of this task.")]
 Size = Annotated[int | None, commands.option("--size", "Ask for a draw of so many groups.", min=1)]
-OfStatus = Annotated[
-    str | None, commands.option("--status", "Ask for a draw of groups of this status.", metavar="STATUS")
-]
 
 
 def why(
@@ -35,21 +31,19 @@ def why(
     task: Task = None,
     buffer: commands.Buffer = None,
     size: Size = None,
-    status: OfStatus = None,
     where: commands.Where = None,
 ) -> None:
     """Say why a trainer or a producer waits: the cause to remove in one sentence, the numbers below.
 
     Each cause has a line, with those who wait for it now. Where nobody waits, the line is about a draw of one group
-    that somebody might do now; --size, --status and --where ask about another draw. Causes that may come next follow as
-    "also".
+    that somebody might do now; --size and --where ask about another draw. Causes that may come next follow as "also".
 
     Below are the groups of each task, leases, workers, the limits in force, the last draw, and the last wait that timed
     out. Of workers of one name those that are alive are shown, or else the last one. A "silent" worker was killed, or
     sent no heartbeat for a minute (15 seconds of a wait): its counts are those of its last heartbeat. A "fenced" one
     had the buffer open when another process restored it.
 
-    With --format json all of it is there; csv has a row for each wait.
+    With --format json all of it is there.
 
     \b
     Examples:
@@ -59,11 +53,12 @@ def why(
       replaybuf why run.db --format json | jq -r '.[].waits[].reason'
     """
     query_of(where, None, None)  # raises for an invalid query before the database is opened
-    question = DrawQuestion(task, size or 1, commands.status_of(status) or Status.COMPLETED, where)
-    asked = not (size is None and status is None and where is None)
+    question = DrawQuestion(task, size or 1, Status.COMPLETED, where)
+    asked = not (size is None and where is None)
     reader = open_reader(url)
     rows = reader.read(lambda tx: read_waits(tx, buffer, question, asked=asked))
-    if output.printed(lambda: [asdict(row) for row in rows], lambda: [_row(w) for row in rows for w in row.waits]):
+    if not output.for_people:
+        print_json([asdict(row) for row in rows])
         return
     several = len(rows) > 1
     for number, row in enumerate(rows):
@@ -78,10 +73,6 @@ def why(
             print_line(line)
 
 
-def _row(wait: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in wait.items() if name not in ("limits", "facts")}
-
-
 def print_waits(waits: Waits, *, several: bool, about_a_draw: bool = False) -> bool:
     """Print a line for each wait, with lines below it for its other causes; return whether there is any."""
     scope = f" of {waits.buffer}" if several else ""
@@ -92,14 +83,12 @@ def print_waits(waits: Waits, *, several: bool, about_a_draw: bool = False) -> b
     for wait in waits.waits:
         queues.setdefault(wait["sentence"], []).append(wait)
     causes = [queue[0] for queue in queues.values()]
-    for wait in causes[:_MOST_WAITS]:
+    for wait in causes:
         lead = _lead(queues[wait["sentence"]], waits, scope) if waits.somebody_waits else f"If somebody drew now{scope}"
         print_line(f"{lead}: {wait['sentence']}")
         for fact in wait["facts"]:
             if fact["reason"] is not None:
                 print_line(f"also: {fact['text']}", indent="  ")
-    if len(causes) > _MOST_WAITS:
-        write([f"and {len(causes) - _MOST_WAITS:,} more\n"])
     return bool(sentence or causes)
 
 

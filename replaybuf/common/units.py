@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import base64
-import csv
 import html
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from types import SimpleNamespace
 from typing import Any, overload
 
 from replaybuf.common.redact import escape
@@ -234,23 +232,6 @@ def plain(value: Any) -> Any:
     if hasattr(value, "tolist"):  # numpy's arrays and scalars
         return plain(value.tolist())
     return str(value)
-
-
-def csv_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the lines of a CSV file: a header, then rows, which have the same keys; nothing without rows."""
-    writer = csv.writer(SimpleNamespace(write=str), lineterminator="\n")
-    for values in (rows[0], *(row.values() for row in rows)) if rows else ():
-        yield writer.writerow([_cell(value) for value in values])
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, Mapping | list | tuple):
-        return json.dumps(plain(value), ensure_ascii=False)
-    if isinstance(value, float | Decimal):
-        return value
-    if isinstance(value, bytes | bytearray | memoryview):
-        return base64.b64encode(value).decode("ascii")
-    return plain(value)
 
 
 def html_table(caption: str, headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

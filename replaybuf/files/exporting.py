@@ -1,4 +1,4 @@
-"""Exports: groups that match a query, from any store, in batches, to files and DataFrames.
+"""Exports: groups that match a query, from any store, in batches, to files.
 
 A file gets its final name when it is complete.
 """
@@ -7,25 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import zlib
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import IO, Any, Final, TypedDict, TypeVar, cast
+from typing import IO, Any, Final, TypeVar, cast
 
 from replaybuf.common.cancellation import shielded
-from replaybuf.common.checks import import_optional
 from replaybuf.common.file_systems import partial_file, publish
 from replaybuf.common.progress import OnProgress, ProgressReporter
 from replaybuf.common.redact import redact_path
 from replaybuf.errors import FileError, ReplayBufError
 from replaybuf.files.parquet_files import TableWriter
-from replaybuf.files.row_format import PlainValues, Row, as_json, rows_of
+from replaybuf.files.row_format import Row, plain, rows_of
 from replaybuf.files.sources import dump, file_errors, format_of
 from replaybuf.rules.policies import Order, OrderTerm
-from replaybuf.rules.query import LogicNode, Node, Query, ScalarNode
+from replaybuf.rules.query import LogicNode, Node, ScalarNode
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS
 from replaybuf.storage.values import StorageItem
@@ -34,21 +31,16 @@ from replaybuf.values.rollouts.statuses import Status
 
 
 class JSONLinesWriter:
-    """Writes rows as lines of JSON, plain or as gzip does."""
+    """Writes rows as lines of JSON."""
 
-    def __init__(self, raw: IO[bytes], plain: PlainValues, *, gzipped: bool) -> None:
+    def __init__(self, raw: IO[bytes]) -> None:
         self._raw = raw
-        self._plain = plain
-        self._compressor = zlib.compressobj(wbits=31) if gzipped else None  # 31: in the format of gzip
 
     def write(self, rows: Sequence[Row]) -> None:
-        lines = b"".join(dump(as_json(row, self._plain)) for row in rows)
-        self._raw.write(self._compressor.compress(lines) if self._compressor is not None else lines)
+        self._raw.write(b"".join(dump(plain(row)) for row in rows))
 
     def close(self) -> None:
-        compressor, self._compressor = self._compressor, None
-        if compressor is not None:
-            self._raw.write(compressor.flush())
+        """Do nothing: a file of lines has no end of its own."""
 
 
 Writer = JSONLinesWriter | TableWriter
@@ -58,14 +50,6 @@ OrderBy = str | OrderTerm | Iterable[str | OrderTerm] | None
 
 #: The number of groups converted to rows at a time. (A store reads them in pieces of some megabytes.)
 _GROUPS_AT_ONCE: Final = 32
-
-
-class Selection(TypedDict, total=False):
-    """The groups of an export. `ReplayBuffer.export` has the meaning, `find` that of `order_by`."""
-
-    where: Query | None
-    order_by: OrderBy
-    limit: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +69,14 @@ class ExportQuery:
 class Exported:
     """The result of an export: its file, and the groups and rollouts in it.
 
-    `left` is the number of groups removed from the buffer before they were read, `unreadable` the uids of groups whose
-    payload can't be decoded; both are missing from the file. `bytes` is its size. `warnings` name the values that are
-    text in the file, because JSON and Arrow lack their kind.
+    `unreadable` are the uids of groups whose payload can't be decoded, which are missing from the file. `bytes` is its
+    size.
     """
 
     groups: int = 0
     rollouts: int = 0
     bytes: int = 0
-    left: int = 0
     unreadable: list[int] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
 
 
 async def export_file(
@@ -106,14 +87,13 @@ async def export_file(
     It gets its name when it is complete; until then, and after an error, there is none. Raises FileError if one exists
     already, unless `force`; StorageError, AccessError, FileError.
     """
-    form, plain = format_of(path), PlainValues()
+    form = format_of(path)
     with file_errors(path, "written"), contextlib.ExitStack() as stack:
         raw = await in_thread(lambda: _open(path, stack, force=force))
-        writer = TableWriter(raw, plain) if form == "parquet" else JSONLinesWriter(raw, plain, gzipped=form == "gzip")
+        writer = TableWriter(raw) if form == ".parquet" else JSONLinesWriter(raw)
         stack.callback(_close_quietly, writer)
         exported = await _export(storage, selection, writer, progress)
         exported.bytes = await in_thread(lambda: _publish(writer, raw, path, force=force))
-        exported.warnings = plain.warnings()
     return exported
 
 
@@ -154,61 +134,34 @@ async def export_lines(
     storage: SQLStorage, selection: ExportQuery, stream: Any, progress: OnProgress | None = None
 ) -> Exported:
     """Write groups as lines of JSON to a stream, such as stdout. Return the counts."""
-    plain = PlainValues()
-    exported = await _export(storage, selection, JSONLinesWriter(stream, plain, gzipped=False), progress)
-    exported.warnings = plain.warnings()
-    return exported
+    return await _export(storage, selection, JSONLinesWriter(stream), progress)
 
 
 async def _export(storage: SQLStorage, selection: ExportQuery, writer: Writer, progress: OnProgress | None) -> Exported:
-    at_most = await _most_found(storage, selection)
-    total = await storage.count(selection.query, at_most=at_most)
-    wanted = total if selection.limit is None else min(total, selection.limit)
-    exported, reporter = Exported(left=total), ProgressReporter(progress, wanted)
-    async with aclosing(batches_of(storage, selection, exported, at_most)) as batches:
-        async for rows, groups in batches:
-            await in_thread(partial(writer.write, rows))
-            reporter.add(groups, 0)
-    reporter.finish()
-    exported.left = max(0, min(exported.left, wanted - exported.groups - len(exported.unreadable)))
-    return exported
+    query = LogicNode("$and", (selection.query, ScalarNode("status", "$ne", Status.FILLING)))
+    exported, items = Exported(), list[StorageItem]()
+    reporter = ProgressReporter(progress, await storage.count(query, at_most=selection.limit))
 
+    async def write() -> None:
+        await in_thread(lambda: writer.write(_rows(storage.codec, items, selection)))
+        reporter.add(len(items), 0)
+        items.clear()
 
-async def _most_found(storage: SQLStorage, selection: ExportQuery) -> int | None:
-    """Return the limit for a search, in which rollouts of prompts in flight are found, too, and left out."""
-    if selection.limit is None:
-        return None
-    filling = LogicNode("$and", (selection.query, ScalarNode("status", "$eq", Status.FILLING)))
-    return selection.limit + await storage.count(filling)
-
-
-async def batches_of(
-    storage: SQLStorage, selection: ExportQuery, exported: Exported, at_most: int | None
-) -> AsyncGenerator[tuple[list[Row], int], None]:
-    """Yield batches of rows, each with its number of groups; `exported` counts the groups, and `left` down.
-
-    `at_most` bounds the groups that are found.
-    """
-    items: list[StorageItem] = []
-    matches = cast(Any, storage.find(selection.query, order=selection.order, limit=at_most))
+    matches = cast(Any, storage.find(query, order=selection.order, limit=selection.limit))
     async with aclosing(matches):
         async for item in matches:
-            if exported.groups + len(exported.unreadable) == selection.limit:
-                break
-            exported.left -= 1
             if not item.item:
                 exported.unreadable.append(item.uid)
                 continue
-            if item.part is not None and isinstance(item.part.name, int):
-                continue  # of a prompt in flight, which is leased
             items.append(item)
             exported.groups += 1
             exported.rollouts += item.rollouts
             if len(items) >= _GROUPS_AT_ONCE:
-                yield await in_thread(lambda: _rows(storage.codec, items, selection)), len(items)
-                items.clear()
+                await write()
     if items:
-        yield await in_thread(lambda: _rows(storage.codec, items, selection)), len(items)
+        await write()
+    reporter.finish()
+    return exported
 
 
 def _rows(codec: Codec, items: Sequence[StorageItem], selection: ExportQuery) -> list[Row]:
@@ -230,14 +183,3 @@ def _rows(codec: Codec, items: Sequence[StorageItem], selection: ExportQuery) ->
 async def in_thread(function: Callable[[], T]) -> T:
     """Run a function in a thread, and wait for its end even when cancelled, because it uses files until then."""
     return await shielded(asyncio.to_thread(function))
-
-
-async def to_pandas(storage: SQLStorage, selection: ExportQuery) -> Any:
-    """Return groups as a DataFrame with the rows of an export."""
-    pandas = import_optional("pandas", "to_pandas() needs the package pandas: pip install pandas")
-    records, plain = list[Row](), PlainValues()
-    at_most = await _most_found(storage, selection)
-    async with aclosing(batches_of(storage, selection, Exported(), at_most)) as batches:
-        async for rows, _ in batches:
-            records += await in_thread(lambda rows=rows: [as_json(row, plain) for row in rows])  # type: ignore[misc]
-    return await in_thread(lambda: pandas.DataFrame.from_records(records))

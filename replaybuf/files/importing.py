@@ -2,32 +2,30 @@
 
 The file is read twice: first completely, so that nothing of a damaged file is written; then again, in batches. A batch
 is put in one transaction with a *cursor* of the buffer, named by a digest of the file's bytes and of how its columns
-are read. It has the number of imported groups of each task and status. So a killed import continues where it ended, and
-a repeated one does nothing, even if the groups have been consumed meanwhile. A checkpoint keeps the cursor with the
-groups.
+are read. Its position is the number of imported groups. So a killed import continues where it ended, and a repeated one
+does nothing, even if the groups have been consumed meanwhile. A checkpoint keeps the cursor with the groups.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from xxhash import xxh3_128
 
-from replaybuf.common.checks import check_staleness, check_task_name
+from replaybuf.common.checks import check_staleness
 from replaybuf.common.progress import OnProgress, ProgressReporter, in_pieces
 from replaybuf.common.worker_name import worker_name
 from replaybuf.errors import ConflictError, FileError, ReplayBufError, RolloutError
 from replaybuf.files.exporting import in_thread
-from replaybuf.files.row_format import FileGroup, Row
+from replaybuf.files.row_format import FileGroup
 from replaybuf.files.sources import RolloutFile
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.values import Cursor, NewGroup, Part
+from replaybuf.storage.values import NewGroup
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.marks import Marks
 from replaybuf.values.rollouts.outline import outline
@@ -43,25 +41,15 @@ def checked_group(group: FileGroup, codec: Codec) -> NewGroup:
     """Return a group as every store accepts it, validated. Raises FileError with the place in the file."""
     try:
         payload = _PLAIN_CODEC.encode(group.rollouts) if group.payload is None else group.payload
-        metadata = group.metadata | _place_of(group.metadata)
-        entry = NewGroup(**metadata, rollouts=codec.decode(payload), payload=payload, segments=group.segments)
+        if group.metadata["status"] == Status.FILLING:
+            raise FileError("a rollout of a group that fills is put by itself: put(group=, size=)")
+        entry = NewGroup(**group.metadata, rollouts=codec.decode(payload), payload=payload, segments=group.segments)
         if len(entry.rollouts) != len(group.rollouts):
             raise FileError(f"the payload has {len(entry.rollouts)} rollouts, and there are {len(group.rollouts)} here")
         _check_rollouts(entry.rollouts, codec.rollout_type)
     except (ReplayBufError, ArithmeticError) as error:
         raise FileError(f"{group.place}: {error}") from error
     return entry
-
-
-def _place_of(metadata: Row) -> Row:
-    """Return the key of a group; of a rollout of a group that fills, its place in that instead. Raises FileError."""
-    key, part = metadata["key"], metadata["part"]
-    if (part is None) != (metadata["status"] != Status.FILLING) or (part is not None and key is None):
-        raise FileError("a group is filling if it has a key, and a part: its size, min_size and index")
-    if part is None:
-        return {"key": key, "part": None}
-    size, min_size, index = part
-    return {"key": None, "part": Part(key, size, min_size, index, metadata["task_name"], wanted=index)}
 
 
 def _check_rollouts(rollouts: Sequence[Any], kind: RolloutType) -> None:
@@ -86,53 +74,17 @@ _GROUPS: Final = 128
 _BYTES: Final = 16 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class ImportOptions:
-    """The groups of a file to import: those of a task or a status, or all. Raises InputError.
-
-    With `partial`, a file that ends within a row or a group is imported up to there. With `again`, groups that were
-    imported before are imported once more. With `dry_run`, nothing is put.
-    """
-
-    task: str | None = None
-    status: Status | None = None
-    partial: bool = False
-    again: bool = False
-    dry_run: bool = False
-
-    def __post_init__(self) -> None:
-        if self.task is not None:
-            check_task_name(self.task, "task")
-
-    def takes(self, group: FileGroup) -> bool:
-        task, status = group.lane
-        return self.task in (None, task) and self.status in (None, status)
-
-
 @dataclass(slots=True)
 class Survey:
-    """The content of a file: groups and rollouts by task and status, notices about them, and where it ends.
+    """The content of a file: groups and rollouts by task and status. `there` is the number of groups imported before.
 
-    `there` is the number of groups imported before. `notices` counts groups by what is unusual about them, such as a
-    missing response, and `examples` has the place of the first one. `ends` is the place where a file was cut short.
     `digest` stands for the bytes of the file and the mapping of its columns.
     """
 
     groups: Counter[Lane] = field(default_factory=Counter)
     rollouts: Counter[Lane] = field(default_factory=Counter)
     there: Counter[Lane] = field(default_factory=Counter)
-    notices: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, str] = field(default_factory=dict)
     digest: str = ""
-    ends: str | None = None
-
-    def add(self, group: FileGroup) -> None:
-        """Count a group."""
-        self.groups[group.lane] += 1
-        self.rollouts[group.lane] += count_of(group.rollouts, group.segments)
-        for notice in group.notices:
-            self.notices[notice] += 1
-            self.examples.setdefault(notice, group.place)
 
     @property
     def new(self) -> int:
@@ -154,73 +106,66 @@ class Imported:
 
 
 async def import_from(
-    storage: SQLStorage, source: RolloutFile, options: ImportOptions, progress: OnProgress | None = None
+    storage: SQLStorage,
+    source: RolloutFile,
+    *,
+    again: bool = False,
+    dry_run: bool = False,
+    progress: OnProgress | None = None,
 ) -> Imported:
     """Put the groups of a file, each exactly once; none if any of them is invalid. Return the counts.
 
-    `progress` is called in both passes: with the groups read, of an unknown total, and then with the groups put. Raises
-    the errors of `survey` and `import_groups`.
+    With `again`, groups that were imported before are imported once more. With `dry_run`, nothing is put. `progress` is
+    called in both passes: with the groups read, of an unknown total, and then with the groups put. Raises the errors of
+    `survey` and `import_groups`.
     """
-    scan = await survey(storage, source, options, progress)
-    if options.dry_run or not scan.new:
+    scan = await survey(storage, source, again=again, progress=progress)
+    if dry_run or not scan.new:
         return Imported(scan, there=scan.there.total())
-    return await import_groups(storage, source, options, scan, progress)
+    return await import_groups(storage, source, scan, again=again, progress=progress)
 
 
 async def survey(
-    storage: SQLStorage, source: RolloutFile, options: ImportOptions, progress: OnProgress | None = None
+    storage: SQLStorage, source: RolloutFile, *, again: bool = False, progress: OnProgress | None = None
 ) -> Survey:
     """Read a file to its end, check each group, and return what an import would do. Writes nothing.
 
-    Raises FileError with the place of the first invalid group; of reason "ends" for a file that was cut short, unless
-    `options.partial`.
+    Raises FileError with the place of the first invalid group.
     """
-    scan, reporter = Survey(), ProgressReporter(progress, None)
-    digest = xxh3_128()
-    with closing(_pieces(storage.codec, source, scan)) as reading:
-        while piece := await in_thread(lambda: next(reading, None)):
-            for group, _ in piece:
-                if options.takes(group):
-                    scan.add(group)
-            reporter.add(len(piece), sum(len(new_group.payload or b"") for _, new_group in piece))
-    if scan.ends is not None and not options.partial:
-        raise FileError(
-            f"{scan.ends}; nothing was imported. To import what is before it, say so (partial=True, --partial)",
-            reason="ends",
-        )
+    digest, lanes = xxh3_128(), list[Lane]()
     with closing(source.pieces()) as pieces:
         while piece_of_bytes := await in_thread(lambda: next(pieces, None)):
             digest.update(piece_of_bytes)
+    scan, reporter = Survey(digest=digest.hexdigest()), ProgressReporter(progress, None)
+    with closing(_pieces(storage.codec, source)) as reading:
+        while piece := await in_thread(lambda: next(reading, None)):
+            for group, _ in piece:
+                lanes.append(group.lane)
+                scan.rollouts[group.lane] += count_of(group.rollouts, group.segments)
+            reporter.add(len(piece), sum(len(new_group.payload or b"") for _, new_group in piece))
     reporter.finish()
-    scan.digest = digest.hexdigest()
-    if scan.groups and not options.again:
-        counts = _unpack_counts(await storage.cursor(IMPORT + scan.digest))
-        for lane, n in scan.groups.items():
-            scan.there[lane] = min(n, counts[lane])
+    scan.groups = Counter(lanes)
+    if lanes and not again:  # only now: a file with a mistake makes no database
+        scan.there = Counter(lanes[: (await storage.cursor(IMPORT + scan.digest)).position])
     return scan
 
 
 Pair = tuple[FileGroup, NewGroup]
 
 
-def _checked(codec: Codec, source: RolloutFile, scan: Survey) -> Iterator[Pair]:
-    """Yield the groups of a file, as they are in it and checked; `scan.ends` says if it was cut short."""
-    try:
-        for group in source.read():
-            yield group, checked_group(group, codec)
-    except FileError as error:
-        if error.reason != "ends":
-            raise
-        scan.ends = str(error)
-
-
-def _pieces(codec: Codec, source: RolloutFile, scan: Survey) -> Generator[list[Pair], None, None]:
-    """Yield these groups in the pieces of an import."""
-    return in_pieces(_checked(codec, source, scan), lambda pair: len(pair[1].payload or b""), _GROUPS, _BYTES)
+def _pieces(codec: Codec, source: RolloutFile) -> Generator[list[Pair], None, None]:
+    """Yield the groups of a file, as they are in it and checked, in the pieces of an import."""
+    groups = ((group, checked_group(group, codec)) for group in source.read())
+    return in_pieces(groups, lambda pair: len(pair[1].payload or b""), _GROUPS, _BYTES)
 
 
 async def import_groups(
-    storage: SQLStorage, source: RolloutFile, options: ImportOptions, scan: Survey, progress: OnProgress | None = None
+    storage: SQLStorage,
+    source: RolloutFile,
+    scan: Survey,
+    *,
+    again: bool = False,
+    progress: OnProgress | None = None,
 ) -> Imported:
     """Put the groups of a surveyed file. Return the counts.
 
@@ -228,27 +173,18 @@ async def import_groups(
     Raises ConflictError when another process is importing the same file, FileError when it has changed since the
     survey, and the errors of `put`.
     """
-    result, read_counts, worker = Imported(scan), Counter[Lane](), worker_name()
-    cursor = await storage.cursor(IMPORT + scan.digest)
-    counts: Counter[Lane] = Counter() if options.again else _unpack_counts(cursor)
-    counts_before, reporter = counts.copy(), ProgressReporter(progress, scan.new)
-    with closing(_pieces(storage.codec, source, scan)) as reading:
+    cursor, number = await storage.cursor(IMPORT + scan.digest), 0
+    there, worker = 0 if again else cursor.position, worker_name()
+    result, reporter = Imported(scan, there=there), ProgressReporter(progress, scan.new)
+    with closing(_pieces(storage.codec, source)) as reading:
         while piece := await in_thread(lambda: next(reading, None)):
-            batch = []
-            for group, new_group in piece:
-                if not options.takes(group):
-                    continue
-                lane = group.lane
-                read_counts[lane] += 1
-                if read_counts[lane] <= counts_before[lane]:
-                    result.there += 1
-                    continue
-                counts[lane] += 1
-                new_group.worker = new_group.worker or worker
-                batch.append(new_group)
+            batch = [new_group for _, new_group in piece[max(0, there - number) :]]
+            number += len(piece)
             if not batch:
                 continue
-            next_cursor = replace(cursor, position=counts.total(), value=_pack_counts(counts))
+            for new_group in batch:
+                new_group.worker = new_group.worker or worker
+            next_cursor = replace(cursor, position=number)
             if not await storage.put_with_cursor(batch, next_cursor, EventKind.IMPORTED):
                 raise ConflictError(
                     f"another process imports the same file, or the buffer was restored; {result.groups} groups were "
@@ -259,16 +195,6 @@ async def import_groups(
             result.rollouts += sum(count_of(new_group.rollouts, new_group.segments) for new_group in batch)
             reporter.add(len(batch), sum(len(new_group.payload or b"") for new_group in batch))
     reporter.finish()
-    if any(read_counts[lane] != n for lane, n in scan.groups.items()):
+    if number != scan.groups.total():
         raise FileError("the file has changed since it was read the first time; look at what is in the buffer")
     return result
-
-
-def _pack_counts(counts: Counter[Lane]) -> bytes:
-    return json.dumps([[task, status, n] for (task, status), n in sorted(counts.items()) if n]).encode()
-
-
-def _unpack_counts(cursor: Cursor) -> Counter[Lane]:
-    """Return the number of imported groups of each task and status."""
-    entries = json.loads(cursor.value) if cursor.value else []
-    return Counter({(str(task), Status(status)): int(n) for task, status, n in entries})

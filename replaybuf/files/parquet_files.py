@@ -16,7 +16,7 @@ import numpy as np
 
 from replaybuf.common.checks import import_optional
 from replaybuf.errors import FileError
-from replaybuf.files.row_format import JSON, METADATA, MORE, PAYLOAD, PREFIX, Placed, PlainValues, Row
+from replaybuf.files.row_format import JSON, METADATA, MORE, PAYLOAD, PREFIX, Placed, Row, plain
 
 #: What pyarrow raises for values that a column can't hold; some of its errors are none of ValueError or TypeError.
 _MISFIT_ERRORS: Final = (ValueError, TypeError, ArithmeticError, NotImplementedError)
@@ -59,7 +59,7 @@ def _infer_array(values: Sequence[Any]) -> Any:
     types, inner = arrow().types, _innermost_type(array.type)
     if types.is_struct(inner):
         names = {field.name for field in inner if types.is_string(field.type) and "," not in field.name}
-        plain = (
+        is_plain = (
             bool(names)
             and inner != array.type
             and all(
@@ -68,8 +68,8 @@ def _infer_array(values: Sequence[Any]) -> Any:
         )
     else:
         kinds = (types.is_integer, types.is_floating, types.is_boolean, types.is_string, types.is_binary, types.is_null)
-        plain = any(test(inner) for test in kinds)
-    return array if plain else None
+        is_plain = any(test(inner) for test in kinds)
+    return array if is_plain else None
 
 
 def _fit_array(values: Sequence[Any], kind: Any) -> Any:
@@ -93,9 +93,8 @@ def _is_unicode(text: str) -> bool:
 class _Columns:
     """The columns of a file, determined by its first rows."""
 
-    def __init__(self, rows: Sequence[Row], plain: PlainValues) -> None:
+    def __init__(self, rows: Sequence[Row]) -> None:
         pa = arrow()
-        self._plain = plain
         types = {PREFIX + name: None if kind == JSON else pa.type_for_alias(kind) for name, kind in _METADATA.items()}
         if PAYLOAD not in rows[0]:
             del types[PAYLOAD]
@@ -123,7 +122,7 @@ class _Columns:
         """Return values as a column; those that don't fit go to `more`."""
         pa = arrow()
         if field.metadata:
-            texts = [None if value is None else json.dumps(self._plain.json(field.name, value)) for value in values]
+            texts = [None if value is None else json.dumps(plain(value)) for value in values]
             return pa.array(texts, pa.string())
         if (array := _fit_array(values, field.type)) is None:
             for place, value in enumerate(values):
@@ -146,8 +145,8 @@ _BYTES: Final = 4 << 20
 class TableWriter:
     """Writes rows to a Parquet file, with the columns of the first rows."""
 
-    def __init__(self, raw: IO[bytes], plain: PlainValues) -> None:
-        self._raw, self._plain = raw, plain
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw = raw
         self._columns: _Columns | None = None
         self._writer: Any = None
         self._held_tables: list[Any] = []
@@ -156,7 +155,7 @@ class TableWriter:
     def write(self, rows: Sequence[Row]) -> None:
         """Write rows. The first call determines the columns."""
         if self._columns is None:
-            self._columns = _Columns(rows, self._plain)
+            self._columns = _Columns(rows)
             self._open(self._columns.schema)
         self._held_tables.append(self._columns.table(rows))
         if sum(table.nbytes for table in self._held_tables) >= _BYTES:
@@ -219,10 +218,9 @@ def _parse_row(place: str, row: Row, names: set[str]) -> Row:
 
 def _values(name: str, column: Any, first: int) -> list[Any]:
     """Return the values of a column; `first` is the number of its first row. FileError for values that Python lacks."""
-    values: list[Any] = []
     try:
-        for scalar in column:
-            values.append(scalar.as_py())
+        values: list[Any] = column.to_pylist()
     except (ValueError, TypeError, LookupError, ArithmeticError, arrow().ArrowException) as error:
-        raise FileError(f"row {first + len(values)}, column {name!r:.60}: it can't be read ({error!s:.200})") from error
+        places = f"rows {first} to {first + len(column) - 1}"
+        raise FileError(f"{places}, column {name!r:.60}: it can't be read ({error!s:.200})") from error
     return values

@@ -20,7 +20,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Final
 
@@ -51,63 +51,45 @@ _LIST_TYPES: Final = (list, tuple, Set, deque)
 _ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
 
 
-class PlainValues:
-    """Converts the values of an export to JSON's, and notes the kinds of values that became text, by field."""
+def plain(value: Any) -> Any:
+    """Return a value as JSON values; what JSON lacks is text. RecursionError when it is nested too deeply."""
+    kind = type(value)
+    if kind in _PLAIN_TYPES or (kind is float and math.isfinite(value)):
+        return value
+    if isinstance(value, Mapping):
+        return {name if type(name) is str else _text(name): plain(item) for name, item in value.items()}
+    if isinstance(value, _LIST_TYPES):
+        kinds = set(map(type, value))
+        if kinds <= _PLAIN_TYPES or (kinds == {float} and all(map(math.isfinite, value))):
+            return list(value)
+        return list(map(plain, value))
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if isinstance(value, np.ndarray | np.generic) and not isinstance(items := value.tolist(), np.generic):
+        return plain(items)
+    return _text(value)
 
-    def __init__(self) -> None:
-        self._text_kinds: dict[str, set[str]] = {}
 
-    def json(self, field: str, value: Any) -> Any:
-        """Return the value of a field as JSON values. RecursionError when it is nested too deeply."""
-        kind = type(value)
-        if kind in _PLAIN_TYPES or (kind is float and math.isfinite(value)):
-            return value
-        if isinstance(value, Mapping):
-            return {self._name(field, name): self.json(field, item) for name, item in value.items()}
-        if isinstance(value, _LIST_TYPES):
-            kinds = set(map(type, value))
-            if kinds <= _PLAIN_TYPES or (kinds == {float} and all(map(math.isfinite, value))):
-                return list(value)
-            return [self.json(field, item) for item in value]
-        if isinstance(value, Enum):
-            return self.json(field, value.value)
-        if isinstance(value, np.ndarray | np.generic) and not isinstance(items := value.tolist(), np.generic):
-            return self.json(field, items)
-        return self._text(field, value)
-
-    def _name(self, field: str, name: Any) -> str:
-        return name if type(name) is str else self._text(field, name)
-
-    def _text(self, field: str, value: Any) -> str:
-        self._text_kinds.setdefault(field, set()).add(type(value).__name__ if type(value) is not float else str(value))
-        if isinstance(value, bytes | bytearray | memoryview):
-            return base64.b64encode(value).decode("ascii")
-        try:
-            return value.isoformat() if hasattr(value, "isoformat") else _ADDRESS.sub("", str(value))
-        except Exception:  # of the value's class: numpy can't write a datetime64 without a unit
-            return type(value).__name__
-
-    def warnings(self) -> list[str]:
-        """Return a sentence that names what became text, if anything did."""
-        if not self._text_kinds:
-            return []
-        names = ", ".join(f"{name} ({', '.join(sorted(kinds))})" for name, kinds in sorted(self._text_kinds.items()))
-        return [f"these values are text in the file: {names:.300}; exact=True (in Python) has them as they are, too"]
+def _text(value: Any) -> str:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(value).decode("ascii")
+    try:
+        return value.isoformat() if hasattr(value, "isoformat") else _ADDRESS.sub("", str(value))
+    except Exception:  # of the value's class: numpy can't write a datetime64 without a unit
+        return type(value).__name__
 
 
 @dataclass(slots=True)
 class FileGroup:
     """A group read from a file: its metadata (`metadata_of`), its rollouts as dicts, and its place in the file.
 
-    `payload` is that of an exact export, whose `rollouts` are empty dicts. `notices` say what is unusual about the
-    group, or was guessed.
+    `payload` is that of an exact export, whose `rollouts` are empty dicts.
     """
 
     place: str
     metadata: Row
     rollouts: list[dict[Any, Any]]
     payload: bytes | None = None
-    notices: list[str] = field(default_factory=list)
     segments: Segments | None = None
 
     @property
@@ -121,9 +103,7 @@ def _checked(kind: Any, check: Callable[..., Any], *arguments: Any) -> Any:
 
 
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
-_ThreeCounts = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=3, max_length=3)]
-#: The metadata of a group in a file: its type, its default (... if it needs one), and its type in Arrow. `part` is the
-#: place of a rollout in a group that fills: its size and min_size, and the index.
+#: The metadata of a group in a file: its type, its default (... if it needs one), and its type in Arrow.
 METADATA: Final[dict[str, tuple[Any, Any, str]]] = {
     "uid": (int, None, "int64"),
     "task_name": (_checked(str, checks.check_task_name), ..., "string"),
@@ -139,7 +119,6 @@ METADATA: Final[dict[str, tuple[Any, Any, str]]] = {
     "deliveries": (_Count, 0, "int64"),
     "worker": (_checked(str, check_worker) | None, None, "string"),
     "trained_step": (_checked(int, checks.check_step, "trained_step") | None, None, "int64"),
-    "part": (_ThreeCounts | None, None, JSON),
 }
 _FIELDS: Final[dict[str, Any]] = {name: (kind, default) for name, (kind, default, _) in METADATA.items()}
 _Metadata: Final = create_model("_Metadata", __config__=ConfigDict(strict=True), **_FIELDS)
@@ -165,7 +144,6 @@ def metadata_of(place: str, values: Row, prefix: str = "") -> Row:
 def rows_of(item: StorageItem, rollouts: Sequence[Mapping[Any, Any]], payload: bytes | None) -> list[Row]:
     """Return the rows of a group, whose rollouts are given as dicts; of an exact export with its payload."""
     metadata: Row = {PREFIX + name: getattr(item, name) for name in METADATA} | {f"{PREFIX}status": str(item.status)}
-    metadata[f"{PREFIX}part"] = None if item.part is None else [item.part.size, item.part.least, item.part.index]
     exact: Row = {} if payload is None else {PAYLOAD: payload}
     rows = []
     for index, rollout in enumerate(rollouts):
@@ -199,23 +177,13 @@ def _fields(rollout: Mapping[Any, Any]) -> Row:
     return fields
 
 
-def as_json(row: Row, plain: PlainValues) -> Row:
-    """Return a row with the values of JSON, its payload as text."""
-    if type(row.get(PAYLOAD)) is bytes:
-        row = {**row, PAYLOAD: base64.b64encode(row[PAYLOAD]).decode("ascii")}
-    return {name: plain.json(name, value) for name, value in row.items()}
-
-
 def is_ours(row: Row) -> bool:
     """Return whether a row is from an export of replaybuf."""
     return f"{PREFIX}uid" in row
 
 
 def groups_of(rows: Iterable[Placed]) -> Iterator[FileGroup]:
-    """Yield the groups of the rows of an export. FileError names the invalid row and field.
-
-    FileError of reason "ends" when the rows end within a group.
-    """
+    """Yield the groups of the rows of an export. FileError names the invalid row and field."""
     group: FileGroup | None = None
     size, members = 0, list[Row]()
     for place, row in rows:
@@ -235,8 +203,7 @@ def groups_of(rows: Iterable[Placed]) -> Iterator[FileGroup]:
     if group is not None:
         raise FileError(
             f"the file ends within a group: {group.place} begins one of {size} rollouts, and {len(group.rollouts)} are "
-            "there",
-            reason="ends",
+            "there"
         )
 
 

@@ -53,23 +53,23 @@ _REWARDS = ("rm_scores", "token_level_scores")
 Span = tuple[int, int]
 
 
-def to_groups(batch: DataProto, *, by: str = "uid") -> list[list[RolloutState]]:
-    """Return the rows of a batch as COMPLETED groups: one for each run of rows with the same value of `by`.
+def to_groups(batch: DataProto) -> list[list[RolloutState]]:
+    """Return the rows of a batch as COMPLETED groups: one for each run of rows with the same `uid`.
 
     Rows of a prompt must be adjacent, as after `DataProto.repeat(interleave=True)`. The rollouts share no memory with
     the batch. Its tensors, among them `prompts`, `responses` and `attention_mask`, must be on the CPU.
 
-    Raises RolloutError for a batch without these or without `by`, and for rows of a prompt that aren't adjacent.
+    Raises RolloutError for a batch without these or without `uid`, and for rows of a prompt that aren't adjacent.
     """
     missing = {"prompts", "responses", "attention_mask"} - set(batch.batch.keys() if batch.batch is not None else ())
-    missing |= {by} - set(batch.non_tensor_batch)
+    missing |= {"uid"} - set(batch.non_tensor_batch)
     if missing:
         raise RolloutError(f"the batch has no {', '.join(sorted(missing))}: it can't be stored as groups of rollouts")
-    rows = groupby(range(len(batch)), key=lambda row: batch.non_tensor_batch[by][row])
+    rows = groupby(range(len(batch)), key=lambda row: batch.non_tensor_batch["uid"][row])
     runs = [(value, list(numbers)) for value, numbers in rows]
     if len({value for value, _ in runs}) < len(runs):
         raise RolloutError(
-            f"rows with the same {by} aren't neighbours in the batch: sort it, or repeat with interleave=True"
+            "rows with the same uid aren't neighbours in the batch: sort it, or repeat with interleave=True"
         )
     return [_group(batch, value, rows) for value, rows in runs]
 

@@ -43,9 +43,6 @@ _BUFFERS = "xtuner.v1.rl.replay_buffer"
 _logger = logging.getLogger("replaybuf.xtuner")
 _RELEASE_SECONDS = 60.0  # also the longest time for which a cancelled call goes on
 
-#: The file written by xtuner's own buffer.
-THEIR_FILE = "replay_buffer.pth"
-
 
 def _module(name: str) -> Any:
     return import_optional(
@@ -240,26 +237,15 @@ class ReplayBuffer:
         used the buffer already and it isn't empty, for a snapshot of another policy, and where there is none.
         """
         try:
-            await self._resume(Path(path))
+            await self.buffer.resume(path)
         except SnapshotError as error:
             if (
                 error.reason != "not empty" or self._is_used or await self.buffer.checkpoints()
             ):  # checkpoints are for `buffer.restore` instead
                 raise
             await self.buffer.delete({})
-            await self._resume(Path(path))
+            await self.buffer.resume(path)
         self._is_used = True
-
-    async def _resume(self, folder: Path) -> None:
-        try:
-            await self.buffer.resume(folder)
-        except SnapshotError as error:
-            if error.reason != "missing" or not await asyncio.to_thread((folder / THEIR_FILE).is_file):
-                raise
-            raise SnapshotError(
-                f"{error}; there is a {THEIR_FILE} of xtuner's own buffer: docs/files.md says how to import its groups",
-                reason="missing",
-            ) from None
 
     async def close(self) -> None:
         """Close the connections. xtuner doesn't call this, and need not: everything is committed."""

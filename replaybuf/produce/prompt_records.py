@@ -19,7 +19,7 @@ from replaybuf.values.rollouts.rollout import RolloutState
 
 
 class JSONLines:
-    """The objects in one or more JSONL files (also .gz), as an indexed dataset of dicts, in the order of the files.
+    """The objects in one or more JSONL files, as an indexed dataset of dicts, in the order of the files.
 
     Blank lines are skipped. The files are read once, at the first use, and their lines are kept in memory (for files
     that are larger than that: `datasets.load_dataset("json", data_files=...)`). May be used by several threads, forked,
@@ -73,8 +73,6 @@ class JSONLines:
         for path in self.paths:
             try:
                 yield from ((path, *line) for line in numbered_lines(path))
-            except FileError as error:
-                raise InputError(f"{path}, {error}") from error
             except OSError as error:
                 raise InputError(f"{path} can't be read: {error.strerror}") from error
 

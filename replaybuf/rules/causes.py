@@ -241,9 +241,8 @@ def _filtered(need: Need) -> Said:
 
 def _failed(need: Need) -> Said:
     about, task, lost = need.about, need.task, _lost_groups(need, Status.FAILED)
-    by = f", with {counted(workers)}" if (workers := about.failed_by.get(task)) else ""
     error = f"; the last error: {brief(about.errors[task], _LONGEST_TEXT)}" if task in about.errors else ""
-    return None if lost is None else f"{lost} failed{by}{error}"
+    return None if lost is None else f"{lost} failed{error}"
 
 
 def _filling(need: Need) -> Said:

@@ -159,11 +159,10 @@ class Circumstances:
 
     `matches` is the number of groups of each task that match the wait's query. `trainer` is the published trainer
     state, `steps` the train step of each task's last refresh, `last_put` the time of the last put of each task and
-    status as far as known, `errors` the error of a task's newest failed group, and `failed_by` counts its newest
-    failures by worker: of who put the group, or who drew one that was set aside. `earlier` has the totals of each task
-    as they were recorded at the time `earlier_at` an hour ago; None if the buffer is younger. `datasets` is the number
-    of prompts drawn of each task whose dataset was read to its end. `others` are other buffers of the database, as far
-    as known if nothing was put into this one.
+    status as far as known, and `errors` the error of a task's newest failed group. `earlier` has the totals of each
+    task as they were recorded at the time `earlier_at` an hour ago; None if the buffer is younger. `datasets` is the
+    number of prompts drawn of each task whose dataset was read to its end. `others` are other buffers of the database,
+    as far as known if nothing was put into this one.
     """
 
     now: float
@@ -179,7 +178,6 @@ class Circumstances:
     last_put: Mapping[LaneName, float] = field(default_factory=dict)
     last_take: Taking | None = None
     errors: Mapping[str, str] = field(default_factory=dict)
-    failed_by: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     restored: Restored | None = None
     datasets: Mapping[str, int] = field(default_factory=dict)
     others: Sequence[str] = ()

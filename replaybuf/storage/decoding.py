@@ -6,7 +6,7 @@ Open buffers keep places open (`tails_of`); `read_tails` is for copies, the comm
 from __future__ import annotations
 
 import asyncio
-import os
+import struct
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -28,8 +28,8 @@ from replaybuf.values.rollouts.segments import Segments
 
 T = TypeVar("T")
 
-#: Exceptions for damaged metadata of a group.
-DAMAGE: Final = (AttributeError, LookupError, TypeError, ValueError)
+#: The errors of Python about damaged values: of a wrong type, or that can't be.
+DAMAGE: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, struct.error)
 
 
 def decode_stored(
@@ -44,10 +44,10 @@ def decode_stored(
 ) -> tuple[list[Any], Segments | None]:
     """Return the rollouts of a group, or the segments that these consist of, in one list, and how they belong together.
 
-    Arrays share the payload's memory, so decode a payload only once. `marks` is JSON (`rollouts.marks`), perhaps
-    parsed; `refreshed_to` is the train step of the last refresh, None before the first. The payload stays as stored
-    unless the arrays are modified. `tail` is the rest of a payload whose arrays are kept apart, or the DecodeError of
-    reading it. With a `deferral` the payload may be only a head, and the tail has the pieces. Raises DecodeError.
+    `marks` is JSON (`rollouts.marks`), perhaps parsed; `refreshed_to` is the train step of the last refresh, None
+    before the first. `tail` is the rest of a payload whose arrays are kept apart, whose memory the arrays share, or the
+    DecodeError of reading it. With a `deferral` the payload may be only a head, and the tail has the pieces. Raises
+    DecodeError.
     """
     if payload is None:
         raise DecodeError(f"group {uid}: its payload is missing")
@@ -56,12 +56,12 @@ def decode_stored(
     if deferral is not None:
         rollouts = codec.decode_deferred(payload, deferral.fields, tail or {}, deferral.of(uid, payload))
     elif not is_apart(payload):
-        rollouts = codec.decode(payload, owned=True)
+        rollouts = codec.decode(payload)
     else:
         extent = Extent.at_end_of(payload)
         if tail is None:
             raise DecodeError(f"group {uid}: its arrays are in the file {extent.name}, which was not read")
-        rollouts = codec.decode(memoryview(payload)[:-EXTENT_BYTES], owned=True, tail=tail)
+        rollouts = codec.decode(memoryview(payload)[:-EXTENT_BYTES], tail=tail)
     return rollouts, bring_up_to_date(codec, uid, rollouts, marks, refreshed_to)
 
 
@@ -172,31 +172,14 @@ def tails_of(
     return tails
 
 
-#: The functions that run in threads, by process (threads don't survive a fork) and place; and the most at a place.
-_running: dict[tuple[int, str], set[object]] = {}
-_MOST_THREADS: Final = 128
-_PAUSE: Final = 0.05
-
-
 async def in_thread(function: Callable[[], T], patience: float, where: str) -> T:
     """Return `function()`, run in a daemon thread of its own, which may hang as long as a mount does.
 
-    It waits where too many threads do. Raises PayloadStoreError after `patience` seconds.
+    Raises PayloadStoreError after `patience` seconds.
     """
-    running, this = _running.setdefault((os.getpid(), where), set()), object()
-
-    def call() -> T:
-        running.add(this)
-        try:
-            return function()
-        finally:
-            running.discard(this)
-
     try:
         async with asyncio.timeout(patience):
-            while len(running) >= _MOST_THREADS:  # noqa: ASYNC110
-                await asyncio.sleep(_PAUSE)
-            return await in_daemon_thread(call)
+            return await in_daemon_thread(function)
     except TimeoutError as error:
         raise PayloadStoreError(
             f"the place for payloads {where} didn't answer within {patience:g} s: see that it is mounted, or reachable"

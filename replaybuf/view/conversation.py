@@ -11,14 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from replaybuf.common import units
-from replaybuf.files.foreign_rows import SYNONYMS
 
+#: Other frameworks' names of a prompt and a response, the likeliest first.
+_SYNONYMS = {
+    "message": ("messages", "prompt", "input", "question", "problem", "query"),
+    "response": ("completion", "output", "response_text", "answer_text"),
+}
 #: Fields that are shown elsewhere, or that aren't informative; and others' names for the prompt and the response.
 _FIELDS_LEFT_OUT = {
     *("status", "uid", "seq_staleness", "rollout_id", "message", "response", "reward", "error_msg", "finish_reason"),
     "task_name",
-    *SYNONYMS["message"],
-    *SYNONYMS["response"],
+    *_SYNONYMS["message"],
+    *_SYNONYMS["response"],
 }
 #: Longer lists of numbers (tokens) are shown by their length.
 _FEW_NUMBERS = 32
@@ -63,7 +67,7 @@ class Conversation:
 
 def field_of(rollout: Mapping[Any, Any], name: str) -> Any:
     """Return a field of a rollout, by our name for it or another framework's; None if it has none."""
-    return next((rollout[key] for key in (name, *SYNONYMS[name]) if units.is_there(rollout.get(key))), None)
+    return next((rollout[key] for key in (name, *_SYNONYMS[name]) if units.is_there(rollout.get(key))), None)
 
 
 def conversation_of(
@@ -121,9 +125,9 @@ def _brief_value(value: Any) -> Any:
 #: The colourings of tokens, in order of preference.
 SHADES = ("logprob", "mask", "step")
 _FIELDS = {
-    "ids": ("response_ids", *SYNONYMS["response_ids"]),
-    "logprob": ("logprobs", *SYNONYMS["logprobs"]),
-    "mask": ("response_mask", *SYNONYMS["response_mask"]),
+    "ids": ("response_ids", "completion_ids", "output_ids", "output_token_ids"),
+    "logprob": ("logprobs", "old_logprobs", "completion_logprobs", "rollout_log_probs"),
+    "mask": ("response_mask", "completion_mask", "loss_mask", "action_mask"),
     "step": ("response_model_steps",),
 }
 #: Bounds between the shades of log-probabilities: probabilities of some 90, 60, 37, 14, 2 and 0.1 %.

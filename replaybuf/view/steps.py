@@ -239,14 +239,14 @@ def _step(
         [replace(batch, members=()) for batch in batches],
         groups,
         {name: mean(group["annotations"].get(name) for group in groups) for name in names},
-        _lowest_answers(tx, buffer, stored, worst) if worst and stored else [],
+        _lowest_answers(tx, stored, worst) if worst and stored else [],
         over_steps,
     )
 
 
-def _lowest_answers(tx: Transaction, buffer: str, uids: Sequence[int], limit: int) -> list[dict[str, Any]]:
+def _lowest_answers(tx: Transaction, uids: Sequence[int], limit: int) -> list[dict[str, Any]]:
     """Return the rollouts with the lowest rewards among these groups."""
-    chosen = extreme_rollouts(tx, buffer, None, limit, worst=True, among=uids)
+    chosen = extreme_rollouts(tx, uids, limit, worst=True)
     rows = {(row["uid"], row["position"]): row for row in tx.rows(_ANSWERS, uids=[uid for uid, _ in chosen])}
     return [rows[place] for place in chosen]
 

@@ -65,7 +65,7 @@ def show_group(tx: Transaction, ask: Ask) -> dict[str, Any]:
     life = life_of(tx, uid)
     if life is None:
         raise NotThereError(f"there is no group {uid}: {why_unknown(tx, uid)}")
-    if (buffer := ask.text("buffer")) not in (None, life.origin.buffer):
+    if (buffer := ask.text("buffer")) not in (None, life.buffer):
         raise NotThereError(f"there is no group {uid} in the buffer {buffer!r:.100}")
     group, rows, decoded, problem = _read(tx, uid)
     rollouts = _rollouts(rows, decoded, arrays, by)
@@ -76,7 +76,7 @@ def show_group(tx: Transaction, ask: Ask) -> dict[str, Any]:
     def step_of_draw(row: Any) -> str | None:
         if row["batch"] is None or row["step"] is None:
             return None
-        return ask.link(f"/steps/{row['step']}", buffer=life.origin.buffer)
+        return ask.link(f"/steps/{row['step']}", buffer=life.buffer)
 
     return {
         "uid": uid,

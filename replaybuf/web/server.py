@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import socket
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -28,7 +29,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from replaybuf.errors import ConfigError, LockedError, ReplayBufError
-from replaybuf.storage.sql.inspection.reader import Reader, StoppedError
+from replaybuf.storage.sql.inspection.reader import Reader
 
 #: Open connections, idle ones included; further ones are refused (503). Only a few of them read at once.
 CONNECTIONS = 512
@@ -104,9 +105,12 @@ class Readings:
         raise LockedError(f"{AT_ONCE} other reads went on for {TURN_SECONDS:g} s; try again")
 
     def _run(self, work: Callable[[Reader, float], T]) -> T:
+        started = time.monotonic()
         try:
             return work(self.reader, self._timeout)
-        except StoppedError as error:
+        except LockedError as error:
+            if time.monotonic() - started < self._timeout:
+                raise
             raise LockedError(
                 f"reading took longer than {self._timeout:g} s and was stopped; choose a task, a status or a narrower "
                 "query, or order by uid"

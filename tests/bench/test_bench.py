@@ -45,8 +45,8 @@ def _forked_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bench(url: str, *options: object, code: int | None = 0) -> Any:
-    """The results of a small load: 20 groups of each of two workers, unless options say otherwise."""
-    small = ("--workers", 2, "--trainers", 1, "--group", "2x16", "--take", 4, "--groups", 20, "--minutes", 2)
+    """The results of a small load: 20 groups a second of each of two workers, unless options say otherwise."""
+    small = ("--workers", 2, "--trainers", 1, "--group", "2x16", "--take", 4, "--rate", 20, "--minutes", 0.02)
     return json.loads(run("bench", url, *small, *options, "--format=json", code=code).stdout)
 
 
@@ -66,16 +66,16 @@ def test_a_load_accounts_for_every_group_and_leaves_nothing(url: str, capsys: py
     results = bench(url)
     ledger = results["ledger"]
     assert ledger["balanced"] is True
-    assert ledger["put"] == ledger["taken"] + ledger["left"] == 40
+    assert ledger["put"] == ledger["taken"] + ledger["left"] > 8
     assert ledger["taken"] % 4 == 0
     assert (results["errors"], results["failed"]) == ([], [])
     assert set(results["calls"]) == {"put", "take"}
     figures = results["calls"]["put"]
     assert set(figures) == set(results["calls"]["take"]) == FIGURES
     assert 0 < figures["p50_ms"] <= figures["p90_ms"] <= figures["p99_ms"] <= figures["max_ms"]
-    assert figures["count"] == 40
+    assert figures["count"] == ledger["put"]
     assert "url" not in json.dumps(results["settings"])
-    cut_off = {**results, "notes": ["the database can't be read any more"]}
+    cut_off = {**results, "failed": ["the database can't be read any more"]}
     print_results(cut_off)
     assert "failed     the database can't be read any more" in capsys.readouterr().out
     assert left_behind(url) == {}
@@ -88,32 +88,24 @@ def test_a_put_counts_from_when_it_was_due_and_leases_are_acknowledged(
     """And the page of documentation has all rows that are printed of it."""
     results = bench(url, "--rate", 100, "--leases")
     assert results["per_second"]["due"] == 200
-    assert results["seconds"] >= 0.18  # 20 groups, one each 10 ms
-    assert results["calls"]["put"]["count"] == results["ledger"]["put"] == 40
+    assert results["calls"]["put"]["count"] == results["ledger"]["put"] > 40
     assert results["calls"]["acknowledge"]["count"] * 4 == results["ledger"]["taken"]
     assert results["ledger"]["balanced"] is True
     print_results(results)
     page = capsys.readouterr().out
-    assert re.search(r"^ledger +40 put, [\d,]+ taken, \d+ left: 0 lost, 0 doubled$", page, re.M)
+    assert re.search(r"^ledger +[\d,]+ put, [\d,]+ taken, \d+ left: 0 lost, 0 doubled$", page, re.M)
     assert _SHOWN is not None
     assert rows(_SHOWN[1]) == rows(page)
 
 
 def test_the_path_of_a_file_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert bench("a%20b.db", "--groups", 1, "--trainers", 0)["ledger"]["put"] == 2
+    assert bench("a%20b.db", "--trainers", 0)["ledger"]["put"] > 2
     assert list(tmp_path.iterdir()) == []
     file = tmp_path / "what?.db"  # which needs a URL if it is new
     file.touch()
-    assert bench(file.name, "--groups", 1, "--trainers", 0)["ledger"]["put"] == 2
+    assert bench(file.name, "--trainers", 0)["ledger"]["put"] > 2
     assert list(tmp_path.glob("*.db")) == [file]
-
-
-@pytest.mark.long
-def test_without_trainers_workers_pause_when_there_are_enough_groups(url: str) -> None:
-    results = bench(url, "--trainers", 0, "--most", 4, "--rate", 20, "--minutes", 0.03)
-    assert results["ledger"]["put"] == results["ledger"]["left"] == 4
-    assert results["waited"]["workers"] > 0
 
 
 def test_a_database_with_groups_of_somebody_is_refused(url: str) -> None:
@@ -137,7 +129,7 @@ def test_a_worker_that_is_killed_is_told_of(tmp_path: Path) -> None:
 
     killing = threading.Thread(target=kill_one)
     killing.start()
-    results = bench(url, "--groups", 0, "--minutes", 0.1, code=1)
+    results = bench(url, "--minutes", 0.1, code=1)
     killing.join()
     assert results["failed"] == ["a process was killed, and the load ended with it"]
     assert results["ledger"]["balanced"] is not False
@@ -182,19 +174,15 @@ def _is_busy(process: psutil.Process) -> bool:
 LONG = ("--workers", 2, "--trainers", 1, "--group", "2x16", "--take", 4, "--minutes", 5)
 
 
-@pytest.mark.parametrize("sent", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM])
-def test_a_signal_ends_a_load_early_with_its_results(tmp_path: Path, sent: signal.Signals) -> None:
-    process = start("bench", url := f"sqlite:///{tmp_path}/bench.db", *LONG, "--format=json", start_new_session=True)
+def test_ctrl_c_ends_a_load_early_and_leaves_nothing(tmp_path: Path) -> None:
+    process = start("bench", url := f"sqlite:///{tmp_path}/bench.db", *LONG, start_new_session=True)
     until_begun(url)
     children = children_of(process)
-    os.killpg(process.pid, sent)  # as a terminal and systemd do
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     output, errors = process.communicate(timeout=60)
-    assert process.returncode == 128 + sent, errors
-    results = json.loads(output)
-    assert results["ended_early"]
-    assert (results["failed"], results["ledger"]["balanced"]) == ([], True)
+    assert (process.returncode, output, errors) == (130, "", "")
     assert not [child for child in children if child.is_running()]
-    assert left_behind(url) == {}
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.long
@@ -214,13 +202,12 @@ def test_a_load_whose_parent_is_killed_ends(url: str) -> None:
         ({}, True),
         ({"errors": [{"count": 1}]}, False),
         ({"failed": ["worker 3: it was killed"]}, False),
-        ({"notes": ["the database can't be read any more"]}, False),
         ({"ledger": {"balanced": False}}, False),
         ({"ledger": {"balanced": None}}, True),
     ],
 )
 def test_errors_deaths_and_lost_groups_fail_a_load(found: dict[str, Any], ends_well: bool) -> None:
-    assert passed({"errors": [], "failed": [], "notes": [], "ledger": {"balanced": True}, **found}) == ends_well
+    assert passed({"errors": [], "failed": [], "ledger": {"balanced": True}, **found}) == ends_well
 
 
 def test_a_group_is_what_was_asked_for_and_no_two_are_the_same() -> None:
@@ -236,19 +223,6 @@ def test_a_group_is_what_was_asked_for_and_no_two_are_the_same() -> None:
 def test_what_is_no_group_is_refused(text: str) -> None:
     with pytest.raises(InputError):
         parse_group(text)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"workers": 0},
-        {"seconds": 0.0},
-        {"take": 64, "most": 63},
-    ],
-)
-def test_what_could_measure_nothing_is_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(InputError):
-        BenchSettings("", "", **settings).check()
 
 
 @pytest.mark.parametrize(

@@ -276,7 +276,6 @@ async def test_what_is_entered_in_the_wrong_way_names_the_right_one(
     built: Any
     for built, message in (
         (buffer, r"open it by `async with`; for `with`, make one by build_sync\(\)"),
-        (chunks.build(), "open it by `async with`"),
         (leasing, "is entered by `async with`, not by `with`"),
     ):
         with pytest.raises(InputError, match=message), built:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from replaybuf import ReplayBuffer, RolloutState, Status, StorageItem
-from replaybuf.errors import ConflictError, FullError, InputError, RolloutError, StorageError
+from replaybuf.errors import ConflictError, FileError, FullError, InputError, RolloutError, StorageError
 from replaybuf.rules.query import parse
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements import parts
@@ -295,18 +295,19 @@ async def test_a_snapshot_has_groups_that_fill(buffer: ReplayBuffer, shared_url:
         assert await contents(other) == {"completed": [[1, 0, 2]]}
 
 
-async def test_an_export_and_its_import_have_groups_that_fill(
-    buffer: ReplayBuffer, shared_url: str, tmp_path: Any
-) -> None:
+async def test_an_export_has_full_groups_only(buffer: ReplayBuffer, shared_url: str, tmp_path: Any) -> None:
+    """And an import refuses rollouts that look like those of others."""
     for index in (1, 2):
         await buffer.put(one(index), TASK, index=index, **OPTIONS)
     await buffer.put(one(8), TASK)
-    await buffer.export(tmp_path / "x.jsonl", exact=True)
+    file = tmp_path / "x.jsonl"
+    assert (await buffer.export(file, limit=1)).groups == 1
     async with build(shared_url, name="other") as other:
-        await other.import_from(tmp_path / "x.jsonl")
-        assert (await other.filling(TASK))["p1"].missing == [0]
-        await put(other, 0)
-        assert sorted((await contents(other))["completed"]) == [[0, 1, 2], [8]]
+        await other.import_from(file)
+        assert await contents(other) == {"completed": [[8]]}
+        file.write_text(file.read_text().replace('"group.status":"completed"', '"group.status":"filling"'))
+        with pytest.raises(FileError, match="line 1: a rollout of a group that fills"):
+            await other.import_from(file)
 
 
 async def test_a_restore_that_keeps_new_groups_leaves_a_name_one_meaning(buffer: ReplayBuffer) -> None:

@@ -11,12 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 
 from replaybuf import FullError, NotReadyError, ReplayBuffer, RolloutState, Status
 from replaybuf.buffer import wait_reports, waits
-from replaybuf.errors import RolloutError
 from replaybuf.storage.values import NewGroup
 from tests.produce.conftest import ledger_of
 from tests.stores import TASK, build, fill, group, until
@@ -128,16 +126,10 @@ def generated(**fields: Any) -> RolloutState:
             "no response_model_steps, so its staleness is",
         ),
         (
-            completed(response_ids=[1]),
-            {"current_train_step": 3, "model_step": 9},
-            "newer than its train step by 6: are model_step and current_train_step exchanged?",
-        ),
-        (
             generated(reward=1.0, status=Status.INIT),
             {},
             "has responses and rewards, but its status is init: draws take",
         ),
-        (generated(), {}, "has responses without rewards, and its status was never set"),
     ],
 )
 async def test_a_put_that_is_probably_a_mistake_warns_once(
@@ -160,25 +152,6 @@ async def test_a_put_that_is_probably_a_mistake_warns_once(
         [line] = told(caplog, "replaybuf.puts")
     assert line.startswith(f"a group of task {TASK} has ")
     assert said in line
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        *((name, {}) for name in ("response_ids", "logprobs")),
-        ("response_model_steps", {"model_step": 5}),
-    ],
-)
-async def test_none_among_the_values_of_tokens_is_refused_by_its_place(name: str, options: dict[str, Any]) -> None:
-    """Of completed groups; what became of a failed one may be anything."""
-    async with build("memory://") as buffer:
-        for values in ([1, 1, None], (1, 1, None), [1, 1, None] * 200, np.array([1, 1, None])):
-            refusal = rf"rollouts\[1\]: {name}\[2\] is None; give each of its {len(values)} tokens"
-            with pytest.raises(RolloutError, match=refusal):
-                await buffer.put([completed(), completed(**{name: values})], TASK, **options)
-            with pytest.raises(RolloutError, match=refusal.replace("1", "0", 1)):
-                await buffer.put([completed(**{name: values})], TASK, **options)
-        await buffer.put([completed(logprobs=[None])], TASK, status=Status.FAILED)
 
 
 async def test_a_refresh_that_goes_back_warns_once_and_a_restore_goes_back(

@@ -100,7 +100,7 @@ async def test_advance__chunks_too_stale_leave(stores: Stores) -> None:
     assert [chunk.version for chunk in await stored(chunks)] == [3, 4, 5]
     assert await chunks.advance(6) == 1
     assert await chunks.advance(5) == 0  # a rank that is late
-    assert (await chunks.dropped())["stale"] == 4
+    assert await chunks.buffer.dropped("chunks") == 4
     assert {chunk.version for chunk in await chunks.fetch(2, timeout=5)} == {4, 5}
 
 
@@ -112,7 +112,7 @@ async def test_advance__a_chunk_with_a_stale_fragment_is_not_drawn(stores: Store
     with pytest.raises(NotReadyError):
         await chunks.fetch(2, timeout=0)
     assert [(chunk.start, numbers(chunk)) for chunk in await chunks.fetch(1, timeout=0)] == [(2, [2, 3])]
-    assert await chunks.dropped() == {"stale": 1, "damaged": 0}
+    assert await chunks.buffer.dropped("chunks") == 1
 
 
 async def test_advance__needs_a_session_that_is_not_over(stores: Stores) -> None:

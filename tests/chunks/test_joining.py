@@ -75,21 +75,11 @@ async def test_put__arguments_are_checked(stores: Stores) -> None:
 # Problems
 
 
-async def test_put__numbers_may_be_those_of_numpy(stores: Stores) -> None:
-    chunks = stores.open(2)
-    for index in np.arange(4):
-        await chunks.put(int(index), worker=W, index=index, session=np.int64(0), version=np.int32(0))
-    await chunks.advance(np.int64(1), session=np.uint8(0))
-    selection = await chunks.fetch(np.int64(2), timeout=np.float32(5))
-    prepared = await chunks.prepared(after=np.int64(selection.number - 1))
-    assert (prepared.number, len(prepared)) == (selection.number, 2)
-
-
 async def test_gap__is_an_error_that_says_what_to_do(stores: Stores) -> None:
     chunks = stores.open()
     await send(chunks, range(2))
     error = await problem(chunks.put(1, worker=W, index=3, session=1, version=0))
-    assert (error.reason, error.expected, error.index, error.worker, error.session) == ("gap", 2, 3, W, 1)
+    assert (error.reason, error.expected) == ("gap", 2)
     assert "the next one is 2" in str(error)
     assert isinstance(error, ReplayBufError)
     await send(chunks, [2])
@@ -104,13 +94,6 @@ async def test_duplicate__is_an_error_also_when_its_chunk_has_left(stores: Store
     for index in range(4):
         error = await problem(chunks.put(1, worker=W, index=index, session=1, version=0))
         assert (error.reason, error.expected) == ("duplicate", 4)
-
-
-async def test_session__an_older_one_is_an_error(stores: Stores) -> None:
-    chunks = stores.open()
-    await send(chunks, [0], session=4)
-    error = await problem(chunks.put(1, worker="other", index=0, session=3, version=9))
-    assert (error.reason, error.expected, error.session) == ("session", 4, 3)
 
 
 async def test_session__a_newer_one_begins_and_all_of_the_older_leaves(stores: Stores) -> None:
@@ -129,7 +112,7 @@ async def test_session__a_worker_with_a_wrong_one_does_no_harm(stores: Stores) -
     chunks = stores.open(2)
     await send(chunks, range(3))
     error = await problem(chunks.put(1, worker="lost", index=0, session=2, version=9))
-    assert (error.reason, error.expected, error.session) == ("session", 1, 2)
+    assert (error.reason, error.expected) == ("session", 1)
     assert "hasn't begun" in str(error)
     await send(chunks, [3])
     assert await starts(chunks) == [0, 2]
@@ -170,7 +153,7 @@ async def test_damage__a_fragment_that_can_not_be_read_takes_its_chunk_with_it(s
     chunks.buffer.find = damaged  # type: ignore[method-assign]
     await send(chunks, range(2, 6))
     assert await starts(chunks) == [3]
-    assert (await chunks.dropped())["damaged"] == 1
+    assert await chunks.buffer.dropped("chunks.damaged") == 1
 
 
 def test_config__is_checked() -> None:
@@ -237,7 +220,7 @@ async def test_death__between_the_selection_and_its_end_gives_the_chunks_back(
 ) -> None:
     reopened = stores.open(1)
     await send(reopened, [0])
-    mortal = stores.open(1, buffer_type=Preparing, lease_seconds=600)
+    mortal = stores.open(1, buffer_type=Preparing)
     with monkeypatch.context() as patch:
         patch.setattr(Lease, "give_back", AsyncMock(side_effect=Died))  # the dead give nothing back
         with pytest.raises(Died):

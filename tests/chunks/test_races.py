@@ -102,7 +102,7 @@ async def test_race__fetches_against_workers_against_the_model(stores: Stores, s
     assert len(set(chunks)) == len(chunks)
     fresh = {(worker, start) for worker in workers for start in range(4, count, size)}
     assert fresh <= set(chunks)
-    stale = (await buffers[0].dropped())["stale"]
+    stale = await buffers[0].buffer.dropped("chunks")
     assert len(chunks) + stale == len(workers) * count // size
 
 

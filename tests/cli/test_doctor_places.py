@@ -91,15 +91,6 @@ def test_a_file_that_is_not_whole_is_a_problem_and_its_groups_are_set_aside(url:
     assert len(run_json("ls", url, "--status", "failed")) == 1
 
 
-def test_a_place_that_the_database_has_lost_is_one_warning(url: str, folder: Path) -> None:
-    execute(url, "DELETE FROM rb_place")
-    findings = examine(url)
-    assert wrong(findings) == {"payloads": "warning"}
-    assert "a place that isn't among those of this database" in findings["payloads"][0]["text"]
-    run("doctor", url, "--repair")
-    assert run_json("ls", url, "--status", "failed") == []
-
-
 @pytest.mark.parametrize("how", ["unmounted", "empty", "another's", "another number"])
 def test_a_place_that_is_not_there_is_one_warning(url: str, folder: Path, how: str) -> None:
     """The rest is checked, and nothing is set aside."""
@@ -162,15 +153,6 @@ def test_a_place_that_hangs_in_a_write_is_one_warning(url: str, folder: Path, mo
     findings = examine(url)
     answering.set()
     assert wrong(findings) == {"places": "warning"}
-
-
-def test_of_a_place_without_payloads_the_doctor_says_that_it_is_not_there(url: str, folder: Path) -> None:
-    execute(url, "UPDATE rb_file SET groups = 0", "DELETE FROM rb_payload", "DELETE FROM rb_group")
-    shutil.rmtree(folder)
-    [finding] = examine(url, code=None)["places"]
-    assert finding["level"] == "ok"
-    assert finding["text"].startswith(f"{folder} isn't there")
-    assert finding["text"].endswith("no payload of this database is there")
 
 
 def test_a_place_that_this_user_may_not_write_to_is_one_warning(

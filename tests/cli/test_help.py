@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -50,7 +49,7 @@ LIVE = [("demo",), ("serve",), ("watch",)]
 
 @pytest.mark.parametrize(("path", "command"), COMMANDS)
 def test_help_has_examples_and_a_text_for_every_option_also_of_the_format(path: tuple[str, ...], command: Any) -> None:
-    """None but the token has a variable."""
+    """None has a variable, but the URL."""
     assert path in LIVE or "--format" in {option for parameter in command.params for option in parameter.opts}
     page = run(*path, "--help").stdout
     assert f"\n    replaybuf {' '.join(path)} " in page
@@ -61,8 +60,7 @@ def test_help_has_examples_and_a_text_for_every_option_also_of_the_format(path: 
             continue
         assert parameter.help
         if parameter.param_type_name == "option":
-            [option] = parameter.opts
-            assert parameter.envvar == ("REPLAYBUF_TOKEN" if option == "--token" else None)
+            assert parameter.envvar is None
         elif parameter.name == "url":
             assert parameter.envvar == "REPLAYBUF_URL"
 
@@ -77,7 +75,7 @@ def test_no_variable_of_a_program_steers_a_command(file: Path, tmp_path: Path) -
 
 
 def test_the_url_may_come_from_the_variable(filled: str) -> None:
-    assert run("ls", "--format=csv", env={"REPLAYBUF_URL": filled}).stdout == run("ls", filled, "--format=csv").stdout
+    assert run("ls", env={"REPLAYBUF_URL": filled}).stdout == run("ls", filled).stdout
 
 
 @pytest.mark.parametrize("path", ["stats", "why", "trace", "checkpoint ls", "export"])
@@ -111,13 +109,13 @@ def test_everyday_questions_take_no_slow_import(filled_file: Path) -> None:
     """What each command has imported in the end, one after the other; the list of commands none of theirs."""
     slow = {"sqlalchemy", "numpy", "asyncpg", "alembic", "msgpack", "asyncio", "replaybuf.values.codec"}
     slow |= {"replaybuf.buffer.replay_buffer", "replaybuf.produce", "replaybuf.values.rollouts.rollout"}
-    calls = ["--help", "ls {} --task math --format=json", "show {} 15", "why {} math", "trace {} step 42"]
+    calls = ["--help", "show {} 15", "why {} math", "trace {} step 42"]
     words = json.dumps([call.format(filled_file).split() for call in calls])
     process = subprocess.run([sys.executable, "-c", _IMPORTED, words], capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     listing, *questions = [set(line.split()) for line in process.stderr.splitlines()]
     assert not listing & {"sqlalchemy", "numpy", "pydantic", "replaybuf.cli.stats"}
-    assert [modules & slow for modules in questions] == [set()] * 4
+    assert [modules & slow for modules in questions] == [set()] * 3
 
 
 #: Calls, with `-` for the URL; their exit codes; and what is said.
@@ -127,14 +125,9 @@ MISTAKES = [
     ("checkpoint", 2, ""),
     ("export -", 2, "FILE"),
     ("stats --nope", 2, ""),
-    ("stat run.db", 2, "No such command 'stat'. Did you mean 'stats'?"),
-    ("exprot run.db", 2, "No such command 'exprot'. Did you mean 'export'?"),
-    ("checkpoints run.db", 2, "No such command 'checkpoints'. Did you mean 'checkpoint'?"),
-    ("save run.db folder", 2, "No such command 'save'. Did you mean 'checkpoint save'?"),
-    ("sql - SELECT uid FROM groups", 2, "(uid FROM groups). What has spaces goes in quotes"),
-    ("checkpoint run.db", 2, "No such command 'run.db'. There are ls, make, "),
+    ("checkpoint run.db", 2, "No such command 'run.db'"),
     *((f"{call} - --limit {limit}", 2, "--limit") for call in ("ls", "trace") for limit in (-1, "many", "²")),
-    ("ls - --format=nl", 2, "none of text, json, csv"),
+    ("ls - --format=nl", 2, "none of text, json"),
     *((f"ls - --where '{where}'", 1, "Error: a query is") for where in ("{", "[]", "3", "uid = 3")),
     ("""ls - --where '{"nope": 1}'""", 1, "Error: nope"),
     ("""ls - --where '{"staleness": {"$foo": 1}}'""", 1, "$foo"),
@@ -148,7 +141,6 @@ MISTAKES = [
     ("show - 1 --worst 3", 2, "--worst"),
     ("show - 1 --task math", 2, "--task"),
     ("show - 1 --where '{}'", 2, "--where"),
-    ("why - --status done", 1, "unknown status 'done'"),
     ("""why - --where '{"reward": {"$gte": "x"}}'""", 1, "reward.$gte"),
     ("why - --where 'reward > 1'", 1, "a query is JSON"),
     *(
@@ -158,7 +150,6 @@ MISTAKES = [
     (f"trace - step {10**30}", 2, "Invalid value for"),
     ("sql - ' '", 2, ""),
     ("sql - 'SELECT nope FROM groups'", 1, "nope"),
-    *((f"sql - ' delete FROM {table}'", 1, "; `replaybuf rm` deletes groups") for table in ("groups", "rb_group")),
 ]
 
 
@@ -217,8 +208,8 @@ def test_no_command_prints_an_unsafe_character(hostile: str, command: tuple[str,
 
 
 @pytest.mark.parametrize("hostile", ["sqlite"], indirect=True)
-def test_a_terminal_gets_no_escapes_in_other_formats(hostile: str) -> None:
-    output = run_on_screen(80, "ls", hostile, "--format=csv")
+def test_a_terminal_gets_no_escapes_in_json(hostile: str) -> None:
+    output = run_on_screen(80, "ls", hostile, "--format=json")
     assert "not markup" in output
     assert not [character for character in UNSAFE if character in output]
 
@@ -235,17 +226,6 @@ def test_sentences_are_wrapped_at_words(filled: str) -> None:
     text = "\n".join(lines).partition("\n\n")[0]
     assert text.split() == words
     assert max(map(len, text.splitlines())) <= 40
-
-
-def test_help_fits_a_narrow_terminal() -> None:
-    """But for the examples, which are commands to copy."""
-    words = json.dumps([[*path.split(), "--help"] for path in ("", "ls", "checkpoint", "checkpoint make")])
-    env = {**os.environ, "COLUMNS": "40"}
-    lines = subprocess.check_output(
-        [sys.executable, "-c", _IMPORTED, words], env=env, text=True, stderr=subprocess.DEVNULL
-    ).splitlines()
-    assert len(lines) > 100
-    assert [line for line in lines if len(line) > 40 and not line.startswith("    replaybuf ")] == []
 
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.booleans()), min_size=1, max_size=9), st.integers(20, 200))
@@ -287,8 +267,3 @@ def test_an_older_schema_is_to_be_upgraded_and_a_newer_one_is_refused(
 def test_upgrade_leaves_other_databases_alone(empty: str) -> None:
     execute(empty, "CREATE TABLE other (a int)")
     assert "belongs to something else" in run("doctor", empty, "--upgrade", code=1).stderr
-
-
-def test_arguments_that_are_no_text_are_refused(empty: str) -> None:
-    for arguments in (["stats", "a\udcff.db"], ["doctor", "a\udcff.db"], ["sql", empty, "SELECT '\udcff'"]):
-        assert "isn't text in UTF-8" in run(*arguments, code=1).stderr

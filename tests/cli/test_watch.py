@@ -17,7 +17,6 @@ import pytest
 
 from replaybuf import NotReadyError, ReplayBufferConfig, RolloutState, Status
 from replaybuf.buffer.sync import run as wait_for
-from replaybuf.cli.commands import Commands
 from replaybuf.produce import Sampler, TrainState, publish
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests.cli.conftest import COMMAND, run, run_json, start
@@ -43,7 +42,7 @@ async def test_who_waits_is_told_first_and_with_the_reason(empty: str) -> None:
     async with ReplayBufferConfig(url=empty, name="b", worker="trainer-0").build() as buffer:
         waiting = asyncio.create_task(buffer.get(5, "math", timeout=60))
         while not waiting.done():
-            output = (await asyncio.to_thread(run, "watch", empty, "--once")).stdout
+            output = (await asyncio.to_thread(run, "watch", empty)).stdout
             if "trainer-0 of b has waited" in output:
                 break
             await asyncio.sleep(0.1)
@@ -66,7 +65,7 @@ def is_screen(text: str, height: int) -> bool:
 @pytest.mark.parametrize("hostile", ["sqlite"], indirect=True)
 def test_it_fits_the_terminal_whatever_its_size(hostile: str, tmp_path: Path) -> None:
     with terminal(tmp_path) as screen:
-        screen.start(SIZES[0], "watch", hostile, "--interval", "0.5")
+        screen.start(SIZES[0], "watch", hostile)
         for size in (SIZES[0], SIZES[1], (20, 6), SIZES[0]):
             screen.resize(size)
             text = screen.wait(lambda text, lines=size[1]: is_screen(text, lines))
@@ -78,7 +77,7 @@ def test_it_fits_the_terminal_whatever_its_size(hostile: str, tmp_path: Path) ->
 @needs_tmux
 def test_a_database_that_goes_away_is_told_and_tried_again(file: Path, tmp_path: Path) -> None:
     with terminal(tmp_path) as screen:
-        screen.start(SIZES[1], "watch", file, "--interval", "0.2")
+        screen.start(SIZES[1], "watch", file)
         screen.wait("completed")
         file.rename(tmp_path / "gone.db")
         assert "completed" in screen.wait("there is no database")
@@ -107,8 +106,6 @@ MANY = (
 def test_an_error_of_replaybuf_ends_with_1_and_one_line(tmp_path: Path) -> None:
     message = f"Error: there is no database sqlite:///{tmp_path}/typo.db (file {tmp_path}/typo.db)\n"
     assert Script(COMMAND, "stats", tmp_path / "typo.db").end() == (1, "", message)
-    (tmp_path / "typos.db").touch()
-    assert f"; did you mean {tmp_path}/typos.db?" in run("stats", tmp_path / "typo.db", code=1).stderr
 
 
 def test_an_error_cannot_drive_the_terminal(tmp_path: Path) -> None:
@@ -123,7 +120,7 @@ def test_a_closed_pipe_ends_quietly(file: Path, arguments: tuple[str, ...]) -> N
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
-        assert (process.wait(60), process.stderr.read()) == (141, "")
+        assert (process.wait(60), process.stderr.read()) == (1, "")
 
 
 @pytest.mark.parametrize("backend", ["sqlite", "postgres"])
@@ -141,20 +138,11 @@ def test_ctrl_c_ends_quietly_and_at_once(file: Path, postgres_url: str, backend:
     assert process.end(20) == (130, "", "")
 
 
-def test_ctrl_c_anywhere_ends_quietly(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
-    def interrupt(self: object, ctx: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Commands.__bases__[0], "invoke", interrupt)
-    result = run("stats", file, code=130)
-    assert result.output == ""
-
-
 def test_what_the_terminal_cannot_show_is_escaped(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(__file__).parents[2])}
     (tmp_path / "x.db").touch()
     command = [sys.executable, "-m", "replaybuf", "sql", str(tmp_path / "x.db"), "SELECT 'é' AS a"]
-    for format, escaped in (("--format=json", "\\u00e9"), ("--format=csv", "\\xe9")):
+    for format, escaped in (("--format=json", "\\u00e9"), ("--format=text", "\\xe9")):
         process = subprocess.run([*command, format], capture_output=True, text=True, env=env, timeout=60)
         assert (process.returncode, process.stderr) == (0, "")
         assert escaped in process.stdout

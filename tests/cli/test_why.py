@@ -127,7 +127,7 @@ SCENES = [
     ),
     Scene(
         Reason.UNFIT,
-        "4 of the 4 groups put failed, with gen-2 (4); the last error: no such tool: calculator",
+        "4 of the 4 groups put failed; the last error: no such tool: calculator",
         killed=put(4, status=Status.FAILED, error_msg="no such tool: calculator"),
         also=_GONE,
     ),
@@ -430,9 +430,6 @@ def test_a_draw_may_be_asked_for(filled: str) -> None:
     assert first.endswith("See that the producers put under this name.")
     [line] = [line for line in run("why", filled, "--size", 64).stdout.splitlines() if "no producer is left" in line]
     assert "Too little is ready for code (3 of 64) and math (8 of 64): no producer is left" in line
-    assert run("why", filled, "code", "--status", "expired").stdout.startswith(
-        "If somebody drew now: Ready: 1 expired group of code"
-    )
 
 
 def test_each_buffer_is_explained(busy: str) -> None:
@@ -449,10 +446,7 @@ def test_who_leases_groups_is_below(busy: str) -> None:
     assert any(re.search(r" in (1\.0h|\d+m)$", line) for line in below)
 
 
-def test_rows_for_programs(filled: str) -> None:
-    header, *rows = run("why", filled, "--format=csv").stdout.splitlines()
-    assert header.startswith("reason,sentence,task_name,final,buffer,wants,kind,status,query,worker")
-    assert [row.split(",")[0] for row in rows] == ["ready"]
+def test_json_has_the_facts_and_the_tasks(filled: str) -> None:
     answer = run_json("why", filled, "math", "--size", 64)[0]
     assert answer["somebody_waits"] is False
     assert answer["waits"][0]["facts"][0]["text"] == "task math: 8 completed groups there, 64 needed (1 expired)"

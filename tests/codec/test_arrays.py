@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import random
-import struct
-import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -21,21 +19,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, RolloutError
+from replaybuf.errors import DecodeError, RolloutError
 from replaybuf.values.codec import value_types as ext
 from replaybuf.values.codec.blocks import GROUPED, DeferredArray, checked_array
 from replaybuf.values.codec.payload import Codec
-from replaybuf.values.codec.payload_format import BODY_AT, Head, digest, fed, verify
+from replaybuf.values.codec.payload_format import Head, digest, fed, verify
 from replaybuf.values.rollouts.rollout_type import RolloutType
-from tests.codec.values import DICTS, MARK, PAYLOAD, ZSTD, hostile_field, ndarrays, round_trip, same, with_checksum
+from tests.codec.values import DICTS, MARK, hostile_field, ndarrays, round_trip, same
 from tests.scripts import run
 
 MB = 1 << 20
-
-
-def read(payload: bytes) -> list[Any]:
-    """Rollouts in the memory of a payload of their own."""
-    return DICTS.decode(bytes(bytearray(payload)), owned=True)
 
 
 def most_memory(call: Callable[[], Any]) -> tuple[Any, int]:
@@ -50,17 +43,16 @@ def tiled(array: Any) -> Any:
     return np.tile(array.ravel(), 300 // max(1, array.nbytes) + 1)
 
 
-@given(st.lists(ndarrays() | ndarrays().map(tiled), max_size=4), st.sampled_from([DICTS, ZSTD]))
+@given(st.lists(ndarrays() | ndarrays().map(tiled), max_size=4))
 @settings(deadline=None, max_examples=60)
-def test_arrays_in_one_payload_can_be_written_to_and_do_not_overlap(arrays: list[Any], codec: Codec) -> None:
-    payload = codec.encode([{"field": array} for array in arrays])
-    for group in (read(payload), DICTS.decode(payload)):  # any codec reads compressed ones
-        restored = [rollout["field"] for rollout in group]
-        for array, copy in zip(arrays, restored, strict=True):
-            assert same(copy, array)
-            assert copy.flags.writeable
-            assert copy.flags.aligned
-        assert not any(np.shares_memory(left, right) for left, right in itertools.combinations(restored, 2))
+def test_arrays_in_one_payload_can_be_written_to_and_do_not_overlap(arrays: list[Any]) -> None:
+    payload = DICTS.encode([{"field": array} for array in arrays])
+    restored = [rollout["field"] for rollout in DICTS.decode(payload)]
+    for array, copy in zip(arrays, restored, strict=True):
+        assert same(copy, array)
+        assert copy.flags.writeable
+        assert copy.flags.aligned
+    assert not any(np.shares_memory(left, right) for left, right in itertools.combinations(restored, 2))
 
 
 @pytest.mark.parametrize("array", [np.zeros(1000), np.arange(300.0)], ids=["in a block of its own", "with others"])
@@ -71,14 +63,6 @@ def test_a_payload_that_others_have_is_not_written_to(array: Any) -> None:
         restored = DICTS.decode(form(payload))
         restored[0]["a"] += 1
         assert (DICTS.decode(payload)[0]["a"] == array).all()
-
-
-def test_a_small_array_does_not_keep_a_large_payload() -> None:
-    """What is kept is at most 64 times the array."""
-    (restored,) = read(DICTS.encode([{"large": np.zeros(MB, "u1"), "small": np.zeros(1000), "part": np.zeros(4000)}]))
-    assert not restored["large"].flags.owndata
-    assert not restored["part"].flags.owndata
-    assert restored["small"].flags.owndata
 
 
 class Scaled:
@@ -111,18 +95,19 @@ class ScaledModel(pydantic.BaseModel):
 )
 def test_code_of_users_that_runs_while_a_group_is_read_changes_no_payload(codec: Codec, rollout: Any) -> None:
     """A draw may yet be undone, and the payload put back."""
-    payload = bytes(codec.encode([rollout]))
-    [restored] = codec.decode(payload, owned=True)
+    split = codec.encode_split([rollout])
+    tail = np.frombuffer(bytearray(tail_of(split)), np.uint8)
+    [restored] = codec.decode(split.head, tail=tail)
     codec.rollout_type.set(restored, "seq_staleness", 3)
-    verify(payload)
+    assert bytes(tail) == tail_of(split)
 
 
-def test_writing_copies_once_and_reading_never() -> None:
+def test_writing_and_reading_copy_once() -> None:
     array = np.zeros(16 * MB, "u1")
     payload, peak = most_memory(lambda: DICTS.encode([{"field": array}]))
     assert peak < 1.1 * array.nbytes
-    restored, peak = most_memory(lambda: DICTS.decode(payload, owned=True))
-    assert peak < 0.1 * array.nbytes
+    restored, peak = most_memory(lambda: DICTS.decode(payload))
+    assert peak < 1.1 * array.nbytes
     assert len(restored[0]["field"]) == len(array)
 
 
@@ -140,7 +125,6 @@ def test_an_array_that_is_a_file_comes_back_as_a_copy_in_memory(tmp_path: Path) 
 
 MODES = ("1", "L", "LA", "RGB", "RGBA", "CMYK", "YCbCr", "I", "F", "I;16")
 PIXELS = msgpack.ExtType(ext.ARRAY, bytes(8))
-PLAIN = Codec(RolloutType(dict), as_plain=True)
 
 
 def opened(image: Any, form: str, **options: Any) -> Any:
@@ -206,23 +190,20 @@ def test_a_closed_file_is_an_encode_error() -> None:
         DICTS.encode([{"field": file}])
 
 
-def test_without_pil_an_image_is_a_decode_error_and_the_rest_is_read() -> None:
+def test_without_pil_an_image_is_a_decode_error() -> None:
     code = """
 import sys
 sys.modules["PIL"] = None
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout_type import RolloutType
 payload = bytes.fromhex(sys.argv[1])
-print(Codec(RolloutType(dict), as_plain=True).decode(payload))
 try:
     Codec(RolloutType(dict)).decode(payload)
 except Exception as error:
     print(type(error).__name__, error)
 """
     payload = DICTS.encode([{"image": gradient("L"), "a": 1}])
-    first, second = run(code, payload.hex()).splitlines()
-    assert first == "[{'image': {'mode': 'L', 'size': (9, 5)}, 'a': 1}]"
-    assert second == "DecodeError it holds a PIL image, and PIL isn't installed here: pip install pillow"
+    assert run(code, payload.hex()) == "DecodeError it holds a PIL image, and PIL isn't installed: pip install pillow\n"
 
 
 @pytest.mark.parametrize(
@@ -243,9 +224,8 @@ except Exception as error:
 def test_hostile_images_are_refused(content: Any) -> None:
     *content, size = content
     payload = hostile_field({MARK[ext.IMAGE]: content}, table=["|u1", bytes(size), [size]])
-    for codec in (DICTS, PLAIN):
-        with pytest.raises(DecodeError, match=r"the payload is damaged: .+"):
-            codec.decode(payload)
+    with pytest.raises(DecodeError, match=r"the payload is damaged: .+"):
+        DICTS.decode(payload)
 
 
 LARGE = np.arange(4 * GROUPED, dtype=np.uint8)
@@ -269,9 +249,8 @@ def test_a_payload_with_large_arrays_is_its_head_and_its_tail() -> None:
 def test_both_forms_come_back_as_they_were() -> None:
     split = DICTS.encode_split(GROUP)
     assert same(DICTS.decode(split.joined()), GROUP)
-    assert same(DICTS.decode(split.joined(), owned=True), GROUP)
     assert same(DICTS.decode(split.head, tail=tail_of(split)), GROUP)
-    assert same(DICTS.decode(split.head, tail=np.frombuffer(bytearray(tail_of(split)), np.uint8), owned=True), GROUP)
+    assert same(DICTS.decode(split.head, tail=np.frombuffer(bytearray(tail_of(split)), np.uint8)), GROUP)
 
 
 def test_a_whole_payload_can_be_split_again() -> None:
@@ -279,10 +258,6 @@ def test_a_whole_payload_can_be_split_again() -> None:
     split = DICTS.split(payload)
     assert (split.head, tail_of(split)) == (DICTS.encode_split(GROUP).head, tail_of(DICTS.encode_split(GROUP)))
     assert DICTS.split(DICTS.encode([{"a": 1}])).tail == ()
-
-
-def test_compressed_payloads_have_no_tail() -> None:
-    assert Codec(RolloutType(dict), compression="zstd").encode_split([{"a": LARGE}]).tail == ()
 
 
 def test_the_checksums_of_a_joined_payload_are_those_of_its_own_bytes() -> None:
@@ -297,7 +272,7 @@ def test_the_checksums_of_a_joined_payload_are_those_of_its_own_bytes() -> None:
 def test_a_checksum_is_the_xxh3_of_all_bytes(nbytes: int) -> None:
     block = bytes(range(256)) * (nbytes // 256) + bytes(nbytes % 256)
     for buffer in (block, bytearray(block), memoryview(block)):
-        assert digest(buffer, 7) == xxhash.xxh3_64_intdigest(block, 7)
+        assert digest(buffer) == xxhash.xxh3_64_intdigest(block)
 
 
 def test_no_piece_is_so_long_that_xxhash_releases_the_gil() -> None:
@@ -375,19 +350,10 @@ def test_arrays_of_deferred_fields_are_not_read() -> None:
     assert same(checked_array(handle, tail[handle.block_at : handle.block_at + handle.block_size]), LARGE)
 
 
-@pytest.mark.parametrize(("nbytes", "shares"), [(64, False), (MB // 2, True)])
-def test_a_small_array_that_is_loaded_does_not_keep_a_large_block(nbytes: int, shares: bool) -> None:
-    block = np.arange(MB, dtype=np.uint32).view(np.uint8)[:MB].copy()
-    array = DeferredArray(np.dtype(np.uint8), (nbytes,), nbytes, 128, 0, MB, digest(block))
-    checked = checked_array(array, block)
-    assert same(checked, block[128 : 128 + nbytes])
-    assert np.shares_memory(checked, block) == shares
-
-
-def test_arrays_in_the_head_or_a_compressed_payload_are_held() -> None:
-    for codec, array in ((DICTS, np.arange(3)), (ZSTD, np.zeros(3000))):
-        payload = codec.encode([{"a": array, "b": array}])
-        [restored] = codec.decode_deferred(payload, {"a"}, {}, Recording())
+def test_arrays_in_the_head_or_a_whole_payload_are_held() -> None:
+    for array in (np.arange(3), np.arange(3000)):
+        payload = DICTS.encode([{"a": array, "b": array}])
+        [restored] = DICTS.decode_deferred(payload, {"a"}, {}, Recording())
         assert same(restored, {"a": ["held", array], "b": array})
 
 
@@ -413,39 +379,3 @@ def test_damage_in_an_array_that_is_read_is_noticed_and_in_a_deferred_one_is_not
         DICTS.decode_deferred(split.head, {"heavy"}, pieces, Recording())
     everything = {at: tail[at : at + size] for at, size in DICTS.wanted(split.head, ())}
     assert same(DICTS.decode_deferred(split.head, {"no such field"}, everything, Recording()), GROUP)
-
-
-# Compressed payloads
-
-
-def test_payloads_that_compression_does_not_make_smaller_have_their_checksums() -> None:
-    group = [{"noise": np.random.default_rng(0).integers(0, 256, 10_000, np.uint8)}]
-    split = ZSTD.encode_split(group)
-    assert same(ZSTD.decode(split.head, tail=tail_of(split)), group)
-
-
-def test_a_bomb_is_refused_before_it_is_unpacked() -> None:
-    import zstandard
-
-    bomb = zstandard.ZstdCompressor().compress(bytes(100_000_000))
-    right = 100_000_000 + BODY_AT
-    for claimed, reason in ((right, "too many"), (140, "don't agree"), (2**63, "too many")):
-        first, numbers = struct.pack("<4sBBH", b"RPLB", 1, 1, 0), struct.pack("<IIIIQ", 1, 0, 1, 64, claimed)
-        with pytest.raises(DecodeError, match=reason):
-            DICTS.decode(with_checksum(first, numbers + bomb))
-
-
-def test_a_missing_zstandard_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    payload = ZSTD.encode([{"a": "x" * 10_000}])
-    monkeypatch.setitem(sys.modules, "zstandard", None)
-    with pytest.raises(MissingDriverError, match="pip install zstandard"):
-        Codec(RolloutType(dict), compression="zstd")
-    with pytest.raises(MissingDriverError, match="pip install zstandard"):
-        DICTS.decode(payload)
-    verify(payload)
-    DICTS.decode(PAYLOAD)
-
-
-def test_an_unknown_compression_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="'none' or 'zstd'"):
-        Codec(RolloutType(dict), compression="gzip")  # type: ignore[arg-type]

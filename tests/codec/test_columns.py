@@ -12,20 +12,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from replaybuf.errors import RolloutError
-from replaybuf.values.codec.blocks import GROUPED, MOST_USES
+from replaybuf.values.codec.blocks import GROUPED
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout import RolloutState, Status
 from replaybuf.values.rollouts.rollout_type import RolloutType
-from tests.codec.values import DICTS, STATES, ZSTD, same, values
+from tests.codec.values import DICTS, STATES, same, values
 
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (400, 900, 3), np.uint8))
 LARGE = np.arange(GROUPED)
 
 
-def back(group: list[Any], codec: Codec = DICTS) -> list[Any]:
-    for restored in (codec.decode(codec.encode(group)), codec.decode(bytearray(codec.encode(group)), owned=True)):
-        assert same(restored, group)
+def back(group: list[Any]) -> list[Any]:
+    restored = DICTS.decode(DICTS.encode(group))
+    assert same(restored, group)
     return restored
 
 
@@ -64,14 +63,13 @@ def test_values_that_are_shared_by_some_rollouts_come_back_shared(chosen: list[A
 def test_one_object_comes_back_as_one_and_two_equal_ones_as_two(make: Any) -> None:
     first, second = make(), make()
     group = [{"a": value, "b": number} for number, value in enumerate((first, second, first, second))]
-    for codec in (DICTS, ZSTD):
-        fields = [value["a"] for value in back(group, codec)]
-        assert fields[0] is fields[2]
-        assert fields[1] is fields[3]
-        assert fields[0] is not fields[1]
-        if isinstance(first, np.ndarray):
-            fields[0][...] = 7
-            assert same(fields[1], first)
+    fields = [value["a"] for value in back(group)]
+    assert fields[0] is fields[2]
+    assert fields[1] is fields[3]
+    assert fields[0] is not fields[1]
+    if isinstance(first, np.ndarray):
+        fields[0][...] = 7
+        assert same(fields[1], first)
 
 
 @pytest.mark.parametrize("array", [LARGE, np.arange(100), np.arange(3)], ids=["large", "column", "small"])
@@ -95,12 +93,6 @@ def test_large_equal_values_are_stored_once(value: Any) -> None:
     group = [{"a": value if number else type(value)(value[:1]), "n": number} for number in range(3)]
     group += [{"a": value[:] if type(value) is not np.ndarray else value.copy(), "n": 4}]
     assert len(DICTS.encode(group)) < len(DICTS.encode(group[:2])) + 400
-    back(group)
-
-
-def test_a_block_is_read_as_no_more_arrays_than_a_payload_may_cost_memory() -> None:
-    group = [{"a": LARGE.copy(), "n": number} for number in range(MOST_USES + 1)]
-    assert 2 * LARGE.nbytes < len(DICTS.encode(group)) < 3 * LARGE.nbytes
     back(group)
 
 
@@ -143,27 +135,12 @@ def test_long_lists_of_numbers_keep_the_type_and_the_bits_of_each(rows: int, num
     back([{"a": (numbers * (times if row else 300))[row:]} for row in range(rows)])
 
 
-@pytest.mark.parametrize("values", [[1, None], [None] * 300, (1.5, None), np.array([1, None])], ids=repr)
-def test_numeric_fields_hold_no_none(values: Any) -> None:
-    for group in ([{"a": values}], [{"a": [1]}, {"a": values}]):
-        DICTS.encode_split(group, numeric=frozenset("b"))
-        with pytest.raises(RolloutError, match=r"a\[\d+\] is None"):
-            DICTS.encode_split(group, numeric=frozenset("ab"))
-
-
 def test_a_number_that_is_repeated_takes_no_room() -> None:
     assert len(DICTS.encode([{"mask": [1] * 1500, "steps": [7] * 1500, "n": row} for row in range(4)])) < 2500
     ids = [{"ids": np.arange(row, 900 + row)} for row in range(4)]
     repeated = [{**field, "mask": np.ones(700, "i1"), "steps": np.full(300 + row, 7)} for row, field in enumerate(ids)]
     assert len(DICTS.encode(repeated)) < len(DICTS.encode(ids)) + 200
     back(repeated)
-
-
-@pytest.mark.parametrize("rows", [1, 16, 64])
-def test_numbers_are_repeated_only_as_far_as_they_can_be_read_again(rows: int) -> None:
-    """A few bytes that claim many numbers are refused."""
-    back([{"mask": np.ones(500, "i8"), "n": row} for row in range(rows)])
-    back([{"mask": np.ones(500, "i8"), "ids": np.arange(130) + row} for row in range(rows)])
 
 
 @pytest.mark.parametrize("like", [0.0, -0.0, float("nan"), 1.0])
@@ -195,17 +172,6 @@ def test_arrays_of_any_kinds_in_one_field_come_back_apart(arrays: list[Any]) -> 
     fields = [array for array in fields if array is not None]
     assert not any(np.shares_memory(array, other) for array, other in combinations(fields, 2))
     assert all(array.flags.writeable and array.flags.aligned for array in fields)
-
-
-def test_no_array_keeps_much_more_than_itself() -> None:
-    group = [{"a": np.arange(number + 1), "b": np.zeros(number % 5 * 100), "n": number} for number in range(200)]
-    restored = DICTS.decode(bytearray(DICTS.encode(group)), owned=True)
-    for array in (rollout[name] for rollout in restored for name in "ab"):
-        owner = array
-        while getattr(owner, "base", None) is not None:
-            owner = owner.base
-        nbytes = owner.nbytes if hasattr(owner, "nbytes") else len(owner.raw)
-        assert nbytes <= 64 * max(array.nbytes, 1) or not array.nbytes
 
 
 @dataclasses.dataclass
@@ -266,15 +232,11 @@ KINDS = {
 def test_segments_come_back_in_memory_of_their_own(kind: str, tree: list[tuple[int, int | None]], common: int) -> None:
     group = grown(KINDS[kind], [size for size, _ in tree], common)
     parents = [None if parent is None or parent >= place else parent for place, (_, parent) in enumerate(tree)]
-    for codec in (DICTS, ZSTD):
-        payload = codec.encode(group, parents=parents)
-        for copy in (codec.decode(payload), codec.decode(bytearray(payload), owned=True)):
-            assert same(
-                copy, [{**row, "a": np.ascontiguousarray(row["a"])} for row in group] if kind == "strided" else group
-            )
-            arrays = [array for row in copy for array in (row["a"], row["n"]["b"]) if isinstance(array, np.ndarray)]
-            assert all(array.flags.writeable and array.flags.aligned for array in arrays)
-            assert not any(np.shares_memory(array, other) for array, other in combinations(arrays, 2))
+    copy = DICTS.decode(DICTS.encode(group, parents=parents))
+    assert same(copy, [{**row, "a": np.ascontiguousarray(row["a"])} for row in group] if kind == "strided" else group)
+    arrays = [array for row in copy for array in (row["a"], row["n"]["b"]) if isinstance(array, np.ndarray)]
+    assert all(array.flags.writeable and array.flags.aligned for array in arrays)
+    assert not any(np.shares_memory(array, other) for array, other in combinations(arrays, 2))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -294,16 +256,6 @@ def test_a_rollout_without_tokens_may_come_first(kind: str) -> None:
     assert len(DICTS.encode(chain)) <= len(DICTS.encode(chain[::-1])) + 1000
     masked = [{"a": LARGE + size, "mask": np.ones(size, "i4")} for size in (0, 900, 1000)]
     assert len(DICTS.encode(masked)) < 3 * LARGE.nbytes + 1000
-
-
-def test_segments_take_no_more_memory_than_a_payload_may_cost() -> None:
-    """A beginning that very many segments share is stored again and again."""
-    group = [{"a": LARGE.copy(), "n": number} for number in range(3 * MOST_USES)]
-    for number, segment in enumerate(group):
-        segment["a"][-1] = -number
-    payload = DICTS.encode(group, parents=[None] * len(group))
-    assert LARGE.nbytes < len(payload) < 5 * LARGE.nbytes
-    assert same(DICTS.decode(payload), group)
 
 
 def test_a_long_chain_of_segments_comes_back() -> None:

@@ -8,7 +8,6 @@ import sys
 from typing import Any
 
 import attrs
-import msgpack
 import msgspec
 import numpy as np
 import pytest
@@ -79,8 +78,8 @@ def test_a_converter_wins_over_what_is_known_of_its_class() -> None:
 
 def test_a_converter_is_for_exactly_its_class() -> None:
     message = (
-        r"rollouts\[0\]\['field'\]\[0\]: a value of type tests\.codec\.test_converters\.BigBox can't be stored: the "
-        r"converter 'box' is for exactly Box; add converters=\{BigBox: \(\"BigBox\", encode, decode\)\} to the config"
+        r"rollouts\[0\]\['field'\]\[0\]: a value of type tests\.codec\.test_converters\.BigBox can't be stored: "
+        r"add converters=\{BigBox: \(\"BigBox\", encode, decode\)\} to the config"
     )
     with pytest.raises(RolloutError, match=message):
         BOXES.encode([{"field": [BigBox()]}])
@@ -98,13 +97,12 @@ def test_a_converter_that_raises_is_named_with_the_place() -> None:
 @pytest.mark.parametrize(
     ("encode", "message"),
     [
-        (lambda box: [1, object()], r" \(.*Box, as stored by its converter 'box'\)\[1\]: a value of type object"),
-        (lambda box: object, r" \(.*Box, as stored by its converter 'box'\): a value of type type"),
-        (lambda box: box, r": the converter 'box' of .*Box returned a Box again"),
+        (lambda box: [1, object()], ": a value of type object"),
+        (lambda box: box, ": the converter 'box' of .*Box returned a Box again"),
     ],
 )
 def test_a_converter_that_returns_what_can_not_be_stored_is_named(encode: Any, message: str) -> None:
-    with pytest.raises(RolloutError, match=r"rollouts\[1\]\['field'\]\[0\].*" + message):
+    with pytest.raises(RolloutError, match=r"rollouts\[1\]\['field'\]\[0\]" + message):
         codec_of((Box, ("box", encode, Box))).encode([{"field": 1}, {"field": [Box()]}])
 
 
@@ -169,15 +167,12 @@ def test_reading_runs_nothing_that_the_config_does_not_name() -> None:
     ("converters", "message"),
     [
         ({"Box": ("box", _open, Box)}, "'Box' is no class"),
-        ({list: ("list", _open, list)}, "list is stored as it is"),
-        ({np.ndarray: ("array", _open, list)}, "numpy.ndarray is stored as it is"),
-        ({msgpack.ExtType: ("x", _open, Box)}, "ExtType is stored as it is"),
-        ({Box: ("box", _open)}, r"Box needs \(name, encode, decode\)"),
-        ({Box: "box"}, r"Box needs \(name, encode, decode\)"),
-        ({Box: ("", _open, Box)}, "the name of .*Box must be a text"),
-        ({Box: ("x" * 1000, _open, Box)}, "the name of .*Box must be a text"),
-        ({Box: (1, _open, Box)}, "the name of .*Box must be a text"),
-        ({Box: ("box", 1, Box)}, "encode and decode of .*Box must be functions"),
+        ({list: ("list", _open, list)}, "'list'> is no class, or one whose values are stored as they are"),
+        ({np.ndarray: ("array", _open, list)}, "values are stored as they are"),
+        *(
+            ({Box: entry}, r"Box needs \(name, encode, decode\)")
+            for entry in (("box", _open), "box", ("", _open, Box), (1, _open, Box), ("box", 1, Box))
+        ),
         ({Box: ("box", _open, Box), Moves: ("box", _open, Moves)}, "Box and .*Moves have the same name 'box'"),
     ],
 )

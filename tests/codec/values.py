@@ -65,7 +65,6 @@ class ListOf(list[int]):
 
 DICTS = Codec(RolloutType(dict, types=[Color, Level, Name, Bits]))
 STATES = Codec(RolloutType(RolloutState))
-ZSTD = Codec(RolloutType(dict), compression="zstd")
 MARK = {number: msgpack.ExtType(number, b"") for number in range(128)}
 
 
@@ -107,7 +106,6 @@ def sealed(
     *,
     table: Any = (),
     blocks: Sequence[bytes] = (),
-    flags: int = 0,
     version: int = 1,
     **numbers: int,
 ) -> bytes:
@@ -122,7 +120,7 @@ def sealed(
         behind += bytes(-len(behind) % 64) + block
     says = {"blocks": len(blocks), "msgpack": len(packed), "head": head, "size": head + len(behind)} | numbers
     return with_checksum(
-        struct.pack("<4sBBH", b"RPLB", version, flags, 0),
+        struct.pack("<4sI", b"RPLB", version),
         struct.pack("<IIIIQ", count, *says.values()) + numbers_of_blocks + packed + bytes(head - at),
         behind,
     )
@@ -130,7 +128,7 @@ def sealed(
 
 def with_checksum(first: bytes, rest: bytes, behind: bytes = b"") -> bytes:
     """A payload of the first eight bytes, the checksum, the rest of its head, and what is behind it."""
-    return first + struct.pack("<Q", xxhash.xxh3_64_intdigest(rest, first[5])) + rest + behind
+    return first + struct.pack("<Q", xxhash.xxh3_64_intdigest(rest)) + rest + behind
 
 
 def hostile_field(value: Any, *blocks: bytes, table: Any = ()) -> bytes:

@@ -18,7 +18,6 @@ from replaybuf.cli.demo.worker import BATCH_GROUPS, Run, RunFolder
 from tests.scripts import Program
 
 ROOT = Path(replaybuf.__file__).parents[1]
-RUN = "demo.run"
 _PATIENCE = 240  # seconds, after which a run that hangs is ended
 
 
@@ -30,7 +29,7 @@ class Demo:
         environment |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         command = ["-m", "replaybuf", "demo"]
         self.folder = folder
-        self.process = Program(*command, "--url", url, "--run-dir", RUN, *options, cwd=folder, env=environment)
+        self.process = Program(*command, "--url", url, *options, cwd=folder, env=environment)
         self.output = self.process.stdout
         self.lines: list[str] = []
         self._limit = threading.Timer(_PATIENCE, self.process.kill)
@@ -78,13 +77,14 @@ def run_demo(folder: Path, url: str, *options: str) -> tuple[str, int]:
 
 def saved_step(folder: Path) -> int:
     """The step of the weights that are there; -1 without any."""
-    saved = RunFolder(folder / RUN).load()
+    saved = next((RunFolder(path).load() for path in folder.glob("*.run")), None)
     return -1 if saved is None else saved.step
 
 
 def assert_trained_once(folder: Path, steps: int, output: str) -> Run:
     """Each prompt of so many steps was trained, and none twice, by the record and by what was said."""
-    saved = RunFolder(folder / RUN).load()
+    [path] = folder.glob("*.run")
+    saved = RunFolder(path).load()
     assert saved is not None
     assert saved.step == steps
     assert sorted(saved.trained) == list(range(steps * BATCH_GROUPS))

@@ -31,7 +31,7 @@ async def file(tmp_path: Path) -> Path:
 
 
 #: A row of others' that can be imported.
-GOOD = {"prompt": "1 + 1?", "response": "2", "task_name": "math"}
+GOOD = {"message": "1 + 1?", "response": "2", "task_name": "math"}
 #: What another store gives anew.
 _ANEW = {"uid", "timestamp_id", "item"}
 

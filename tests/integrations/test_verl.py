@@ -259,14 +259,6 @@ async def test_a_batch_comes_out_of_a_buffer_as_it_went_in(seed: int) -> None:
         check_same(from_groups(await buffer.get(3, "math")), batch)
 
 
-async def test_databases_hold_them(shared_url: str) -> None:
-    batch = batch_of()
-    async with ReplayBufferConfig(url=shared_url, policy="fifo", compression="zstd").build() as buffer:
-        for group in to_groups(batch):
-            await buffer.put(group, "math")
-        check_same(from_groups(await buffer.get(3, "math")), batch)
-
-
 def test_the_store_has_no_padding_and_names_what_people_look_for() -> None:
     batch = batch_of()
     first = to_groups(batch)[0][0]

@@ -7,7 +7,6 @@ import json
 import math
 import re
 import time
-from itertools import combinations
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from replaybuf import NotReadyError, ReplayBufferConfig, Status
 from replaybuf.buffer.buffer_metrics import DISTRIBUTIONS, TOTALS, flatten
 from replaybuf.view.metrics import METRICS, OF_DATABASE, prometheus, read_figures
 from tests import sql_example
-from tests.cli.conftest import run, run_json
+from tests.cli.conftest import run_json
 from tests.cli.example import fill
 from tests.observe.test_spans import group, numbers
 from tests.pages import DOCS
@@ -63,10 +62,9 @@ def test_overdue_leases_are_counted(busy: str) -> None:
     }
 
 
-def test_the_command_prints_the_exposition(busy: str) -> None:
-    samples = numbers(parse(run("stats", busy, "--format=prometheus").stdout))
+def test_the_exposition_has_the_totals_of_each_buffer_and_task(busy: str) -> None:
+    samples = numbers(parse(prometheus(read_figures(busy))))
     assert samples["replaybuf_groups_put_total", (("buffer", "default"), ("task", "math"))] == 5
-    assert "none of text, json, csv, prometheus" in run("stats", busy, "--format=nl", code=2).stderr
 
 
 def test_who_works_and_waits_and_what_was_drawn_last(empty: str) -> None:
@@ -233,16 +231,6 @@ def test_every_query_asks_the_data_source_that_is_chosen() -> None:
     data_source = {"type": "prometheus", "uid": "${datasource}"}
     assert all(target["datasource"] == data_source for panel in PANELS for target in (panel, *panel["targets"]))
     assert [variable["name"] for variable in DASHBOARD["templating"]["list"]] == ["datasource", "job", "buffer", "task"]
-
-
-def test_panels_have_their_own_places_and_numbers() -> None:
-    numbers = [panel["id"] for panel in DASHBOARD["panels"]]
-    assert len(set(numbers)) == len(numbers)
-    places = [panel["gridPos"] for panel in DASHBOARD["panels"]]
-    assert all(at["x"] >= 0 and at["x"] + at["w"] <= 24 for at in places)
-    for place, other in combinations(places, 2):
-        beside = place["x"] + place["w"] <= other["x"] or other["x"] + other["w"] <= place["x"]
-        assert beside or place["y"] + place["h"] <= other["y"] or other["y"] + other["h"] <= place["y"]
 
 
 def test_a_rate_over_a_restore_is_left_out() -> None:

@@ -72,24 +72,6 @@ async def test_arrays_of_other_fields_are_read_at_once(kept: Kept) -> None:
             assert same(second.extra_fields["pixels"].load(), experts(8))
 
 
-async def test_compressed_payloads(in_folder: Kept) -> None:
-    """They can't be read in part, so their handles have the bytes with them."""
-    async with in_folder.opened(compression="zstd") as buffer:
-        await buffer.put([rollout(pixels=np.zeros(90_000))], TASK)
-        _, [lent_rollout] = await lent(buffer, deferred=["routed_experts", "extra_fields"])
-        assert same(lent_rollout.routed_experts.load(), experts())
-        assert same(pickle.loads(pickle.dumps(lent_rollout.extra_fields["pixels"])).load(), np.zeros(90_000))
-
-
-async def test_payloads_that_compression_does_not_make_smaller_are_apart(in_folder: Kept) -> None:
-    noise = np.random.default_rng(0).integers(0, 256, 200_000, np.uint8)
-    async with in_folder.opened(compression="zstd", rollout_type=dict) as buffer:
-        await buffer.put([{"pixels": noise}], TASK)
-        assert len(in_folder.files()) == 1
-        [[restored]] = await buffer.get(1, TASK)
-        assert same(restored["pixels"], noise)
-
-
 class Image:
     """A class with a converter, which does something with its array."""
 
@@ -137,9 +119,7 @@ async def test_tensors(in_folder: Kept) -> None:
 
 async def test_names_that_are_no_fields(in_file: Kept) -> None:
     async with in_file.opened() as buffer:
-        with pytest.raises(InputError, match="no field 'routed_expert'; did you mean routed_experts"):
-            buffer.lease_batch({TASK: 1}, deferred=["routed_expert"])
-        with pytest.raises(InputError, match="no field 'x'; it has "):
+        with pytest.raises(InputError, match=r"no field 'x'; it has .*routed_experts"):
             buffer.find({}, deferred=["x"])
         with pytest.raises(InputError, match="deferred must be a list"):
             buffer.lease_batch({TASK: 1}, deferred="routed_experts")

@@ -13,7 +13,6 @@ import pytest
 
 from replaybuf import ReplayBuffer, load_into
 from replaybuf.errors import PayloadStoreError
-from replaybuf.storage import decoding
 from replaybuf.storage.places import folder as folders
 from replaybuf.storage.places.store import FILES, MARKER
 from tests.places.arrays import (
@@ -194,26 +193,6 @@ async def test_a_folder_that_answers_nothing_delays_neither_build_nor_the_event_
             await put(buffer, 1)
         answers.set()
         await put(buffer, 2)
-
-
-async def test_a_place_that_answers_nothing_has_only_so_many_threads_that_wait_for_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """However often it is asked; others aren't kept waiting, and it is asked again when it answers."""
-    monkeypatch.setattr(decoding, "_MOST_THREADS", 2)
-    answers, asked = threading.Event(), []
-
-    def ask() -> bool:
-        asked.append(1)
-        return answers.wait(30)
-
-    for _ in range(4):
-        with pytest.raises(PayloadStoreError, match=r"within 0\.1 s"):
-            await decoding.in_thread(ask, 0.1, "/mount")
-    assert len(asked) == 2
-    await decoding.in_thread(lambda: None, 30, "/other")
-    answers.set()
-    assert await decoding.in_thread(ask, 30, "/mount")
 
 
 def _hang(monkeypatch: pytest.MonkeyPatch, module: Any, *names: str) -> threading.Event:

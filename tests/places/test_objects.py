@@ -17,6 +17,7 @@ from replaybuf.storage.places.folder import FolderStore
 from replaybuf.storage.places.objects import ObjectStore
 from replaybuf.storage.places.owners import claim
 from replaybuf.storage.places.store import FILES, MARKER, file_name
+from replaybuf.view.metrics import prometheus, read_figures
 from tests.cli.conftest import run, run_json
 from tests.observe.test_spans import numbers
 from tests.places.arrays import NBYTES, apart, files, heavy
@@ -283,7 +284,7 @@ def test_stats_metrics_and_the_page_say_the_same(shared_url: str, folder: Path) 
     assert run_json("stats", shared_url)["database"]["places"] == {row.pop("url"): row}
     [line] = [line for line in run("stats", shared_url).stdout.splitlines() if line.startswith("payloads in")]
     assert line == f"payloads in {folder}: 200 kB of 2 groups, 2 files"
-    values = numbers(parse(run("stats", shared_url, "--format=prometheus").stdout))
+    values = numbers(parse(prometheus(read_figures(shared_url))))
     labels = (("place", str(folder)),)
     assert values["replaybuf_payload_files", labels] == row["files"]
     assert values["replaybuf_payload_file_bytes", labels] == row["bytes"]
@@ -299,4 +300,4 @@ def test_a_database_that_keeps_all_has_no_places(shared_url: str) -> None:
     assert run_json("sql", shared_url, "SELECT * FROM places") == []
     assert "payloads in" not in run("stats", shared_url).stdout
     assert "payloads apart" not in client_of(shared_url).get("/").text
-    assert "replaybuf_payload_file" not in run("stats", shared_url, "--format=prometheus").stdout
+    assert "replaybuf_payload_file" not in prometheus(read_figures(shared_url))

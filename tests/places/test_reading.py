@@ -86,7 +86,7 @@ def test_without_the_folder_all_that_the_database_has_is_shown(out_of_reach: str
     assert result.stderr.count("\n") == 1
     assert f"group 2 is shown without its arrays: {place} isn't there" in result.stderr
     assert run("show", out_of_reach, 4, "--full").stderr == ""
-    run("show", out_of_reach, 1, 2, 3)
+    run("show", out_of_reach, 1)
     run("show", out_of_reach, "--best", 2)
 
 

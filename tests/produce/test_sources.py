@@ -426,8 +426,8 @@ def test_a_forked_process_reads_on(tmp_path: Path) -> None:
     [
         (b'{"a": 1', "no JSON"),
         (b"[1]", r"expected an object, got \[1\]"),
-        (b'{"a": "\xff"}', "byte 7 is no UTF-8"),
-        (b"[" * 100_000, "nested too deeply"),
+        (b'{"a": "\xff"}', "no JSON object .*can't decode byte"),
+        (b"[" * 100_000, "no JSON object .*recursion"),
     ],
     ids=["cut", "list", "latin", "deep"],
 )

@@ -17,7 +17,6 @@ from replaybuf.values.rollouts.staleness import (
     find_expired,
     mask_stale_tokens,
     reset_response,
-    set_staleness,
     staleness_of,
 )
 from tests.reference.state import Memory
@@ -89,7 +88,7 @@ class Matching(Memory):
         rollouts, kind = self.codec.decode(groups.payloads[item.uid]), self.codec.rollout_type
         ranges = step_ranges(fields_of(rollouts, kind))
         staleness = [staleness_of(oldest, refresh.train_step) for oldest, _ in ranges]
-        set_staleness(rollouts, staleness, kind)
+        kind.set_all(rollouts, "seq_staleness", staleness)
         too_old = find_expired(fields_of(rollouts, kind), rule, refresh.train_step, staleness)
         expired = sorted({*too_old, *groups.due.get(item.uid, ())})
         if leaves or (expired and not rule.retryable):

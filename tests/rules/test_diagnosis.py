@@ -118,11 +118,10 @@ CASES = {
     "filling": case(wait(2), T(filling=15), R.FILLING, workers=[LIVE], last_put=put_at(900),
         says="15 finished rollouts are there, of groups that aren't full yet. Put the"),
     "failed": case(wait(), T(failed=64, failed_put=60, init_set_aside=4), R.UNFIT,
-        failed_by={"math": {"gen-2": 60, "gen-3": 4}}, errors={"math": "CUDA out of memory"},
-        says="64 of the 64 groups put failed, with gen-2 (60) and gen-3 (4); the last error: CUDA out of memory."),
+        errors={"math": "CUDA out of memory"},
+        says="64 of the 64 groups put failed; the last error: CUDA out of memory."),
     "set aside": case(wait(2), T(failed=2, completed_put=2, completed_set_aside=2), R.UNFIT,
-        failed_by={"math": {"trainer-1": 2}},
-        says="2 of the 2 groups put failed, with trainer-1 (2). Mend what makes"),
+        says="2 of the 2 groups put failed. Mend what makes"),
     "set aside lately": case(wait(2), T(failed=9, failed_put=1, completed_put=12, completed_set_aside=8), R.UNFIT,
         **since(900, 9, 1, set_aside=6), says="2 of the 3 groups put since 20:28:10 UTC failed"),
     "failures of long ago": case(wait(), T(failed=500, failed_put=500, completed_put=9000), R.SLOW,
@@ -462,7 +461,7 @@ def test_hostile_texts_stay_on_their_line() -> None:
     hostile = "\x1b]0;owned\x07\n2026-01-01 INFO all is well\r\u202e"
     counts = tallies(hostile, failed=9, failed_put=9)
     waiting = Wait({hostile: 3}, query=hostile, worker=hostile)
-    circumstances = Circumstances(NOW, counts, errors={hostile: hostile}, failed_by={hostile: {hostile: 9}}, matches={})
+    circumstances = Circumstances(NOW, counts, errors={hostile: hostile}, matches={})
     assert str(diagnose(waiting, circumstances)).isprintable()
 
 

@@ -52,18 +52,6 @@ async def test_cursors_go_with_their_checkpoint(shared_url: str) -> None:
         assert (await buffer.storage.cursor("a")).value == b"\x02"
 
 
-async def test_what_a_dropped_checkpoint_had_stays_for_earlier_ones(shared_url: str) -> None:
-    async with build(shared_url) as buffer:
-        await fill(buffer, 3)
-        for step in (1, 2):
-            await buffer.checkpoint(step)
-        await take_all(buffer)
-        await buffer.drop_checkpoint(2)
-        assert await swept(buffer) == (3, 3)
-        await buffer.restore(1)
-        assert sorted(await take_all(buffer)) == [0, 1, 2]
-
-
 async def test_a_group_that_an_earlier_restore_undid_has_its_name_in_a_later_checkpoint(shared_url: str) -> None:
     part: Any = {"group": "p1", "size": 1}
     async with build(shared_url) as buffer:

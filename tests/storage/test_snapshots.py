@@ -232,12 +232,9 @@ async def test_progress_is_told_of_a_few_times_a_second(tmp_path: Path, monkeypa
     assert [report.groups for report in reports] == [0, 30]
 
 
-@pytest.mark.parametrize("error", [KeyError("not now"), BrokenPipeError("not now")])
 @pytest.mark.parametrize("what", ["save", "resume"])
-async def test_an_error_of_progress_ends_it_and_leaves_nothing(
-    shared_url: str, tmp_path: Path, what: str, error: Exception
-) -> None:
-    """The caller gets it as it is, also if it could be one of a database."""
+async def test_an_error_of_progress_ends_it_and_leaves_nothing(shared_url: str, tmp_path: Path, what: str) -> None:
+    error = KeyError("not now")
 
     def refuse(progress: Progress) -> None:
         raise error
@@ -245,12 +242,12 @@ async def test_an_error_of_progress_ends_it_and_leaves_nothing(
     async with build(shared_url) as buffer, build("sqlite:///:memory:") as fresh:
         await fill(buffer, 3)
         if what == "save":
-            with pytest.raises(type(error), match="not now") as caught:
+            with pytest.raises(KeyError, match="not now") as caught:
                 await buffer.save(tmp_path / "new", progress=refuse)
             assert list((tmp_path / "new").iterdir()) == []
         else:
             await buffer.save(tmp_path / "new")
-            with pytest.raises(type(error), match="not now") as caught:
+            with pytest.raises(KeyError, match="not now") as caught:
                 await fresh.resume(tmp_path / "new", progress=refuse)
             assert len(fresh) == 0
         assert caught.value is error

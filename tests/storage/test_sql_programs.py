@@ -175,14 +175,3 @@ def test_duckdb(duckdb: Any, file: Path) -> None:
     worst = WORST.replace("batch_groups", "run.batch_groups").replace("avg(reward)", "avg(reward::DOUBLE)")
     assert duckdb.execute(worst).fetchall() == [("gpu-3", 0.0)]
     assert duckdb.execute(WHOLE.replace("rollouts", "run.rollouts")).fetchall() == [(ANSWER,)]
-
-
-@pytest.mark.tools
-def test_duckdb_over_frames(duckdb: Any, file: Path) -> None:
-    """Without an extension: what pandas has read, with its types."""
-    with sqlite3.connect(f"file:{file}?mode=ro", uri=True) as connection:
-        batch_groups = pandas.read_sql("SELECT * FROM batch_groups", connection)
-    connection.close()
-    assert len(batch_groups) == ROWS["batch_groups"]
-    duckdb.register("batch_groups", batch_groups)
-    assert duckdb.execute(WORST).fetchall() == [("gpu-3", 0.0)]

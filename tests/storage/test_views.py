@@ -165,15 +165,6 @@ async def test_no_view_fails_for_a_payload_that_is_not_what_it_was(shared_url: s
         assert await rows(buffer, "SELECT full_response FROM rollouts") == [(None,)]
 
 
-async def test_compressed_payloads_show_their_previews(tmp_path: Path) -> None:
-    async with build(f"sqlite:///{tmp_path}/run.db", compression="zstd") as buffer:
-        await buffer.put([rollout(response=text) for text in (LONG, "short")], TASK)
-        assert await rows(buffer, "SELECT substr(response, 1, 3), full_response FROM rollouts") == [
-            ("Let", None),
-            ("sho", "short"),
-        ]
-
-
 def test_a_text_is_looked_for_from_an_offset_on_or_behind_the_last_one() -> None:
     codec = Codec(RolloutType(dict))
     payload = codec.encode([{"a": "xx", "b": "xx"}, {"a": "zz", "b": "x"}])
@@ -188,18 +179,6 @@ def test_a_text_is_looked_for_from_an_offset_on_or_behind_the_last_one() -> None
     assert texts.find("xx", at + length) == second
     assert texts.find("xx", second[0] + 1) is None
     assert texts.find("yy") is None
-
-
-async def test_whole_texts_stay_whole_wherever_groups_go(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/run.db"
-    query = "SELECT full_prompt, full_response FROM groups JOIN rollouts USING (uid)"
-    expected = [(LONG, LONG)]
-    async with build(url) as buffer:
-        await buffer.put([rollout(message=[{"role": "user", "content": LONG}], response=LONG)], TASK)
-        await buffer.save(tmp_path / "saved")
-    async with build(f"sqlite:///{tmp_path}/resumed.db") as resumed:
-        await resumed.resume(tmp_path / "saved")
-        assert await rows(resumed, query) == expected
 
 
 GROUPS, BATCHES, TAKEN = 1_000, 250, 4

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import pickle
 import signal
 import sys
 import time
@@ -79,7 +80,7 @@ def split(url: str, folder: Path, source: int, victim: int, until: int) -> None:
     The victim dies in the middle of its 2nd step.
     """
     with given(source, loader(url, size=4, workers=2, collate=halves)) as steps:
-        train_until(split_steps(steps, source=source, timeout=WAIT), folder, victim, until)
+        train_until(split_steps(steps, source=source), folder, victim, until)
 
 
 def halves(items: list[Any]) -> list[list[int]]:
@@ -100,7 +101,7 @@ def train_until(steps: Iterable[RankStep], folder: Path, victim: int, until: int
 def trained_by_all(folder: Path) -> int:
     """The number of groups trained so far, the same on all ranks."""
     dist.barrier()
-    return largest(sum(len(file.read_text().split()) for file in folder.glob("rank*.txt")), timeout=WAIT)
+    return largest(sum(len(file.read_text().split()) for file in folder.glob("rank*.txt")))
 
 
 def each_alone(url: str, folder: Path, victim: int, until: int) -> None:
@@ -123,7 +124,7 @@ def each_alone(url: str, folder: Path, victim: int, until: int) -> None:
 def same(url: str, folder: Path, source: int, count: int) -> None:
     """Tensor-parallel: all ranks train on the same batches."""
     with given(source, loader(url)) as steps:
-        for step in same_steps(steps, source=source, timeout=WAIT):
+        for step in same_steps(steps, source=source):
             with step:
                 train(step.batch)
                 uids = [item.uid for item in step.items[TASK]]
@@ -141,17 +142,17 @@ def given(
     return leased_steps(batches, train_step=train_step) if dist.get_rank() == source else nullcontext()
 
 
-def say_why_no_step(url: str, source: int, timeout: float, **options: Any) -> None:
+def say_why_no_step(url: str, source: int, **options: Any) -> None:
     with given(source, loader(url, **options)) as steps:
         try:
-            next(same_steps(steps, source=source, timeout=timeout))
+            next(same_steps(steps, source=source))
         except Exception as error:
             say(type(error).__name__, str(error).replace("\n", " "))
 
 
 def starved(url: str, folder: Path, source: int) -> None:
     """The source has no batch in time: all ranks get an error."""
-    say_why_no_step(url, source, WAIT, wait=0.2)
+    say_why_no_step(url, source, wait=0.2)
 
 
 def dead_source(url: str, folder: Path, source: int) -> None:
@@ -159,14 +160,14 @@ def dead_source(url: str, folder: Path, source: int) -> None:
     if dist.get_rank() == source:
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGKILL)
-    say_why_no_step(url, source, WAIT)
+    say_why_no_step(url, source)
 
 
 def odd_parts(url: str, folder: Path, source: int) -> None:
     """The source's batch has three parts for two ranks."""
     with given(source, loader(url, size=3)) as steps:
         try:
-            next(split_steps(steps, source=source, timeout=WAIT))
+            next(split_steps(steps, source=source))
         except ReplayBufError as error:
             say(type(error).__name__, error)
 
@@ -174,7 +175,7 @@ def odd_parts(url: str, folder: Path, source: int) -> None:
 def differently(url: str, folder: Path) -> None:
     """One rank acknowledges a step, and the other gives it back; then the source's store refuses."""
     with given(0, loader(url)) as steps:
-        step = next(same_steps(steps, timeout=WAIT))
+        step = next(same_steps(steps))
         try:
             step.acknowledge() if dist.get_rank() else step.give_back()
         except ReplayBufError as error:
@@ -190,7 +191,7 @@ def differently(url: str, folder: Path) -> None:
 def counted(url: str, folder: Path, source: int) -> None:
     """Two batches of both ranks, made by a worker; all ranks say their train steps."""
     with given(source, loader(url, size=4, workers=1, collate=halves), train_step=20) as steps:
-        for step in itertools.islice(split_steps(steps, source=source, timeout=WAIT), 2):
+        for step in itertools.islice(split_steps(steps, source=source), 2):
             say(step.train_step)
             step.acknowledge(train_step=22 if step.train_step == 21 else None)
 
@@ -202,10 +203,15 @@ async def _lost(*_: object) -> None:
 def tensors(url: str, folder: Path, ways: int) -> None:
     """Load one's own part of batches with deferred fields; say how much was sent, and what was loaded."""
     sent_sizes: list[int] = []
-    broadcast, gather = Link.broadcast, Link._gather
-    counted_broadcast = lambda link, data, *rest: (sent_sizes.append(len(data)), broadcast(link, data, *rest))[1]  # noqa: E731
-    Link.broadcast = counted_broadcast  # type: ignore[method-assign]
-    Link._gather = lambda link, data, what: (sent_sizes.append(data.nbytes), gather(link, data, what))[1]  # type: ignore[method-assign]
+
+    def counted(send: Any) -> Any:
+        def call(link: Link, message: Any, *rest: Any) -> Any:
+            sent_sizes.append(len(pickle.dumps(message)))
+            return send(link, message, *rest)
+
+        return call
+
+    Link.broadcast, Link.gather = counted(Link.broadcast), counted(Link.gather)  # type: ignore[method-assign]
     config = ReplayBufferConfig(url=url, policy="fifo")
     way, collate = [(split_steps, in_two), (same_steps, list)][ways]
     dataset = GroupDataset(config, {TASK: 2}, collate=collate, timeout=0, deferred=["routed_experts"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 import re
@@ -15,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from replaybuf import ReplayBufferConfig
 from replaybuf.buffer.sync import run
-from replaybuf.errors import ConfigError, InputError, LeaseLostError, NotReadyError, QueryError
+from replaybuf.errors import ConfigError, InputError, NotReadyError, QueryError
 from replaybuf.integrations.torch import GroupDataset, leased_steps
 from replaybuf.rules.diagnosis import Reason
 from replaybuf.rules.transitions import Tally
@@ -235,20 +234,6 @@ def test_leases_go_on_while_a_step_lasts(shared_config: ReplayBufferConfig) -> N
             step.acknowledge()
     assert sorted(received) == list(range(8))
     assert totals(shared_config) == {Tally.PUT: 8, Tally.SAMPLED_NEW: 8, Tally.TAKEN: 8}
-
-
-async def test_a_batch_whose_lease_has_ended_is_not_yielded(config: ReplayBufferConfig) -> None:
-    async with config.build() as buffer:
-        await buffer.put(group(0), TASK)
-        lease = await buffer.lease_batch({TASK: 1}, seconds=0.05, heartbeat=False)
-        adopted = buffer.adopt(lease.handle, seconds=0.05, heartbeat=False)
-        assert adopted.items[TASK][0].item == []
-        await asyncio.sleep(0.1)
-        assert await buffer.get(1, TASK, timeout=10)
-        with pytest.raises(LeaseLostError):
-            await adopted.extend()
-        with pytest.raises(LeaseLostError):
-            await adopted.acknowledge()
 
 
 @pytest.mark.parametrize("policy", ["uniform", "prioritized"])

@@ -90,12 +90,12 @@ async def test_an_object_that_can_not_be_had_says_why(ray: Any, url: str) -> Non
     cases = [
         (failed, "KeyError: 'no pixels'"),
         (orphan, r"OwnerDiedError: "),
-        (slow, r"it was not there after 2 s \(object_ref_timeout\)"),
+        (slow, r"they were not all there after 2 s \(object_ref_timeout\)"),
     ]
     async with build(url, object_ref_timeout=2) as buffer:
         await buffer.put(group(ray.put(1)), "math")
         for ref, cause in cases:
-            with pytest.raises(RolloutError, match=r"rollouts\[0\]\['value'\]\[1\]\['a'\]: the object of .*: " + cause):
+            with pytest.raises(RolloutError, match="the objects of 2 ObjectRefs can't be fetched: " + cause):
                 await buffer.put(group([ray.put(2), {"a": ref}]), "math")
         assert len(buffer) == 1
     ray.cancel(slow, force=True)
@@ -107,10 +107,10 @@ async def test_objects_are_deleted_when_nobody_needs_them_any_more(ray: Any, url
     counts = ray._private.worker.global_worker.core_worker.get_all_reference_counts
     gc.disable()  # what is left to the garbage collector would hold the object for any time
     try:
-        async with build(url, free_object_refs=True) as buffer:
+        async with build(url) as buffer:
             rollouts.append({"status": "completed", "value": kept_ref})
             await buffer.put(rollouts, "math")
-            assert [rollout["value"] for rollout in rollouts] == [{"a": [None]}, None]
+            rollouts.clear()
 
             async def is_deleted() -> bool:
                 return key.encode() not in counts() and bytes.fromhex(key) not in counts()

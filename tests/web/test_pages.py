@@ -385,18 +385,12 @@ def test_an_unknown_step_says_which_there_are(troubled: Client) -> None:
     assert "are for steps 1 to 25" in answer.text
 
 
-def test_of_equal_answers_those_of_different_tasks_and_groups_are_the_lowest_and_what_has_left_is_said(
-    url: str,
-) -> None:
+def test_answers_that_have_left_are_said_to_be_gone(url: str) -> None:
     for step, archive in ((1, 1000), (2, None)):
         with ReplayBufferConfig(url=url, archive=archive).build_sync() as buffer:
-            for task, other in (("code", 0.5), ("math", 0.0), ("math", 0.0), ("math", 0.5)):
-                group = [RolloutState(message=[], reward=reward, status=Status.COMPLETED) for reward in (0.0, other)]
-                buffer.put(group, task)
-            buffer.take_batch({"math": 3, "code": 1}, current_train_step=step)
+            buffer.put([RolloutState(message=[], reward=0.0, status=Status.COMPLETED)], "math")
+            buffer.take_batch({"math": 1}, current_train_step=step)
     page = client_of(url)
-    [worst_answers] = [run["worst"] for run in page.data("step", step=1)["runs"]]
-    assert [(answer["uid"], answer["position"]) for answer in worst_answers] == [(3, 0), (1, 0), (2, 0)]
     assert "Its answers have left" not in page.get("/steps/1").text
     assert "Its answers have left" in page.get("/steps/2").text
 

@@ -181,12 +181,6 @@ async def test_checkpoints_in_the_database_are_not_replaced(
     assert len(second) == 1
 
 
-async def test_a_file_of_xtuners_own_buffer_is_named(buffer: Any, tmp_path: Path) -> None:
-    (tmp_path / "replay_buffer.pth").write_bytes(b"")
-    with pytest.raises(SnapshotError, match=r"docs/files\.md says how", check=because("missing")):
-        await buffer.resume(tmp_path)
-
-
 # Configs, and their page
 
 

@@ -30,7 +30,7 @@ with contextlib.ExitStack() as stack:
         dataset = GroupDataset(config, {"math": 4}, collate=parts, timeout=600)
         loader = DataLoader(dataset, batch_size=None, num_workers=1)
         own = stack.enter_context(leased_steps(loader))
-    for number, step in enumerate(split_steps(own, source=0, timeout=1800), 1):
+    for number, step in enumerate(split_steps(own, source=0), 1):
         optimizer.zero_grad()
         loss(step.batch).backward()
         for parameter in model.parameters():  # or DistributedDataParallel(model)

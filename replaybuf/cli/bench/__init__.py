@@ -12,9 +12,12 @@ from typing import Annotated
 
 import typer
 
-from replaybuf.cli.commands import TEXT, Url, format_option, option
-from replaybuf.cli.output import Output, print_json
+from replaybuf.cli.commands import TEXT, Out, Url, option
+from replaybuf.cli.output import print_json
 from replaybuf.common.redact import escape_line
+
+#: Workers wait while there are so many groups.
+MOST_GROUPS = 4096
 
 
 def bench(
@@ -24,25 +27,24 @@ def bench(
     group: Annotated[
         str, option("--group", "Rollouts in a group, and response tokens of each.", metavar="NxTOKENS")
     ] = "8x4000",
-    minutes: Annotated[float, option("--minutes", "How long; 0.5 is half a minute.", metavar="N")] = 1.0,
-    groups: Annotated[int, option("--groups", "Groups of each worker, then it ends; 0: any number.", min=0)] = 0,
+    minutes: Annotated[float, option("--minutes", "How long; 0.5 is half a minute.", min=0.001)] = 1.0,
     rate: Annotated[float, option("--rate", "Groups a second of each worker; 0: as fast as it can.", min=0)] = 0.0,
-    take: Annotated[int, option("--take", "Groups in a batch.", min=1)] = 64,
+    take: Annotated[int, option("--take", "Groups in a batch.", min=1, max=MOST_GROUPS)] = 64,
     leases: Annotated[bool, option("--leases", "Lease batches and acknowledge them, instead of taking.")] = False,
     step_seconds: Annotated[float, option("--step-seconds", "How long a trainer trains on a batch.", min=0)] = 0.0,
-    most: Annotated[int, option("--most", "Workers wait while there are so many groups; 0: never.", min=0)] = 4096,
     payloads: Annotated[
         str, option("--payloads", "Keep large payloads in this folder or object store.", metavar="PLACE")
     ] = "database",
-    output: Annotated[Output, format_option("text or json.")] = TEXT,
+    output: Out = TEXT,
 ) -> None:
     """Put load on a database: processes that put and take groups, as workers and trainers do.
 
     It says how many groups a second went in and out, how long puts and takes took (p50, p90, p99), and how long the
     processes waited for groups and for room. Every group is accounted for. It ends by itself, and removes what it has
-    put, and a SQLite file that it has made. A database that holds groups of anybody else is refused.
+    put, and a SQLite file that it has made, also after Ctrl-C. Workers wait while there are 4,096 groups. A database
+    that holds groups of anybody else is refused.
 
-    Ctrl-C ends it early. Exit status 1: errors, a process that died, or groups that were lost or doubled.
+    Exit status 1: errors, a process that died, or groups that were lost or doubled.
 
     \b
     Examples:
@@ -57,28 +59,22 @@ def bench(
     from replaybuf.storage.sql.inspection.writer import target_at
 
     rollouts, tokens = parse_group(group)
-    buffer = PREFIX + uuid.uuid4().hex[:8]
     settings = BenchSettings(
-        *(
-            target_at(url).url.render_as_string(hide_password=False),
-            buffer,
-            workers,
-            trainers,
-            rollouts,
-            tokens,
-            minutes * 60,
-            groups,
-            rate,
-            take,
-            leases,
-        ),
-        *(step_seconds, most, payloads),
+        url=target_at(url).url.render_as_string(hide_password=False),
+        buffer=PREFIX + uuid.uuid4().hex[:8],
+        workers=workers,
+        trainers=trainers,
+        rollouts=rollouts,
+        tokens=tokens,
+        seconds=minutes * 60,
+        rate=rate,
+        take=take,
+        leases=leases,
+        step_seconds=step_seconds,
+        payloads=payloads,
     )
-    outcome = run(settings, _tell)
-    results = results_of(outcome)
+    results = results_of(run(settings, _tell))
     print_results(results) if output.for_people else print_json(results)
-    if outcome.signalled:
-        raise typer.Exit(128 + outcome.signalled)
     if not passed(results):
         raise typer.Exit(1)
 

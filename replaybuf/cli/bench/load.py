@@ -8,14 +8,14 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import count
 from multiprocessing.synchronize import Event
 
 import numpy as np
 
 from replaybuf import NotReadyError, ReplayBuffer, ReplayBufferConfig, RolloutState, Status
-from replaybuf.errors import FullError, InputError, ReplayBufError, StorageError
-from replaybuf.storage.values import StorageItem
+from replaybuf.cli.bench import MOST_GROUPS
+from replaybuf.errors import FullError, InputError, StorageError
 
 TASK = "bench"
 _GROUP = re.compile(r"(\d{1,4})x(\d{1,7})")
@@ -33,9 +33,8 @@ class BenchSettings:
     """A load: `workers` processes put, `trainers` processes take `take` groups at a time, for `seconds`.
 
     A group has `rollouts` responses of `tokens` tokens each. A worker puts `rate` groups a second (0: as fast as
-    possible), one after the other, and at most `groups` (0: any number); the load ends when all workers have. Workers
-    wait while there are `most` groups (0: never). Trainers train for `step_seconds` after each batch. `payloads` is the
-    config's.
+    possible), one after the other. Workers wait while there are `MOST_GROUPS`. Trainers train for `step_seconds` after
+    each batch. `payloads` is the config's.
     """
 
     url: str
@@ -45,22 +44,11 @@ class BenchSettings:
     rollouts: int = 8
     tokens: int = 4000
     seconds: float = 60.0
-    groups: int = 0
     rate: float = 0.0
     take: int = 64
     leases: bool = False
     step_seconds: float = 0.0
-    most: int = 4096
     payloads: str = "database"
-
-    def check(self) -> None:
-        """Raise InputError for settings that can't be measured."""
-        if not self.workers:
-            raise InputError("without workers there is nothing to take: give --workers")
-        if not self.seconds > 0:
-            raise InputError(f"--minutes must be more than 0, got {self.seconds / 60:g}")
-        if 0 < self.most < self.take:
-            raise InputError(f"a take of {self.take} groups never finds them if workers pause at --most {self.most}")
 
     def config(self, worker: str | None = None) -> ReplayBufferConfig:
         """Return the config of the buffer, with the name of a worker."""
@@ -69,7 +57,7 @@ class BenchSettings:
             name=self.buffer,
             policy="fifo",
             payloads=self.payloads,
-            capacity=self.most or None,
+            capacity=MOST_GROUPS,
             on_full="block",
             worker=worker,
         )
@@ -77,7 +65,7 @@ class BenchSettings:
 
 def parse_group(text: str) -> tuple[int, int]:
     """Parse `8x4000`: return the rollouts of a group, and the tokens of each. Raises InputError."""
-    match = _GROUP.fullmatch(text.strip().lower().replace(",", "").replace("_", ""))
+    match = _GROUP.fullmatch(text)
     if match is None or not int(match[1]):
         raise InputError(f"{text!r:.50} is no group: write ROLLOUTSxTOKENS, as in 8x4000")
     if int(match[2]) > _POOL // 2:
@@ -194,7 +182,7 @@ async def work(load: Load) -> None:
     coordinated omission).
     """
     maker = GroupMaker(load.settings, load.number)
-    for due in islice(load.put_at(), load.settings.groups or None):
+    for due in load.put_at():
         if not await load.at(due):
             break
         await _put(load, maker.make(), due)
@@ -247,7 +235,6 @@ async def _train_step(load: Load) -> None:
     else:
         items = (await load.buffer.sample(sizes, timeout=WAIT_SECONDS))[TASK]
     load.report.latencies["take"].append(time.monotonic() - start - (waits.seconds - waited))
-    _check(settings, items)
     if settings.step_seconds:
         await load.at(time.monotonic() + settings.step_seconds)
     if lease is not None:
@@ -255,13 +242,3 @@ async def _train_step(load: Load) -> None:
         await lease.acknowledge()
         load.report.latencies["acknowledge"].append(time.monotonic() - start)
     load.report.taken += [item.uid for item in items]
-
-
-def _check(settings: BenchSettings, items: list[StorageItem[RolloutState]]) -> None:
-    """Raise ReplayBufError for a group that differs from the one put."""
-    for item in items:
-        lengths = {len(rollout.response_ids) for rollout in item.item}
-        if len(item.item) != settings.rollouts or lengths != {settings.tokens}:
-            raise ReplayBufError(
-                f"group {item.uid} has {len(item.item)} rollouts of {sorted(lengths)} tokens: it isn't what was put"
-            )

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import replaybuf
 from replaybuf import RolloutState
 from replaybuf.cli.bench.load import MODEL_STEP, BenchSettings, GroupMaker
 from replaybuf.cli.bench.run import Outcome
@@ -36,11 +35,8 @@ def results_of(outcome: Outcome) -> Results:
     latencies = puts.latencies | takes.latencies
     errors = puts.errors + takes.errors
     return {
-        "replaybuf": replaybuf.__version__,
         "database": outcome.where,
-        "began": units.time_of(outcome.began),
         "seconds": seconds,
-        "ended_early": bool(outcome.signalled),
         "settings": {name: value for name, value in asdict(settings).items() if name != "url"},
         "bytes_of_group": size,
         "per_second": {
@@ -56,16 +52,13 @@ def results_of(outcome: Outcome) -> Results:
         },
         "ledger": ledger_of(outcome),
         "errors": [{"call": call, "error": redact_words(text), "count": n} for (call, text), n in errors.items()],
-        "notes": [redact_words(note) for note in outcome.notes],
         "failed": [redact_words(cause) for cause in outcome.failed],
     }
 
 
 def passed(results: Results) -> bool:
     """Return whether there were no errors, and no group was lost or doubled."""
-    return (
-        not (results["errors"] or results["failed"] or results["notes"]) and results["ledger"]["balanced"] is not False
-    )
+    return not (results["errors"] or results["failed"]) and results["ledger"]["balanced"] is not False
 
 
 def bytes_of_group(settings: BenchSettings) -> int:
@@ -109,11 +102,10 @@ def print_results(results: Results) -> None:
     """Print the results."""
     settings = results["settings"]
     processes = [units.number_of(settings[f"{role}s"], role) for role in ("worker", "trainer") if settings[f"{role}s"]]
-    early = ", ended early" if results["ended_early"] else ""
     group = f"groups of {settings['rollouts']} x {settings['tokens']:,} tokens, {units.size(results['bytes_of_group'])}"
     pace = f"{units.figure(settings['rate'], 2)} groups/s a worker" if settings["rate"] else "as fast as they go"
     take = f"{'leases' if settings['leases'] else 'takes'} of {settings['take']}"
-    print_line(f"{' and '.join(processes)}, {results['seconds']:,.0f} s{early}, on {results['database']}")
+    print_line(f"{' and '.join(processes)}, {results['seconds']:,.0f} s, on {results['database']}")
     print_line(f"{group}; {pace}; {take}\n")
     calls = [{"call": CALLS[name], **latencies} for name, latencies in results["calls"].items()]
     figures = {"mean_ms": "mean", **{name: label for name, (label, _) in QUANTILES.items()}}
@@ -141,5 +133,5 @@ def _facts(results: Results) -> Iterator[tuple[str, str]]:
         yield "ledger", f"{counts}: {ledger['lost']:,} {words[0]}, {ledger['doubled']:,} {words[1]}"
     errors = (f"{error['count']:,} {error['call']} {error['error']:.300}" for error in results["errors"])
     yield "errors", "; ".join(errors) or "none"
-    for failure in (*results["failed"], *results["notes"]):
+    for failure in results["failed"]:
         yield "failed", failure

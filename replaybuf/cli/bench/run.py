@@ -12,14 +12,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import BrokenBarrierError
-from types import FrameType
 from typing import Any, Literal
 
 from replaybuf.cli.bench.load import TASK, BenchSettings, Load, Report, train, work
@@ -36,8 +34,6 @@ PREFIX = "replaybuf-bench-"
 _OPENING, _OPENING_EACH, _ENDING = 60.0, 1.0, 60.0
 _LOOK_SECONDS = 0.2
 _SWEEP_SECONDS = 60.0
-#: The signals that end a load early. They may be sent to the whole process group.
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 #: Modules that the fork server imports once, before it forks the processes.
 PRELOADED = ["replaybuf.cli.bench.run"]
 
@@ -65,6 +61,7 @@ def _prepare(shared: _Shared) -> None:
     global _shared
     _shared = shared
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends this process
     logging.getLogger("replaybuf").setLevel(logging.ERROR)  # sixty processes would write to one terminal
 
 
@@ -105,49 +102,43 @@ async def _run(role: Role, number: int) -> Report:
 class Outcome:
     """The measurements of a load.
 
-    `began` is in seconds since the epoch; `seconds` is the time in which puts were begun. `reports` are the sums of the
-    workers' and the trainers' reports, `failed` says which processes have none, and why. `left` are the uids in the
-    buffer at the end, None if they can't be read, with the reason in `notes`. `signalled`: the number of the signal
-    that ended the load early, 0 for none.
+    `seconds` is the time in which puts were begun. `reports` are the sums of the workers' and the trainers' reports.
+    `left` are the uids in the buffer at the end, None if they can't be read. `failed` says which processes have no
+    report, and what else failed.
     """
 
     settings: BenchSettings
     where: str
-    began: float = 0.0
     seconds: float = 0.0
     reports: dict[Role, Report] = field(default_factory=lambda: {"worker": Report(), "trainer": Report()})
     left: list[int] | None = None
-    signalled: int = 0
     failed: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
 
 
 def run(settings: BenchSettings, tell: Tell) -> Outcome:
     """Run a load, clean up, and return its outcome; `tell` gets lines of progress.
 
-    Ctrl-C and SIGTERM end it early, with the measurements so far. Raises InputError for a database with other groups
-    than those of loads, and ReplayBufError if a process can't open the buffer.
+    Raises InputError for a database with other groups than those of loads, and ReplayBufError if a process can't open
+    the buffer.
     """
-    settings.check()
     is_new = _refuse_others(settings.url)
     asyncio.run(_open(settings))
     reader = open_reader(settings.url)
     outcome = Outcome(settings, reader.where)
-    with _signals(outcome):
+    try:
+        _measure(outcome, tell)
+        outcome.left = reader.read(lambda tx: [int(uid) for uid in tx.values(_LEFT_UIDS, buffer=settings.buffer)])
+    except StorageError as error:
+        outcome.failed.append(f"the database can't be read any more: {error}")
+    finally:
         try:
-            _measure(outcome, tell)
-            outcome.left = reader.read(lambda tx: [int(uid) for uid in tx.values(_LEFT_UIDS, buffer=settings.buffer)])
-        except StorageError as error:
-            outcome.notes.append(f"the database can't be read any more: {error}")
-        finally:
-            try:
-                asyncio.run(_remove(settings, reader))
-                forget_buffer(reader, settings.buffer)
-            except ReplayBufError as error:
-                outcome.notes.append(f"the groups of this load, in buffer {settings.buffer}, are left: {error}")
-    if is_new and reader.path and settings.payloads == "database":  # a place belongs to its database
-        for suffix in ("", "-wal", "-shm"):
-            Path(f"{reader.path}{suffix}").unlink(missing_ok=True)
+            asyncio.run(_remove(settings, reader))
+            forget_buffer(reader, settings.buffer)
+        except ReplayBufError as error:
+            outcome.failed.append(f"the groups of this load, in buffer {settings.buffer}, are left: {error}")
+        if is_new and reader.path and settings.payloads == "database":  # a place belongs to its database
+            for suffix in ("", "-wal", "-shm"):
+                Path(f"{reader.path}{suffix}").unlink(missing_ok=True)
     return outcome
 
 
@@ -166,52 +157,33 @@ async def _remove(settings: BenchSettings, reader: Reader) -> None:
             await asyncio.sleep(_LOOK_SECONDS)
 
 
-@contextmanager
-def _signals(outcome: Outcome) -> Iterator[None]:
-    """Record SIGINT and SIGTERM in the block instead of ending; a second signal ends the process."""
-
-    def note(number: int, _: FrameType | None) -> None:
-        if outcome.signalled:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        outcome.signalled = number
-
-    handlers = [signal.signal(number, note) for number in _SIGNALS]
-    try:
-        yield
-    finally:
-        for number, handler in zip(_SIGNALS, handlers, strict=True):
-            signal.signal(number, handler)
-
-
 def _measure(outcome: Outcome, tell: Tell) -> None:
     """Run the load: until the workers have ended, and then the trainers. Raises ReplayBufError if it can't begin."""
     # Forked from a process that has imported everything: starting 64 interpreters takes a minute on two processors.
-    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    context: Any = multiprocessing.get_context(method)
-    if method == "forkserver":
-        context.set_forkserver_preload(PRELOADED)
+    context: Any = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
     # Read at the import of numpy: BLAS threads would be useless here.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     settings = outcome.settings
     count = settings.workers + settings.trainers
     shared = _Shared(settings, context.Barrier(count + 1), context.Event(), context.Event())
     with ProcessPoolExecutor(count, context, _prepare, (shared,)) as pool:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # processes inherit it: this one decides
         workers = [pool.submit(_main, "worker", number) for number in range(settings.workers)]
         trainers = [pool.submit(_main, "trainer", number) for number in range(settings.trainers)]
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         tell(f"{count} processes open the buffer")
         try:
             shared.opened.wait(_OPENING + _OPENING_EACH * count)
+            tell(f"they put and take groups, for {settings.seconds:,.0f} s at most")
+            start = time.monotonic()
+            _collect(outcome, "worker", workers, start + settings.seconds, shared)
+            outcome.seconds = max(1e-3, min(time.monotonic() - start, settings.seconds))
+            shared.workers_ended.set()
+            _collect(outcome, "trainer", trainers, time.monotonic(), shared)
         except BrokenBarrierError:
             raise _first_error([*workers, *trainers]) from None
-        tell(f"they put and take groups, for {settings.seconds:,.0f} s at most")
-        start, outcome.began = time.monotonic(), time.time()
-        _collect(outcome, "worker", workers, start + settings.seconds, shared)
-        outcome.seconds = max(1e-3, min(time.monotonic() - start, settings.seconds))
-        shared.workers_ended.set()
-        _collect(outcome, "trainer", trainers, time.monotonic(), shared)
+        finally:  # also after Ctrl-C
+            shared.stop.set()
+            shared.opened.abort()
 
 
 def _first_error(futures: list[Future[Report]]) -> ReplayBufError:
@@ -223,10 +195,10 @@ def _first_error(futures: list[Future[Report]]) -> ReplayBufError:
 
 
 def _collect(outcome: Outcome, role: Role, futures: list[Future[Report]], until: float, shared: _Shared) -> None:
-    """Wait for processes. A signal stops them; they are killed when they don't end in time."""
+    """Wait for processes. They are killed when they don't end in time."""
     waiting = set(futures)
     while waiting := wait(waiting, timeout=_LOOK_SECONDS).not_done:
-        if outcome.signalled or time.monotonic() > until + _ENDING:
+        if time.monotonic() > until + _ENDING:
             shared.stop.set()
         if time.monotonic() > until + 2 * _ENDING:
             for process in multiprocessing.active_children():

@@ -97,10 +97,10 @@ class Workers:
 # How a run begins
 
 
-def launch(url: str, run_dir: Path | None, *, steps: int | None, workers: int) -> None:
+def launch(url: str, *, steps: int | None, workers: int) -> None:
     """Run the demo. Raises ReplayBufError."""
     url = url_or_path(url).render_as_string(hide_password=False)
-    folder = RunFolder(run_dir or default_folder(url))
+    folder = RunFolder(folder_of(url))
 
     async def run() -> None:
         async with buffer_config(url, "trainer").build() as buffer:
@@ -115,7 +115,7 @@ def launch(url: str, run_dir: Path | None, *, steps: int | None, workers: int) -
         raise
 
 
-def default_folder(url: str) -> Path:
+def folder_of(url: str) -> Path:
     """Return the run folder of a database: beside a SQLite file, in the current folder for PostgreSQL."""
     parsed = parse_url(url)
     if is_memory(parsed):
@@ -129,15 +129,13 @@ def default_folder(url: str) -> Path:
 async def begin(buffer: ReplayBuffer, folder: RunFolder, steps: int) -> Run:
     """Return the folder's run, with the buffer restored to it, or a new run. Raises ReplayBufError for a mismatch.
 
-    It is to do so many steps, or, after these, as many again; one that was stopped before keeps its target, unless
-    fewer are named.
+    It is to do so many steps, or, after these, as many again.
     """
     run = folder.load()
     if run is None:
         if await buffer.count_where({}) or (await buffer.cursors.read(TASK)).position:
             raise ReplayBufError(
-                f"the buffer has groups of a demo run whose weights are not in {folder.path}: give its --run-dir, or "
-                "another --url"
+                f"the buffer has groups of a demo run whose weights are not in {folder.path}: give another --url"
             )
         run = Run(Policy.create())
         await buffer.checkpoint(0)  # before any weights, so that a restore is always possible
@@ -145,13 +143,9 @@ async def begin(buffer: ReplayBuffer, folder: RunFolder, steps: int) -> Run:
         await buffer.restore(run.step)  # fences off another trainer
     except CheckpointError as error:
         raise ReplayBufError(
-            f"the weights in {folder.path} are of another buffer than this one ({error}): give its --url, or another "
-            "--run-dir"
+            f"the weights in {folder.path} are of another buffer than this one ({error}): move them away"
         ) from error
-    if run.step < steps:
-        run.target = steps
-    elif run.step >= run.target:
-        run.target = run.step + steps
+    run.target = steps if run.step < steps else run.step + steps
     drawn_prompts = (await buffer.cursors.read(TASK)).position  # more than are needed, if an earlier target was higher
     run.prompts = max(run.target * BATCH_GROUPS, drawn_prompts)
     folder.save(run)

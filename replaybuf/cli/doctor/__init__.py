@@ -32,18 +32,12 @@ Cure = Callable[[Transaction], str]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of a check, whose name `examine` sets: what is fine, or what is wrong and how to mend it.
-
-    `groups_missing` says that rows of groups may have been lost; a cure with `deletes` deletes what belonged to groups
-    that are gone, and isn't applied while some seem to be missing.
-    """
+    """The result of a check, whose name `examine` sets: what is fine, or what is wrong and how to mend it."""
 
     level: Severity
     text: str
     mend: str = ""
     cure: Cure | None = None
-    groups_missing: bool = False
-    deletes: bool = False
     check: str = ""
 
     def row(self) -> dict[str, Any]:
@@ -57,7 +51,6 @@ class Examination:
     """The state that checks share. Long checks call `tell(done, total)` from time to time."""
 
     reader: Reader
-    quick: bool = False
     tell: Callable[[int, int], None] = lambda done, total: None
     out_of_reach: set[int] = field(default_factory=set)  # numbers of unreachable places
 
@@ -80,16 +73,14 @@ def fine(text: str) -> Finding:
     return Finding(Severity.OK, text)
 
 
-def problem(
-    text: str, mend: str = REPAIR, cure: Cure | None = None, *, groups_missing: bool = False, deletes: bool = False
-) -> Finding:
+def problem(text: str, mend: str = REPAIR, cure: Cure | None = None) -> Finding:
     """Return a problem, which `--repair` mends if it has a cure."""
-    return Finding(Severity.PROBLEM, text, mend, cure, groups_missing, deletes)
+    return Finding(Severity.PROBLEM, text, mend, cure)
 
 
-def verdict(defect: str, otherwise: str, mend: str = REPAIR, cure: Cure | None = None, **effects: bool) -> Finding:
+def verdict(defect: str, otherwise: str, mend: str = REPAIR, cure: Cure | None = None) -> Finding:
     """Return the problem that `defect` says; if it is "", that `otherwise` is fine."""
-    return problem(defect, mend, cure, **effects) if defect else fine(otherwise)
+    return problem(defect, mend, cure) if defect else fine(otherwise)
 
 
 def warning(text: str, mend: str = "") -> Finding:

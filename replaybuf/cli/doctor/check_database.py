@@ -1,24 +1,20 @@
-"""Checks of the database itself: a SQLite file and its disk, the schema, the rows of payload files and their places.
+"""Checks of the database itself: its pages, the schema, the rows of payload files and their places.
 
 The files themselves are checked by reading all payloads (`check_payloads`).
 """
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
-from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from replaybuf.cli.doctor import REPAIR, Examination, Finding, fine, in_one_transaction, problem, verdict, warning
 from replaybuf.common import units
-from replaybuf.common.file_systems import filesystem_type, is_network
 from replaybuf.common.units import some
-from replaybuf.errors import DecodeError, PayloadStoreError
+from replaybuf.errors import DecodeError, PayloadStoreError, StorageError
 from replaybuf.storage.decoding import PATIENCE, in_thread, wait_for
 from replaybuf.storage.places.owners import (
     Home,
@@ -33,11 +29,9 @@ from replaybuf.storage.places.owners import (
 from replaybuf.storage.places.store import MARKER, Extent, PlaceStore, file_name
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.reader import Reader
-from replaybuf.storage.sql.inspection.user_sql import read_columns
-from replaybuf.storage.sql.schema import HEAD, State, state_of
+from replaybuf.storage.sql.schema import HEAD, check_schema
 from replaybuf.storage.sql.schema.create import create_index, create_views, drop_views
-from replaybuf.storage.sql.schema.damage import wrong_cells
-from replaybuf.storage.sql.schema.tables import IDENTITY, metadata, payload
+from replaybuf.storage.sql.schema.tables import IDENTITY, metadata
 from replaybuf.storage.sql.schema.views import VIEWS
 from replaybuf.storage.sql.statements.files import home_of, name_files, wrong_counts
 
@@ -45,50 +39,11 @@ T = TypeVar("T")
 
 SAVE_THE_REST = "stop the run, and save what can be read: docs/outages.md, What is left of a damaged file"
 
-#: Free space on the disk below which the next puts may fail.
-LITTLE_SPACE = 64 * 1024 * 1024
-#: Bytes. The WAL is checkpointed into the database whenever it has grown by at most a sixteenth of that
-#: (`engine.sqlite`), unless a reader blocks the checkpoint.
-LARGE_LOG = 256 << 20
 _MOST_MESSAGES = 100
 #: The timeout of taking a place over, which may list all of its files.
 _LISTING_SECONDS = 600.0
 
 _NOTHING_APART: Final = "none: all payloads are in the database"
-
-
-def check_files(examination: Examination) -> Iterator[Finding]:
-    """Check whether this user may write the SQLite file and those next to it, and whether SQLite can rely on them."""
-    assert examination.reader.path is not None
-    path, kind = examination.reader.path, filesystem_type(examination.reader.path)
-    files = [path, *(Path(f"{path}{suffix}") for suffix in ("-wal", "-shm", "-journal"))]
-    unwritable = [str(file) for file in files if file.exists() and not os.access(file, os.R_OK | os.W_OK)]
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        unwritable.append(f"{path.parent} (where the log is made)")
-    if unwritable:
-        yield problem(f"not writable: {some(unwritable)}", "chmod u+rw, or the user that the run has")
-    elif is_network(kind):
-        text = f"on a network file system ({kind}), where the write-ahead log is unsafe"
-        yield problem(text, "a local disk, or PostgreSQL")
-    else:
-        yield fine(f"{path.name} and the files next to it can be written")
-
-
-def check_disk(examination: Examination) -> Iterator[Finding]:
-    """Check the free space on the disk, and the sizes of the database and its WAL."""
-    assert examination.reader.path is not None
-    path, log = examination.reader.path, Path(f"{examination.reader.path}-wal")
-    free, size = shutil.disk_usage(path.parent).free, path.stat().st_size
-    logged = log.stat().st_size if log.exists() else 0
-    text = f"{units.size(free)} free on the disk, the database has {units.size(size)}, its log {units.size(logged)}"
-    if free < LITTLE_SPACE:
-        yield problem(text, "free some space: puts fail when there is none (what was committed is safe)")
-    elif free < size / 10:
-        yield warning(text, "free some space, or set a capacity")
-    elif logged >= LARGE_LOG:
-        yield warning(text, "end what reads from it for so long; the next run that closes it empties the log")
-    else:
-        yield fine(text)
 
 
 # REINDEX mends an index that differs from its table.
@@ -97,19 +52,12 @@ _INDEX_MESSAGE = re.compile(r"missing from index |wrong # of entries in index |n
 
 @in_one_transaction
 def check_integrity(tx: Transaction, examination: Examination) -> Finding:
-    """Run SQLite's own check of all pages, and look for values of a wrong type.
-
-    A quick one doesn't compare indexes with their tables.
-    """
-    name = "quick_check" if examination.quick else "integrity_check"
-    rows = tx.values(f"PRAGMA {name}({_MOST_MESSAGES})")
+    """Run SQLite's own check of all pages."""
+    rows = tx.values(f"PRAGMA integrity_check({_MOST_MESSAGES})")
     messages = [str(row).replace("*** in database main ***\n", "") for row in rows if row != "ok"]
-    # Those of payloads are found by `check_payloads`, which sets their groups aside.
-    cells = [] if messages else [cell for cell in wrong_cells(tx) if not cell.startswith(f"{payload.name}.")]
-    defects = [f"PRAGMA {name}: {some(messages, 3)}"] if messages else []
-    defects += [some(cells)] if cells else []
-    mend = (SAVE_THE_REST, None) if cells or not all(map(_INDEX_MESSAGE.search, messages)) else (REPAIR, _reindex)
-    return verdict("; ".join(defects), f"PRAGMA {name} found nothing", *mend, groups_missing=bool(messages))
+    defect = f"PRAGMA integrity_check: {some(messages, 3)}" if messages else ""
+    mend = (REPAIR, _reindex) if all(map(_INDEX_MESSAGE.search, messages)) else (SAVE_THE_REST, None)
+    return verdict(defect, "PRAGMA integrity_check found nothing", *mend)
 
 
 def _reindex(tx: Transaction) -> str:
@@ -123,36 +71,15 @@ def _reindex(tx: Transaction) -> str:
 @in_one_transaction
 def check_revision(tx: Transaction, examination: Examination) -> Finding:
     """Check the revision of the schema."""
-    revision = tx.revision()
-    match state_of(revision):
-        case State.CURRENT:
+    try:
+        if check_schema(tx, examination.reader.where):
             return fine(f"schema {HEAD}")
-        case State.MISSING if examination.reader.path is None:
-            mend = "the first run makes them, if its role may: try it with --probe; if there was one, check the name"
-            return warning("no replaybuf tables yet", mend)
-        case State.MISSING:
-            return problem("no replaybuf tables", "check the name, or wait until a run has opened it")
-        case State.OLDER:
-            mend = f"close all users of it, then: replaybuf doctor {examination.reader.where} --upgrade"
-            return problem(f"schema {revision} of an older replaybuf, wanted {HEAD}", mend)
-        case State.NEWER:
-            text = f"schema {revision}, which this replaybuf doesn't know (newest known {HEAD})"
-            return problem(text, "upgrade replaybuf here, to the version that its run has")
-
-
-@in_one_transaction
-def check_tables(tx: Transaction, examination: Examination) -> Finding:
-    """Check whether all tables exist, with their columns."""
-    nullable = read_columns(tx)
-    defective = [
-        f"{table.name}.{column.name}"
-        for table in metadata.tables.values()
-        for column in table.columns
-        if nullable.get((table.name, column.name)) != column.nullable
-    ]
-    defect = f"columns that are missing or not as they were made: {some(defective)}" if defective else ""
-    mend = "restore the database from a snapshot or a backup"
-    return verdict(defect, f"{len(metadata.tables)} tables with their columns", mend)
+    except StorageError as error:
+        return problem(str(error), "")
+    if examination.reader.path is None:
+        mend = "the first run makes them, if its role may: try it with --probe; if there was one, check the name"
+        return warning("no replaybuf tables yet", mend)
+    return problem("no replaybuf tables", "check the name, or wait until a run has opened it")
 
 
 _USABLE_INDEXES = {
@@ -260,11 +187,8 @@ def check_places(examination: Examination) -> Iterator[Finding]:
         try:
             yield _ask(place, _examine_place, 2 * PATIENCE)
         except PayloadStoreError as error:
-            if place.files:
-                examination.out_of_reach.add(place.number)
-                yield warning(f"{error}; what is there was not checked", "then run replaybuf doctor again")
-            else:
-                yield fine(f"{error}; no payload of this database is there")
+            examination.out_of_reach.add(place.number)
+            yield warning(f"{error}; what is there was not checked", "then run replaybuf doctor again")
 
 
 def _examine_place(place: _Place) -> Finding:

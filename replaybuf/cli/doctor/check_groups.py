@@ -1,77 +1,27 @@
-"""Checks that lanes, uids, checkpoints, counts and annotations agree with the stored groups."""
+"""Checks that lanes, uids, checkpoints and counts agree with the stored groups."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from pydantic_core import from_json
-
-from replaybuf.cli.doctor import Examination, Finding, in_one_transaction, problem, verdict
+from replaybuf.cli.doctor import Examination, Finding, in_one_transaction, verdict
 from replaybuf.common import units
 from replaybuf.common.units import groups, some
 from replaybuf.rules.transitions import Tally
-from replaybuf.storage.sql.engine.transaction import Scope, Transaction
-from replaybuf.storage.sql.schema.tables import lane
-from replaybuf.storage.sql.statements.buffer_facts import find_last_uid
+from replaybuf.storage.sql.engine.transaction import Transaction
+from replaybuf.storage.sql.statements.buffer_facts import last_uid
 from replaybuf.storage.sql.statements.checkpoints import raise_uid
 from replaybuf.storage.sql.statements.counts import add_counts
-from replaybuf.storage.sql.statements.lanes import need_lanes
-from replaybuf.storage.sql.statements.new_rows import insert_rows
-from replaybuf.storage.sql.statements.ordering import enter_race
-from replaybuf.storage.sql.statements.rows import name_key, part_of
-from replaybuf.values.rollouts.statuses import Status
 
-#: The buffer and the task for groups whose own ones are unknown, and their error. No checkpoint is of that buffer.
-LOST = "lost+found"
-_WHY_LOST = "its task and status were lost"
 _LANELESS = "SELECT uid FROM rb_group g WHERE NOT EXISTS (SELECT 1 FROM rb_lane l WHERE l.id = g.lane) ORDER BY uid"
-_SET_ASIDE = """UPDATE rb_group SET lane = :lane, error = :error, lease = NULL, leased_until = NULL, holder = NULL,
-pinned_staleness = coalesce(pinned_staleness, 0) WHERE uid {in:uids}"""
 
 
 @in_one_transaction
 def check_lanes(tx: Transaction, examination: Examination) -> Finding:
-    """Check whether every group has a lane, and every checkpoint those that it was made with."""
-    missing, uids = _lost_lanes(tx), tx.values(_LANELESS)
-    addition = f"; {units.number_of(len(missing), 'lane')} of checkpoints gone" if missing else ""
-    defect = f"{groups(len(uids))} of no task and status: {some(uids)}{addition}" if missing or uids else ""
+    """Check whether every group has a lane."""
+    uids = tx.values(_LANELESS)
+    defect = f"{groups(len(uids))} of no task and status: {some(uids)}" if uids else ""
     lanes = units.number_of(tx.value("SELECT count(*) FROM rb_lane"), "lane")
-    return verdict(defect, f"every group is in one of {lanes} (a task's groups of one status)", cure=_mend_lanes)
-
-
-def _lost_lanes(tx: Transaction) -> list[dict[str, Any]]:
-    """Return the lanes of checkpoints that are gone, as the newest one has them, unless others took their place."""
-    existing = tx.tuples("SELECT id, buffer, task_name, status, leased FROM rb_lane")
-    in_use: set[Any] = {row[0] for row in existing} | {tuple(row[1:]) for row in existing}
-    recorded = {
-        row["id"]: row
-        for lanes in tx.values("SELECT CAST(lanes AS text) FROM rb_checkpoint ORDER BY id")
-        for row in from_json(lanes)
-    }
-    names = ("buffer", "task_name", "status", "leased")
-    return [row for row in recorded.values() if in_use.isdisjoint({row["id"], tuple(row[name] for name in names)})]
-
-
-def _mend_lanes(tx: Transaction) -> str:
-    """Make lanes again as checkpoints have them, which a restore needs.
-
-    Groups of other lost lanes become FAILED ones of a buffer of their own.
-    """
-    sentences = []
-    if missing := _lost_lanes(tx):
-        insert_rows(tx, lane, missing)
-        sentences.append(f"made {units.number_of(len(missing), 'lane')} again, as checkpoints have them")
-    if uids := tx.values(_LANELESS):
-        scoped = tx.of(Scope(LOST))
-        tx.change("DELETE FROM rb_tally WHERE lane NOT IN (SELECT id FROM rb_lane)")  # SQLite gives their ids again
-        [home] = need_lanes(scoped, [(LOST, Status.FAILED)]).values()
-        tx.change(_SET_ASIDE, lane=home.id, error=_WHY_LOST, uids=uids)
-        enter_race(scoped, home, uids)
-        nbytes = int(tx.value("SELECT sum(bytes) FROM rb_group WHERE uid {in:uids}", uids=uids))
-        counts = {Tally.PUT: len(uids), Tally.SIZE: len(uids), Tally.BYTES: nbytes}
-        add_counts(tx, {(home.id, name): count for name, count in counts.items()})
-        sentences.append(f"set {groups(len(uids))} of no task aside, as failed ones of the buffer {LOST}: {some(uids)}")
-    return "; ".join(sentences)
+    mend = "restore the database from a snapshot or a backup"
+    return verdict(defect, f"every group is in one of {lanes} (a task's groups of one status)", mend)
 
 
 # The lane and the name of each tally that is wrong, for people what it counts, what is counted and what is there.
@@ -104,9 +54,7 @@ def check_counts(tx: Transaction, examination: Examination) -> Finding:
     rows = tx.tuples(_WRONG_COUNTS)
     defects = [f"{label}: {counted:,} {name} counted, {real:,} there" for _, name, label, counted, real in rows]
     count = tx.value("SELECT count(*) FROM rb_group")
-    return verdict(
-        some(defects), f"{groups(count)} outside of checkpoints, as counted", cure=mend_counts, groups_missing=True
-    )
+    return verdict(some(defects), f"{groups(count)} outside of checkpoints, as counted", cure=mend_counts)
 
 
 def mend_counts(tx: Transaction) -> str:
@@ -129,58 +77,15 @@ SELECT max(uid) FROM (
 @in_one_transaction
 def check_uids(tx: Transaction, examination: Examination) -> Finding:
     """Check whether the next uid is unused."""
-    highest, last = tx.value(_HIGHEST_UID) or 0, find_last_uid(tx)
-    if last is None:
-        return problem("the counter of uids is gone", cure=_raise_uids)
+    highest, last = tx.value(_HIGHEST_UID) or 0, last_uid(tx)
     defect = f"uid {highest:,} is in use, and the counter is at {last:,}: puts would fail" if last < highest else ""
     return verdict(defect, f"the last one given is {last:,}", cure=_raise_uids)
 
 
 def _raise_uids(tx: Transaction) -> str:
-    highest, last = tx.value(_HIGHEST_UID) or 0, find_last_uid(tx)
-    if last is None:
-        tx.change("INSERT INTO rb_info (name, number) VALUES ('uid', 0)")
+    highest, last = tx.value(_HIGHEST_UID) or 0, last_uid(tx)
     raise_uid(tx, highest)
-    return f"raised the counter of uids from {last or 0:,} to {highest:,}"
-
-
-# Rollouts of groups that fill, with the key of each, and whether their group is whole already.
-_FILLING_PARTS = """SELECT g.uid, g.scoped_key, l.buffer, l.task_name FROM rb_group g JOIN rb_lane l ON l.id = g.lane
-WHERE l.status = 'filling' ORDER BY g.uid"""
-_WHOLE_KEYS = "SELECT scoped_key FROM rb_group WHERE scoped_key {in_texts:keys}"
-
-
-@in_one_transaction
-def check_filling(tx: Transaction, examination: Examination) -> Finding:
-    """Check whether the rollouts of each group that fills belong together."""
-    kinds: dict[str, dict[int, tuple[str, int, int]]] = {}
-    misfits = []
-    for uid, key, buffer, task in tx.tuples(_FILLING_PARTS):
-        part = None if key is None else part_of(key)
-        if part is None or part.task_name != task or not part.index < part.size:
-            misfits.append(uid)
-        else:
-            kinds.setdefault(name_key(buffer, part.name), {})[uid] = (task, part.size, part.least)
-    whole = set(tx.values(_WHOLE_KEYS, keys=list(kinds)) if kinds else ())
-    misfits += [uid for name, parts in kinds.items() if name in whole or len({*parts.values()}) > 1 for uid in parts]
-    rollouts = units.number_of(len(misfits), "rollout")
-    defect = f"{rollouts} of groups that fill, which don't belong together: {some(misfits)}" if misfits else ""
-    return verdict(defect, groups(len(kinds)), "replaybuf rm --uid, and put them again")
-
-
-_UNDRAWN_ANNOTATIONS = "rb_annotation WHERE NOT EXISTS (SELECT 1 FROM rb_batch b WHERE b.id = rb_annotation.draw)"
-
-
-@in_one_transaction
-def check_annotations(tx: Transaction, examination: Examination) -> Finding:
-    """Check whether every annotation is of a draw that is on record."""
-    count = tx.value(f"SELECT count(*) FROM {_UNDRAWN_ANNOTATIONS}")  # noqa: S608
-    defect = f"{units.number_of(count, 'annotation')} of draws that are not on record" if count else ""
-    return verdict(defect, "all are of draws on record", cure=_delete_undrawn)
-
-
-def _delete_undrawn(tx: Transaction) -> str:
-    return f"deleted {tx.change(f'DELETE FROM {_UNDRAWN_ANNOTATIONS}'):,} annotations of no draw"  # noqa: S608
+    return f"raised the counter of uids from {last:,} to {highest:,}"
 
 
 # The groups and bytes of each checkpoint as recorded and as counted, and the number of its missing payloads.
@@ -202,13 +107,11 @@ def check_checkpoints(tx: Transaction, examination: Examination) -> Finding:
     defects = [text for row in rows if (text := _wrong_checkpoint(*map(int, row)))]
     summary = f"{len(rows):,}, all whole (steps {some([row[0] for row in rows])})" if rows else "none"
     mend = "make another one, then buffer.drop_checkpoint(step); a restore would bring back what is there"
-    return verdict(some(defects, 3), summary, mend, groups_missing=True)
+    return verdict(some(defects, 3), summary, mend)
 
 
 def _wrong_checkpoint(step: int, groups: int, nbytes: int, groups_there: int, bytes_there: int, missing: int) -> str:
-    if (groups_there, bytes_there) != (groups, nbytes):
-        recorded = f"{groups:,} groups of {nbytes:,} bytes"
-        return f"the checkpoint of step {step} had {recorded}, and has {groups_there:,} of {bytes_there:,}"
-    if missing:
-        return f"{missing:,} of the {groups_there:,} payloads of the checkpoint of step {step} are missing"
-    return ""
+    if (groups_there, bytes_there, missing) == (groups, nbytes, 0):
+        return ""
+    there = f"{groups_there:,} of {bytes_there:,}, {missing:,} of them without payload"
+    return f"the checkpoint of step {step} had {groups:,} groups of {nbytes:,} bytes, and has {there}"

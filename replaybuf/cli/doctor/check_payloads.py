@@ -19,16 +19,12 @@ from replaybuf.common.units import groups, some
 from replaybuf.errors import DecodeError, PayloadStoreError, StorageError
 from replaybuf.storage.decoding import Places, extent_of, read_tails, wait_for
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
-from replaybuf.storage.sql.inspection.reader import driver_error
 from replaybuf.storage.sql.statements.counts import set_aside
 from replaybuf.storage.sql.statements.fence import join
-from replaybuf.storage.sql.statements.files import count_gone
 from replaybuf.storage.sql.statements.lanes import need_lanes
 from replaybuf.values.codec.payload_format import has_size, verify
 from replaybuf.values.rollouts.statuses import Status
 
-#: The number of groups read with `--quick`.
-SAMPLE = 200
 _PIECE_BYTES = 16 * 1024 * 1024
 _PIECE_GROUPS = 2000
 #: The timeout for reading a piece's payloads from a place, in seconds.
@@ -92,7 +88,7 @@ class _Pass:
     """Reads groups in several transactions: a long one would block vacuuming and checkpoints.
 
     `reasons` says why groups are damaged, `texts` are those with texts that can't be read; `lost` is the first error of
-    a place, and `unnamed` are the groups whose place the database doesn't name.
+    a place.
     """
 
     def __init__(self, examination: Examination) -> None:
@@ -101,14 +97,13 @@ class _Pass:
         self.reasons: dict[int, str] = {}
         self.texts: set[int] = set()
         self.lost: PayloadStoreError | None = None
-        self.unnamed: set[int] = set()
 
     def piece(self, uids: Sequence[int]) -> None:
         """Read some groups. What can't be read of a damaged file is found by reading smaller pieces."""
         try:
             stored, places = self._examination.read(lambda tx: (_read(tx, uids), tx.places()))
         except StorageError as error:
-            state = str(getattr(driver_error(error), "sqlstate", ""))
+            state = str(getattr(error.__cause__, "sqlstate", ""))
             if type(error) is not StorageError or state.startswith(_NO_DAMAGE):
                 raise
             if len(uids) == 1:
@@ -127,11 +122,9 @@ class _Pass:
 
     def _tails(self, stored: Sequence[_Stored], places: Places) -> Sequence[Any]:
         """Return the arrays of each payload that are in a file; None if they are not, or are out of reach."""
-        placed = [(item, _place_of(item.data)) for item in stored]
-        self.unnamed |= {item.uid for item, place in placed if place not in {None, *places[0]}}
-        reachable = places[0].keys() - self._examination.out_of_reach if self.lost is None else ()
+        unreachable = self._examination.out_of_reach
         try:
-            payloads = [item.data if place is None or place in reachable else None for item, place in placed]
+            payloads = [None if self.lost or _place_of(item.data) in unreachable else item.data for item in stored]
             return wait_for(read_tails(payloads, places, _PATIENCE))
         except PayloadStoreError as error:
             self.lost = error
@@ -162,43 +155,37 @@ def _damage(item: _Stored, tail: Any) -> str | None:
 def check_payloads(examination: Examination) -> Iterator[Finding]:
     """Check whether every group has its payload, as it was written, and whether its texts can be read."""
     sizes = examination.read(lambda tx: tx.tuples(_GROUPS))
-    sample = sizes[:: len(sizes) // SAMPLE + 1] if examination.quick else sizes
     scan, count = _Pass(examination), 0
-    for piece in in_pieces(sample, itemgetter(1), _PIECE_GROUPS, _PIECE_BYTES):
+    for piece in in_pieces(sizes, itemgetter(1), _PIECE_GROUPS, _PIECE_BYTES):
         scan.piece([uid for uid, _ in piece])
         count += len(piece)
-        examination.tell(count, len(sample))
-    note = f" (--quick: {len(sample):,} of {groups(len(sizes))} read)" if len(sample) < len(sizes) else ""
+        examination.tell(count, len(sizes))
     if scan.lost:
         yield warning(f"arrays that are kept apart were not all checked: {scan.lost}")
-    if scan.unnamed:
-        text = f"the arrays of {groups(len(scan.unnamed))} are in a place that isn't among those of this database"
-        yield warning(f"{text}: they were not checked", "open the buffer with the payloads= of the run, which names it")
     if scan.reasons:
-        yield from examination.read(lambda tx: list(_damage_findings(tx, scan, note)))
-    elif not scan.lost and not scan.unnamed:
+        yield from examination.read(lambda tx: list(_damage_findings(tx, scan.reasons, scan.texts)))
+    elif not scan.lost:
         restriction = ", without what is out of reach (see places)" if examination.out_of_reach else ""
         summary = f"{groups(scan.read)} read, also those that only checkpoints have"
-        yield fine(f"{summary}: all payloads and texts as they were written{restriction}{note}")
+        yield fine(f"{summary}: all payloads and texts as they were written{restriction}")
 
 
 _IN_BUFFERS = "SELECT uid, error IS NOT NULL FROM rb_group WHERE uid {in:uids} ORDER BY uid"
 
 
-def _damage_findings(tx: Transaction, scan: _Pass, note: str) -> Iterator[Finding]:
-    reasons = scan.reasons
+def _damage_findings(tx: Transaction, reasons: Mapping[int, str], texts: Collection[int]) -> Iterator[Finding]:
     in_buffers = dict(map(tuple, tx.tuples(_IN_BUFFERS, uids=list(reasons))))
-    new = [uid for uid, is_aside in in_buffers.items() if not is_aside or uid in scan.texts]
+    new = [uid for uid, is_aside in in_buffers.items() if not is_aside or uid in texts]
     known = [uid for uid in in_buffers if uid not in new]
     if new:
         examples = some([f"{uid} ({reasons[uid]})" for uid in new], 3)
-        text = f"{groups(len(new))} can't be read (put lost files of payloads back before a repair): {examples}{note}"
+        text = f"{groups(len(new))} can't be read (put lost files of payloads back before a repair): {examples}"
         yield problem(text, cure=partial(_set_aside, reasons={uid: reasons[uid] for uid in new}))
     if known:
-        text = f"the payloads of {groups(len(known))} are damaged, set aside already: {some(known)}{note}"
+        text = f"the payloads of {groups(len(known))} are damaged, set aside already: {some(known)}"
         yield warning(text, _FORGET)
     if uids := sorted(reasons.keys() - in_buffers):
-        text = f"the payloads of {groups(len(uids))} that only checkpoints have are damaged: {some(uids)}{note}"
+        text = f"the payloads of {groups(len(uids))} that only checkpoints have are damaged: {some(uids)}"
         yield problem(text, "buffer.drop_checkpoint(step), or restore without them")
 
 
@@ -237,19 +224,13 @@ def _set_aside(tx: Transaction, reasons: Mapping[int, str]) -> str:
 
 
 # Payloads that nothing refers to, and no sweep would delete.
-_LEAKED_PAYLOADS = """rb_payload WHERE NOT EXISTS (SELECT 1 FROM rb_group g WHERE g.uid = rb_payload.uid)
+_LEAKED = """SELECT count(*) FROM rb_payload WHERE NOT EXISTS (SELECT 1 FROM rb_group g WHERE g.uid = rb_payload.uid)
     AND NOT EXISTS (SELECT 1 FROM rb_past p WHERE p.uid = rb_payload.uid AND p.removed_at IS NOT NULL)"""
 
 
 @in_one_transaction
 def check_leaked(tx: Transaction, examination: Examination) -> Finding:
     """Check whether every payload belongs to a group, or waits for the sweep."""
-    count = tx.value(f"SELECT count(*) FROM {_LEAKED_PAYLOADS}")  # noqa: S608
-    defect = f"{count:,} payloads of groups that are gone, which nobody would delete" if count else ""
-    return verdict(defect, "none", cure=_delete_leaked, deletes=True)
-
-
-def _delete_leaked(tx: Transaction) -> str:
-    files = tx.values(f"DELETE FROM {_LEAKED_PAYLOADS} RETURNING file")  # noqa: S608
-    count_gone(tx, files)
-    return f"deleted {len(files):,} leaked payloads"
+    count = tx.value(_LEAKED)
+    defect = f"{count:,} payloads of groups that are gone, which take room" if count else ""
+    return verdict(defect, "none", "replaybuf checkpoint save: the snapshot is without them")

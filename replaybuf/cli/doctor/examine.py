@@ -23,9 +23,9 @@ from replaybuf.cli.doctor import (
 from replaybuf.cli.output import Output, print_labelled
 from replaybuf.common.progress import progress_bar
 from replaybuf.errors import ReplayBufError
+from replaybuf.storage.decoding import DAMAGE
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 from replaybuf.storage.sql.inspection.writer import open_writer, upgrade_database
-from replaybuf.storage.sql.schema.damage import IMPOSSIBLE, text_of
 from replaybuf.view.columns import Column
 
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
@@ -35,9 +35,6 @@ _INDENT = 26
 def doctor(
     url: Url,
     output: Out = TEXT,
-    quick: Annotated[
-        bool, option("--quick", "Read a sample of the payloads only, and leave out what takes long.")
-    ] = False,
     repair: Annotated[bool, option("--repair", "Mend what is safe to mend, also while a run goes on.")] = False,
     probe: Annotated[
         bool, option("--probe", "Also make each call once in a buffer of its own, which is removed afterwards.")
@@ -49,15 +46,13 @@ def doctor(
         bool, option("--take-over", "Make the places for payloads this database's: nobody may use another copy.")
     ] = False,
 ) -> None:
-    """Check a database: schema, integrity, orphans, checksums, counts, places of payloads, disk.
+    """Check a database: schema, integrity, orphans, checksums, counts, places of payloads.
 
     A line for each check says what is fine, or what is wrong and how to mend it. The exit code is 0 when there are no
-    problems (warnings are none), and 1 when some are left. All payloads are read, unless --quick is given; nobody has
-    to wait for that.
+    problems (warnings are none), and 1 when some are left. All payloads are read; nobody has to wait for that.
 
-    --repair mends what is safe to mend, and says what it did: payloads that nobody needs are deleted, damaged groups
-    are set aside as failed with the reason, counts and the counter of uids are corrected, missing indexes and views are
-    made. It never deletes a group.
+    --repair mends what is safe to mend, and says what it did: damaged groups are set aside as failed with the reason,
+    counts and the counter of uids are corrected, missing indexes and views are made. It deletes nothing.
 
     --probe tells whether a server has all that a run needs, and names the first call that fails. It makes the tables if
     they don't exist, as the first run would.
@@ -83,7 +78,7 @@ def doctor(
         for line in check_database.take_over_places(reader) or ["all places of this database are its own"]:
             output.note(f"take-over: {line}")
     rows = []
-    for finding in _examine_and_repair(reader, output, quick=quick, mend=repair, trial=probe):
+    for finding in _examine_and_repair(reader, output, mend=repair, trial=probe):
         rows.append(finding.row())
         if output.for_people:
             print_finding(finding)
@@ -93,20 +88,18 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _examine_and_repair(reader: Reader, output: Output, *, quick: bool, mend: bool, trial: bool) -> Iterator[Finding]:
+def _examine_and_repair(reader: Reader, output: Output, *, mend: bool, trial: bool) -> Iterator[Finding]:
     """Yield the findings; with `mend`, those that remain after the repair; those of a trial last."""
     with progress_bar("payloads") as bar:
-        findings = examine(Examination(reader, quick=quick, tell=bar))
+        findings = examine(Examination(reader, tell=bar))
         if mend:
             findings = iter(initial := list(findings))
             if any(finding.cure for finding in initial):
                 for line in repair(reader, initial):
                     output.note(f"repair: {line}")
-                findings = examine(Examination(reader, quick=quick, tell=bar))
-            elif any(finding.level == Severity.PROBLEM for finding in initial):
-                output.note("nothing of this can be repaired; see below what to do")
+                findings = examine(Examination(reader, tell=bar))
             else:
-                output.note("there was nothing to repair")
+                output.note("there is nothing that can be repaired")
         yield from findings
     if trial:
         from replaybuf.cli.doctor.probe import probe  # it imports what only open buffers need
@@ -129,25 +122,18 @@ def _upgrade(reader: Reader, output: Output) -> None:
         output.note("it was up to date already")
 
 
-_FAILURES = (ReplayBufError, *IMPOSSIBLE)
+_FAILURES = (ReplayBufError, *DAMAGE)
 
 _Checks = Sequence[tuple[str, Check]]
-_SQLITE_CHECKS: _Checks = (
-    ("files", check_database.check_files),
-    ("disk", check_database.check_disk),
-    ("integrity", check_database.check_integrity),
-)
+_SQLITE_CHECKS: _Checks = (("integrity", check_database.check_integrity),)
 # Places are checked before payloads, some of which are in them. Counts come last: other cures move groups.
 _ALL_CHECKS: _Checks = (
-    ("tables", check_database.check_tables),
     ("indexes", check_database.check_indexes),
     ("lanes", check_groups.check_lanes),
     ("payload files", check_database.check_payload_files),
     ("places", check_database.check_places),
     ("payloads", check_payloads.check_payloads),
     ("leaked payloads", check_payloads.check_leaked),
-    ("filling", check_groups.check_filling),
-    ("annotations", check_groups.check_annotations),
     ("uids", check_groups.check_uids),
     ("checkpoints", check_groups.check_checkpoints),
     ("counts", check_groups.check_counts),
@@ -171,22 +157,13 @@ def examine(examination: Examination) -> Iterator[Finding]:
 def repair(reader: Reader, findings: Iterable[Finding]) -> list[str]:
     """Repair each problem that was found, in an exclusive write transaction, and return descriptions of the repairs.
 
-    No group and no payload that is needed is deleted: while groups seem to be missing, nothing is.
+    No group and no payload is deleted.
     """
-    findings = list(findings)
     cures = {finding.check: finding.cure for finding in findings if finding.cure}
     cures.setdefault("counts", check_groups.mend_counts)  # other cures move groups
-    deleting = {finding.check for finding in findings if finding.deletes}
-    missing = [finding.check for finding in findings if finding.groups_missing]
     sentences: list[str] = []
     with open_writer(reader) as writer:
         for name, cure in cures.items():
-            if name in deleting and missing:
-                sentences.append(
-                    f"left the {name}, since groups may be missing (see {', '.join(missing)}): copy the database; "
-                    "--repair once more deletes them"
-                )
-                continue
             try:
                 sentences.append(writer.write(cure))
             except _FAILURES as error:
@@ -204,12 +181,12 @@ def _findings_of(name: str, check: Check, examination: Examination) -> Sequence[
 
 
 def _failure_finding(error: Exception, path: Path | None) -> Finding:
-    """Return the finding of a check that can't be made, which may hide that groups are missing."""
+    """Return the finding of a check that can't be made."""
     is_damaged = path is not None and (
         not isinstance(error, ReplayBufError) or (error.reason == "not a database" and _was_a_database(path))
     )
     mend = check_database.SAVE_THE_REST if is_damaged else ""
-    return problem(f"can't be checked: {_error_text(error)}", mend, groups_missing=True)
+    return problem(f"can't be checked: {_error_text(error)}", mend)
 
 
 def _was_a_database(path: Path) -> bool:
@@ -220,4 +197,6 @@ def _was_a_database(path: Path) -> bool:
 
 def _error_text(error: Exception) -> str:
     """Return the error of a check as one sentence."""
-    return str(error) if isinstance(error, ReplayBufError) else text_of(error)
+    if isinstance(error, ReplayBufError):
+        return str(error)
+    return f"a row has a value that can't be there ({type(error).__name__}: {error!s:.200})"

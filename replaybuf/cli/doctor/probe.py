@@ -27,12 +27,6 @@ CALL_SECONDS = 30.0
 _IN_VAIN_SECONDS = 0.5
 _PAGE = "docs/operating.md says which servers have what the store needs"
 
-#: The calls, in the order of the trial.
-CALLS = (
-    *("open", "put", "put_many", "find", "update", "refresh_staleness", "take_batch", "wait", "lease_batch", "metrics"),
-    *("checkpoint", "restore", "delete"),
-)
-
 
 def _group() -> list[RolloutState]:
     rollout = RolloutState(message=[], response="12", response_ids=[1, 2], reward=1.0, status=Status.COMPLETED)
@@ -91,16 +85,15 @@ async def _delete(buffer: Any) -> None:
 def probe(reader: Reader) -> Sequence[Finding]:
     """Make all calls, and name the first one that fails; what the store logs meanwhile are warnings."""
     name = f"replaybuf-probe-{secrets.token_hex(6)}"
+    calls: list[str] = []
     with _collect_warnings() as messages:
-        cause, leftover = asyncio.run(_try_all(reader, name)) or _try_locks(reader), ""
+        cause = asyncio.run(_try_all(reader, name, calls)) or _try_locks(reader)
     if not cause.startswith("open "):
-        try:
+        with suppress(ReplayBufError):  # of what fails, the cause is told
             forget_buffer(reader, name)
-        except ReplayBufError as error:
-            leftover = f"the buffer {name} of this trial is left: {error}"
-    warnings = [warning(text, _PAGE) for text in dict.fromkeys(messages)] + ([warning(leftover)] if leftover else [])
-    summary = f"each call was made once: {', '.join(CALLS)}"
-    findings = [problem(f"{cause}; {leftover}" if leftover else cause, _PAGE)] if cause else [*warnings, fine(summary)]
+    warnings = [warning(text, _PAGE) for text in dict.fromkeys(messages)]
+    summary = f"each call was made once: {', '.join(calls)}"
+    findings = [problem(cause, _PAGE)] if cause else [*warnings, fine(summary)]
     return [replace(finding, check="probe") for finding in findings]
 
 
@@ -115,23 +108,26 @@ def _try_locks(reader: Reader) -> str:
     return "locks failed: an exclusive one is accepted, and excludes nobody: restores would be overtaken by writers"
 
 
-async def _try_all(reader: Reader, name: str) -> str:
-    """Return which call failed, and why; "" if none did. The buffer is emptied after a failure, where it can be."""
+async def _try_all(reader: Reader, name: str, names: list[str]) -> str:
+    """Return which call failed, and why; "" if none did. `names` gets their names.
+
+    The buffer is emptied after a failure, where it can be.
+    """
     url = reader.url.render_as_string(hide_password=False)
     config = ReplayBufferConfig(url=url, name=name, policy="fifo", reconnect_timeout=CALL_SECONDS)
     buffer, other = config.build(), config.build()
-    call, calls = "", _try_calls(buffer, other)
+    calls = _try_calls(buffer, other)
     try:
         while True:
             async with asyncio.timeout(CALL_SECONDS):
-                call = await anext(calls)
+                names.append(await anext(calls))
     except StopAsyncIteration:
         return ""
     except (ReplayBufError, TimeoutError) as error:
         with suppress(ReplayBufError, TimeoutError):
             async with asyncio.timeout(CALL_SECONDS):
                 await _delete(buffer)
-        return f"{call} failed: {str(error) or f'no answer within {CALL_SECONDS:g} s'}"
+        return f"{names[-1]} failed: {str(error) or f'no answer within {CALL_SECONDS:g} s'}"
     finally:
         await asyncio.gather(buffer.close(), other.close())
 

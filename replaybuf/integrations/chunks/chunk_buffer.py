@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, NoReturn, Self, TypeVar
 
 import msgpack  # type: ignore[import-untyped]
 from pydantic import Field
 
 from replaybuf.buffer.replay_buffer import ReplayBuffer
-from replaybuf.common.checks import Tags, check_task_name, check_timeout, check_whole, refused
+from replaybuf.common.checks import Tags, check_task_name, check_timeout, check_whole
 from replaybuf.config import ReplayBufferConfig
 from replaybuf.errors import ConfigError, ConflictError, InputError, NotReadyError, ReplayBufError
 from replaybuf.integrations.chunks.fragments import Chunk, Fragment, Selection
 from replaybuf.rules.policies import LowestPriorityPolicy, ReplayPolicy
-from replaybuf.storage.values import LEASE_SECONDS, Cursor, NewGroup, StorageItem
+from replaybuf.storage.values import Cursor, NewGroup, StorageItem
 from replaybuf.values.rollouts.rollout import Status
 
 T = TypeVar("T")
@@ -62,12 +62,8 @@ class ChunkBuffer:
     def __init__(self, buffer: ReplayBuffer, config: ChunkBufferConfig) -> None:
         self.buffer = buffer
         self.name, self._size, self._max_staleness = config.name, config.fragments_per_chunk, config.max_staleness
-        self._lease_seconds = config.lease_seconds
         self._fragments, self._selections = f"{self.name}.fragments", f"{self.name}.prepared"  # tasks
         self._cleared_session = -1  # the last session for which this object has removed the groups of older ones
-
-    if not TYPE_CHECKING:
-        __enter__ = __exit__ = refused("the calls of a chunk buffer are coroutines: open it by `async with`")
 
     async def __aenter__(self) -> Self:
         await self.buffer.__aenter__()
@@ -130,13 +126,6 @@ class ChunkBuffer:
         _, progress = await self._read_worker(worker, state.session)
         return progress and progress.next
 
-    async def dropped(self) -> dict[str, int]:
-        """Return the number of chunks that were too stale ("stale"), or had a fragment that can't be decoded
-        ("damaged"), since the beginning, over all processes.
-        """
-        tasks = {"stale": self.name, "damaged": f"{self.name}.damaged"}
-        return {problem: await self.buffer.dropped(task) for problem, task in tasks.items()}
-
     async def _put(self, fragment: Fragment) -> bool:
         """Store a fragment, or the chunk that it completes. Return False if another process has moved the worker."""
         state, worker = await self._state_for(fragment), fragment.worker
@@ -185,7 +174,7 @@ class ChunkBuffer:
         return group
 
     async def _count_damaged(self) -> None:
-        """Count a chunk that isn't made in the store's tallies, by the put of an expired group."""
+        """Count a chunk that isn't made as a dropped group of a task of its own, by the put of an expired group."""
         rollout = {"status": Status.COMPLETED.value, "seq_staleness": 1}
         await self.buffer.put([rollout], f"{self.name}.damaged", stale_threshold=1, expired_groups_retryable=False)
 
@@ -281,7 +270,7 @@ class ChunkBuffer:
 
         Afterwards `prepared()` returns this selection in every process. It is stored before the draw is acknowledged,
         so nothing is lost if this process dies within the call, or the call is cancelled: either the chunks come back,
-        after `lease_seconds` at the latest, and the draw doesn't count, though `prepared()` may already return the
+        when their lease has ended, and the draw doesn't count, though `prepared()` may already return the
         selection; or the draw counts, and `prepared()` returns the selection.
 
         Raises NotReadyError (a TimeoutError), with the reason, after `timeout` seconds (None: never); then nothing was
@@ -317,8 +306,7 @@ class ChunkBuffer:
 
     async def _draw(self, n: int, timeout: float) -> Selection | None:
         """Draw and store a selection. Return None if some of the chunks were obsolete, and removed instead."""
-        seconds = self._lease_seconds
-        async with self.buffer.lease_batch({self.name: n}, at_least=n, timeout=timeout, seconds=seconds) as lease:
+        async with self.buffer.lease_batch({self.name: n}, at_least=n, timeout=timeout) as lease:
             chunks = [Chunk.of(item) for item in lease.items[self.name]]
             state = await self._read_state()
             if state is not None and any(self._is_obsolete(chunk, state) for chunk in chunks):
@@ -351,9 +339,6 @@ class ChunkBufferConfig(ReplayBufferConfig[Any]):
 
     max_staleness: int | None = Field(default=None, ge=0, lt=2**53 - 1)
     """A chunk is removed when the model is more than this many versions ahead of it."""
-
-    lease_seconds: float = Field(default=LEASE_SECONDS, gt=0, le=86_400)
-    """If a process dies within `fetch`, its chunks come back after so many seconds."""
 
     name: str = Field(default="chunks", min_length=1, max_length=150)
     policy: str | ReplayPolicy | type[ReplayPolicy] = "uniform"

@@ -59,7 +59,7 @@ class Fragment:
             ),
         }[kind]
         text = f"fragment {index} of worker {worker!r} in session {session}{explanation}"
-        return FragmentError(text, reason=kind, worker=worker, index=index, session=session, expected=expected)
+        return FragmentError(text, reason=kind, expected=expected)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

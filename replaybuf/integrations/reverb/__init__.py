@@ -16,8 +16,8 @@
 
 from replaybuf.errors import FullError, NotReadyError, ReplayBufError
 from replaybuf.integrations.reverb import rate_limiters, selectors
-from replaybuf.integrations.reverb.client import Client
-from replaybuf.integrations.reverb.table import SAMPLE_TIMEOUT, ReplaySample, SampleInfo, Table
+from replaybuf.integrations.reverb.client import SAMPLE_TIMEOUT, Client, ReplaySample, SampleInfo
+from replaybuf.integrations.reverb.table import Table
 
 __all__ = [
     "SAMPLE_TIMEOUT",

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from replaybuf.common.checks import check_whole
-from replaybuf.errors import ConfigError
-
 
 class RateLimiter:
     """A rate limiter, translated to a buffer's limits: the fields of `Limits` (`replaybuf.rules.limits`)."""
 
-    limits: dict[str, Any]
+    @property
+    def limits(self) -> dict[str, Any]:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -21,11 +20,8 @@ class MinSize(RateLimiter):
 
     min_size_to_sample: int
 
-    def __post_init__(self) -> None:
-        check_whole(self.min_size_to_sample, "min_size_to_sample", 1, ConfigError)
-
     @property
-    def limits(self) -> dict[str, Any]:  # type: ignore[override]
+    def limits(self) -> dict[str, Any]:
         return {"min_size": self.min_size_to_sample}
 
 
@@ -42,11 +38,8 @@ class SampleToInsertRatio(RateLimiter):
     min_size_to_sample: int
     error_buffer: float | tuple[float, float]
 
-    def __post_init__(self) -> None:
-        check_whole(self.min_size_to_sample, "min_size_to_sample", 1, ConfigError)
-
     @property
-    def limits(self) -> dict[str, Any]:  # type: ignore[override]
+    def limits(self) -> dict[str, Any]:
         return {
             "min_size": self.min_size_to_sample,
             "samples_per_insert": self.samples_per_insert,
@@ -56,18 +49,10 @@ class SampleToInsertRatio(RateLimiter):
 
 @dataclass(frozen=True)
 class Queue(RateLimiter):
-    """Inserts wait while `size` more items were inserted than sampled; for a table of its own: `Table.queue`."""
+    """Inserts wait while `size` more items were inserted than sampled; for `Table.queue` and `Table.stack`."""
 
     size: int
 
-    def __post_init__(self) -> None:
-        check_whole(self.size, "size", 1, ConfigError)
-
     @property
-    def limits(self) -> dict[str, Any]:  # type: ignore[override]
+    def limits(self) -> dict[str, Any]:
         return {"min_size": 1, "samples_per_insert": 1.0, "error_buffer": (0.0, float(self.size))}
-
-
-@dataclass(frozen=True)
-class Stack(Queue):
-    """The same for `Table.stack`."""

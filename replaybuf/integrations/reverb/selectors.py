@@ -27,27 +27,27 @@ class HighestFirstPolicy(ReplayPolicy):
 
 
 class Selector:
-    """A selector, as a policy of buffers. Samples of a random one have the probability of their draw, others 1."""
+    """A selector: the `policy` of a buffer, also one of your own.
+
+    Samples of a random one have the probability of their draw, others 1.
+    """
 
     policy: type[ReplayPolicy]
     is_random: ClassVar[bool] = False
 
 
-@dataclass(frozen=True)
 class Fifo(Selector):
     """The oldest item."""
 
     policy = FIFOPolicy
 
 
-@dataclass(frozen=True)
 class Lifo(Selector):
     """The newest item."""
 
     policy = LIFOPolicy
 
 
-@dataclass(frozen=True)
 class Uniform(Selector):
     """Any item, each with the same probability."""
 
@@ -55,14 +55,12 @@ class Uniform(Selector):
     is_random = True
 
 
-@dataclass(frozen=True)
 class MinHeap(Selector):
     """The item of the lowest priority; of several, the oldest (in Reverb the one least recently updated)."""
 
     policy = LowestPriorityPolicy
 
 
-@dataclass(frozen=True)
 class MaxHeap(Selector):
     """The item of the highest priority; of several, the oldest (in Reverb the one least recently updated)."""
 

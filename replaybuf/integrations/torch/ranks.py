@@ -5,17 +5,15 @@ that another one never enters. (Ranks that iterate alone have disjoint groups, t
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Self
 
-import torch
 import torch.distributed as dist
 
-from replaybuf.common.checks import check_seconds
 from replaybuf.errors import InputError, ReplayBufError
 from replaybuf.integrations.torch.train_steps import Step
 from replaybuf.storage.values import StorageItem
@@ -24,11 +22,12 @@ from replaybuf.storage.values import StorageItem
 class Link:
     """The ranks of a process group that has gloo for CPU tensors; None is the group of all ranks.
 
-    All methods are collectives. `timeout` limits the wait of a rank for the others, in seconds. After a timeout, or the
-    death of a rank, ReplayBufError names the operation, and the group can't be used again.
+    `gather` and `broadcast` are collectives of objects, which torch pickles: ranks of one job trust each other. A rank
+    waits for the others for as long as the process group's timeout. After that, or the death of a rank, ReplayBufError
+    names the operation, and the group can't be used again.
     """
 
-    def __init__(self, group: Any = None, timeout: float = 1800.0) -> None:
+    def __init__(self, group: Any = None) -> None:
         if not dist.is_initialized():
             raise InputError("there are no ranks: call torch.distributed.init_process_group first")
         self._group = group  # None for the group of all ranks, which must be released before the process ends
@@ -40,34 +39,26 @@ class Link:
                 "batches and errors pass between ranks by gloo: give group=torch.distributed.new_group(backend='gloo')"
             )
         self.size: int = dist.get_world_size(self._group)
-        self.timeout = check_seconds(timeout, "timeout")
 
     def gather(self, message: Any, operation: str) -> list[Any]:
         """Return the messages of all ranks, in their order; `operation` describes it in errors."""
-        data = pack(message)
-        sizes = self._gather(torch.tensor([len(data)]), operation)
-        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
-        padded[: len(data)] = data
-        return [unpack(row[: int(size)]) for row, size in zip(self._gather(padded, operation), sizes, strict=True)]
+        messages: list[Any] = [None] * self.size
+        with self._waiting(operation):
+            dist.all_gather_object(messages, message, self._group)
+        return messages
 
-    def broadcast(self, data: torch.Tensor, source: int, operation: str) -> torch.Tensor:
-        """Return the bytes of the rank `source` of the group; `data` of other ranks is ignored."""
-        rank = source if self._group is None else dist.get_global_rank(self._group, source)
-        size = torch.tensor([len(data)])
-        self._wait(lambda: dist.broadcast(size, rank, self._group, async_op=True), operation)
-        content = data if self.rank == source else torch.empty(int(size), dtype=torch.uint8)
-        self._wait(lambda: dist.broadcast(content, rank, self._group, async_op=True), operation)
-        return content
+    def broadcast(self, message: Any, source: int, operation: str) -> Any:
+        """Return the message of the rank `source` of the group; those of other ranks are ignored."""
+        box, rank = [message], source if self._group is None else dist.get_global_rank(self._group, source)
+        with self._waiting(operation):
+            dist.broadcast_object_list(box, rank, self._group)
+        return box[0]
 
-    def _gather(self, tensor: torch.Tensor, operation: str) -> list[torch.Tensor]:
-        tensors = [torch.empty_like(tensor) for _ in range(self.size)]
-        self._wait(lambda: dist.all_gather(tensors, tensor, self._group, async_op=True), operation)
-        return tensors
-
-    def _wait(self, begin: Callable[[], Any], operation: str) -> None:
+    @contextlib.contextmanager
+    def _waiting(self, operation: str) -> Iterator[None]:
         start = time.monotonic()
         try:
-            begin().wait(timedelta(seconds=self.timeout))
+            yield
         except RuntimeError as error:  # raised by torch when a rank is late, dead, or has closed its connection
             waited = time.monotonic() - start
             raise ReplayBufError(
@@ -75,16 +66,6 @@ class Link:
                 f"connected, or one of them is late: {error}",
                 reason="ranks",
             ) from error
-
-
-def pack(message: Any) -> torch.Tensor:
-    """Pickle a message into a uint8 tensor. Ranks of one job trust each other, as in torch's own object collectives."""
-    return torch.frombuffer(bytearray(pickle.dumps(message, pickle.HIGHEST_PROTOCOL)), dtype=torch.uint8)
-
-
-def unpack(data: torch.Tensor) -> Any:
-    """Return the message in a tensor of `pack`."""
-    return pickle.loads(data.numpy().data)
 
 
 _STEP, _END, _ERROR = "step", "end", "error"
@@ -151,37 +132,34 @@ class RankStep:
 AnyStep = Step | RankStep
 
 
-def same_steps(
-    steps: Iterable[AnyStep] | None, *, group: Any = None, source: int = 0, timeout: float = 1800.0
-) -> Generator[RankStep]:
+def same_steps(steps: Iterable[AnyStep] | None, *, group: Any = None, source: int = 0) -> Generator[RankStep]:
     """Yield the steps of the group's rank `source` on all its ranks: tensor- or pipeline-parallel ones.
 
     The source leases and broadcasts the batches; `steps` are None on the others. An error of the source's steps is
-    raised there, and as ReplayBufError on the others. `timeout` limits a rank's wait for the others: make it longer
-    than the timeout of the source's GroupDataset and than a train step.
+    raised there, and as ReplayBufError on the others. The process group's timeout, torch's 30 minutes by default,
+    limits a rank's wait for the others: make it longer than the timeout of the source's GroupDataset and than a train
+    step.
     """
-    return _send_steps(steps, Link(group, timeout), source, split=False)
+    return _send_steps(steps, Link(group), source, split=False)
 
 
-def split_steps(
-    steps: Iterable[AnyStep] | None, *, group: Any = None, source: int = 0, timeout: float = 1800.0
-) -> Generator[RankStep]:
+def split_steps(steps: Iterable[AnyStep] | None, *, group: Any = None, source: int = 0) -> Generator[RankStep]:
     """Yield the steps of the group's rank `source` as `same_steps` does, but each rank's `batch` is its own part.
 
     The source's batches are lists with a part for each rank, in rank order. All parts belong to one lease, which is
     acknowledged as a whole; `items` are the groups of all ranks.
     """
-    return _send_steps(steps, Link(group, timeout), source, split=True)
+    return _send_steps(steps, Link(group), source, split=True)
 
 
 def _send_steps(steps: Iterable[AnyStep] | None, link: Link, source: int, *, split: bool) -> Generator[RankStep]:
     if (link.rank == source) == (steps is None):
         raise InputError(f"rank {source} of the group gives the steps, and the others None; this is rank {link.rank}")
-    own_steps = iter(()) if steps is None else iter(steps)  # what the other ranks pack is ignored
+    own_steps = iter(()) if steps is None else iter(steps)  # what the other ranks send is ignored
     operation = f"the next step of rank {source}, the source of its batches"
     while True:
-        step, packed, failure = _next_message(own_steps, link.size if split else None)
-        kind, content = unpack(link.broadcast(packed, source, operation))
+        step, pickled, failure = _next_message(own_steps, link.size if split else None)
+        kind, content = pickle.loads(link.broadcast(pickled, source, operation))
         if failure is not None:
             raise failure
         if kind == _ERROR:
@@ -195,22 +173,26 @@ def _send_steps(steps: Iterable[AnyStep] | None, link: Link, source: int, *, spl
         yield RankStep(part, items, step, link, train_step=train_step)
 
 
-def largest(value: int, *, group: Any = None, timeout: float = 1800.0) -> int:
+def largest(value: int, *, group: Any = None) -> int:
     """Return the maximum of the ranks' numbers, such as of micro-batches, which must be the same on all ranks."""
-    return int(max(Link(group, timeout).gather(value, "the other ranks' numbers")))
+    return int(max(Link(group).gather(value, "the other ranks' numbers")))
 
 
-def _next_message(steps: Iterator[AnyStep], parts: int | None) -> tuple[AnyStep | None, torch.Tensor, Exception | None]:
-    """Return the next step, None at the end; its packed message; and the error that the source raises afterwards."""
+def _next_message(steps: Iterator[AnyStep], parts: int | None) -> tuple[AnyStep | None, bytes, Exception | None]:
+    """Return the next step, None at the end; its message; and the error that the source raises afterwards.
+
+    The message is pickled here, because an error of that has to reach the other ranks, too.
+    """
     try:
         step = next(steps, None)
         if step is None:
-            return None, pack((_END, None)), None
+            return None, pickle.dumps((_END, None)), None
         if parts is not None and not (isinstance(step.batch, list | tuple) and len(step.batch) == parts):
             raise InputError(f"split_steps needs batches that are lists of {parts} parts, one for each rank")
-        return step, pack((_STEP, (step.batch, step.items, step.train_step))), None
+        message = (_STEP, (step.batch, step.items, step.train_step))
+        return step, pickle.dumps(message, pickle.HIGHEST_PROTOCOL), None
     except Exception as error:
-        return None, pack((_ERROR, _error_text(error))), error
+        return None, pickle.dumps((_ERROR, _error_text(error))), error
 
 
 def _error_text(error: Exception | None) -> str:

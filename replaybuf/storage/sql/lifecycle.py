@@ -27,8 +27,8 @@ from replaybuf.storage.sql.engine.sqlite_files import refuse_network_filesystem
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.engine.urls import at_absolute_path, is_memory, parse_url, public_url
-from replaybuf.storage.sql.schema import no_tables_error
-from replaybuf.storage.sql.schema.create import check_schema, create_schema
+from replaybuf.storage.sql.schema import check_schema, no_tables_error
+from replaybuf.storage.sql.schema.create import create_schema
 from replaybuf.storage.sql.statements.fence import joined
 from replaybuf.storage.sql.tasks.commit_watch import Watch
 from replaybuf.storage.sql.tasks.delivery import Draws

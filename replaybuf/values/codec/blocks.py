@@ -1,4 +1,4 @@
-"""The arrays of a payload: written from their own memory, and read without a copy, or left for handles.
+"""The arrays of a payload: written from their own memory, and read in that of its blocks, or left for handles.
 
 The msgpack of a payload ends with the *table* of its arrays: dtype, bytes and shapes of one or more arrays, again and
 again. The rest refers to an array by its entry in the table and its place there, so that an array which occurs several
@@ -8,9 +8,6 @@ it. Arrays that repeat one number, as most masks and model steps do, are that nu
 large. Shapes of arrays with one dimension are their lengths. The block of an array of a segment, which begins as an
 earlier one does, has only what the array adds: in place of its number is a list of blocks and of how many bytes of
 each come first in the array.
-
-No payload can make the reader allocate more than it has bytes, times `MOST_USES` for its blocks and again for numbers
-that are repeated, and the objects of its arrays: some 250 bytes for each byte that an empty array takes.
 """
 
 from __future__ import annotations
@@ -42,10 +39,8 @@ GROUPED: Final = 4096
 _MOST_GROUPED: Final = 256 << 10
 #: The most blocks of one array.
 _MOST_PARTS: Final = 64
-#: How often the bytes of a payload may be read as arrays, on average.
-MOST_USES: Final = 16
-#: The maximum ratio of the memory that a retained array keeps alive to its own bytes.
-_MOST_KEPT: Final = 64
+#: The most bytes of arrays that repeat a number.
+_MOST_REPEATED: Final = 1 << 28
 _PLACE: Final = struct.Struct("<II")
 _make_tuple: Final = tuple.__new__  # bypasses the checks of ExtType.__new__
 _DTYPE: Final = attrgetter("dtype")
@@ -61,19 +56,17 @@ def _reference(entry: int, place: int) -> Any:
 class BlockWriter:
     """The blocks of one payload, and its `table` of arrays. Blocks may share the memory of large arrays."""
 
-    __slots__ = ("_arrays_alike", "_placed_arrays", "_room", "blocks", "sizes", "table")
+    __slots__ = ("_arrays_alike", "_placed_arrays", "blocks", "sizes", "table")
 
     def __init__(self) -> None:
         #: Of each block the buffers that it consists of.
         self.blocks: list[Sequence[Any]] = []
         self.sizes: list[int] = []
         self.table: list[Any] = []
-        #: How many bytes of arrays may repeat a number: in proportion to the blocks so far.
-        self._room = 0
         # By id of an array: its entry, its place there, and the array, whose id is thus its own.
         self._placed_arrays: dict[int, tuple[int, int, AnyArray]] = {}
-        # By size and some items: the first such array, and blocks and their numbers of uses by a hash of their bytes.
-        self._arrays_alike: dict[Any, tuple[AnyArray, dict[bytes, list[int]]]] = {}
+        # By size and some items: the first such array, and blocks by a hash of their bytes.
+        self._arrays_alike: dict[Any, tuple[AnyArray, dict[bytes, int]]] = {}
 
     def reference(self, array: AnyArray) -> Any:
         """Return the object that msgpack packs for an array. TypeError for dtypes that would not round-trip."""
@@ -133,13 +126,10 @@ class BlockWriter:
     def _repeated_number(self, arrays: Sequence[AnyArray], nbytes: int) -> bytes | None:
         """Return the bytes of the number that all of these arrays repeat, if there is one and room for it."""
         first = arrays[0] if arrays[0].size else next(array for array in arrays if array.size)
-        if nbytes > self._room or first.ndim != 1 or first.item(0) != first.item(-1):
+        if first.ndim != 1 or first.item(0) != first.item(-1) or nbytes > _MOST_REPEATED:
             return None
         number = first[:1].tobytes()
-        if any(array.tobytes() != number * len(array) for array in arrays):
-            return None
-        self._room -= nbytes
-        return number
+        return None if any(array.tobytes() != number * len(array) for array in arrays) else number
 
     def _entry(self, arrays: Sequence[AnyArray], dtype: np.dtype[Any], inside: Any, shapes: list[Any]) -> int:
         entry = len(self.table) // 3
@@ -165,13 +155,11 @@ class BlockWriter:
         like, by_hash = self._arrays_alike[key]
         if not by_hash:
             number = next(number for number, block in enumerate(self.blocks) if block[0] is like)
-            by_hash[_content_of(like)] = [number, 1]
+            by_hash[_content_of(like)] = number
         content = _content_of(array)
-        shared = by_hash.get(content)
-        if shared is None or shared[1] == MOST_USES:
-            shared = by_hash[content] = [self._add((array,), nbytes), 0]
-        shared[1] += 1
-        return shared[0]
+        if content not in by_hash:
+            by_hash[content] = self._add((array,), nbytes)
+        return by_hash[content]
 
     def _continued_blocks(self, arrays: Sequence[AnyArray], origins: Sequence[int]) -> list[Any]:
         """Return the blocks of arrays: of one that begins as an earlier one does, that one's and one with the rest."""
@@ -179,10 +167,9 @@ class BlockWriter:
         for at, array, common in zip(origins, arrays, beginnings(arrays, origins), strict=True):
             earlier = blocks[at] if common else []
             parts = earlier if type(earlier) is list else [earlier, arrays[at].nbytes]
-            if not SMALL <= common <= self._room or len(parts) >= 2 * _MOST_PARTS:
+            if common < SMALL or len(parts) >= 2 * _MOST_PARTS:
                 blocks.append(self._block_of(array))
                 continue
-            self._room -= common
             reused: list[int] = []
             for block, size in zip(parts[::2], parts[1::2], strict=True):
                 reused += [block, min(size, common)] if common else []
@@ -194,7 +181,6 @@ class BlockWriter:
     def _add(self, block: Sequence[Any], nbytes: int) -> int:
         self.blocks.append(block)
         self.sizes.append(nbytes)
-        self._room += MOST_USES * nbytes
         return len(self.blocks) - 1
 
 
@@ -252,24 +238,16 @@ def checked_array(array: DeferredArray, block: Any) -> AnyArray:
     """Return an array in the memory of its block. Raises DecodeError when the checksum of the block is wrong."""
     if len(block) != array.block_size or digest(block) != array.digest:
         raise DecodeError(f"an array of {array.nbytes} bytes is damaged: its checksum doesn't match")
-    view: AnyArray = np.ndarray(array.shape, array.dtype, block, array.at)
-    return view if array.nbytes * _MOST_KEPT >= array.block_size else view.copy()
+    return np.ndarray(array.shape, array.dtype, block, array.at)
 
 
 class BlockReader:
-    """Reads the arrays of a payload with all of its `blocks`, which were verified before.
+    """Reads the arrays of a payload in the memory of its `blocks`, which were verified before."""
 
-    If the memory of the blocks `lends` itself, which is safe without other references to it, arrays share it, except
-    small ones, which would keep far more than themselves alive (`kept` bytes).
-    """
-
-    def __init__(self, head: Head, blocks: Any, *, kept: int = 0, lends: bool = False) -> None:
+    def __init__(self, head: Head, blocks: Any) -> None:
         self._head = head
         self._blocks = blocks
-        self._kept_bytes = kept
-        self._lends = lends
         self._table: list[Any] = []
-        self._bytes_left = 2 * MOST_USES * head.size
         self._arrays: dict[int, Sequence[Any]] = {}
         self._lent_blocks: set[int] = set()
         #: Whether handles replace arrays, except in values that are being made of arrays: the depth of these.
@@ -297,9 +275,8 @@ class BlockReader:
         """Return the arrays of an entry of the table. Raises any exception for an invalid one."""
         if (arrays := self._arrays.get(entry)) is None:
             dtype, inside, shapes, sizes = self._read_description(entry)
-            self._spend(sum(sizes) * dtype.itemsize)
             if type(inside) is list:
-                arrays = [*map(self._array_of_block, inside, [dtype] * len(shapes), shapes, sizes)]
+                arrays = [*map(self._array_of_block, inside, [dtype] * len(shapes), shapes)]
             else:
                 arrays = self._arrays_of_block(dtype, inside, shapes, sizes)
             self._arrays[entry] = arrays
@@ -318,7 +295,7 @@ class BlockReader:
         if type(inside) is int:
             fits = inside >= 0 and self._head.sizes[inside] == nbytes
         elif type(inside) is bytes:
-            fits = len(inside) in (nbytes, dtype.itemsize)
+            fits = len(inside) in (nbytes, dtype.itemsize) and nbytes <= _MOST_REPEATED
         else:
             whole = are_counts(inside)
             lengths = [self._head.sizes[block] for block in inside] if whole else [*map(self._bytes_in, inside)]
@@ -334,27 +311,21 @@ class BlockReader:
         pairs = zip(parts[::2], parts[1::2], strict=True)
         return sum(parts[1::2]) if all(block >= 0 and 0 <= size <= sizes[block] for block, size in pairs) else -1
 
-    def _spend(self, nbytes: int) -> None:
-        """Raise ValueError if more bytes are read as arrays than such a payload can have."""
-        self._bytes_left -= nbytes
-        if self._bytes_left < 0:
-            raise ValueError("its arrays are larger than it has room for")
-
-    def _array_of_block(self, block: Any, dtype: np.dtype[Any], shape: Any, size: int) -> AnyArray:
+    def _array_of_block(self, block: Any, dtype: np.dtype[Any], shape: Any) -> AnyArray:
         if type(block) is list:
             starts = [self._head.starts[number] for number in block[::2]]
             parts = [self._blocks[at : at + count] for at, count in zip(starts, block[1::2], strict=True)]
             return np.ndarray(shape, dtype, bytearray().join(parts))
         array: AnyArray = np.ndarray(shape, dtype, self._blocks, self._head.starts[block])
-        if self._lends and size * dtype.itemsize * _MOST_KEPT >= self._kept_bytes and block not in self._lent_blocks:
-            self._lent_blocks.add(block)
-            return array
-        return array.copy()
+        if block in self._lent_blocks:
+            return array.copy()
+        self._lent_blocks.add(block)
+        return array
 
     def _arrays_of_block(self, dtype: np.dtype[Any], inside: Any, shapes: list[Any], sizes: list[int]) -> Sequence[Any]:
-        """Return arrays of one block: views of one array, unless they would keep it."""
+        """Return arrays of one block, as views of one array."""
         flat: AnyArray
-        count, least = sum(sizes), min(sizes) * dtype.itemsize * _MOST_KEPT
+        count = sum(sizes)
         if type(inside) is bytes:
             raw = inside * (count * dtype.itemsize // len(inside)) if inside else inside
             if len(shapes) == 1:
@@ -362,11 +333,6 @@ class BlockReader:
             flat = np.ndarray(count, dtype, raw).copy()
         else:
             flat = np.ndarray(count, dtype, self._blocks, self._head.starts[inside])
-            if self._lends and inside not in self._lent_blocks and least >= self._kept_bytes:
-                self._lent_blocks.add(inside)
-            else:
-                flat = flat.copy()
-        alone = least < flat.nbytes
         arrays: list[AnyArray]
         if sizes.count(sizes[0]) == len(sizes):
             arrays = [*flat.reshape(len(sizes), sizes[0])]
@@ -374,7 +340,7 @@ class BlockReader:
             arrays = [flat[start:end] for start, end in pairwise(accumulate(sizes, initial=0))]
         if sizes is not shapes:
             arrays = [array.reshape(shape) for array, shape in zip(arrays, shapes, strict=True)]
-        return [array.copy() for array in arrays] if alone else arrays
+        return arrays
 
 
 class PartReader(BlockReader):
@@ -398,10 +364,7 @@ class PartReader(BlockReader):
         return self._made_entries[key]
 
     def _load_array(self, array: Any) -> Any:
-        if not isinstance(array, DeferredArray):
-            return array
-        self._spend(array.nbytes)
-        return self._load(array)
+        return self._load(array) if isinstance(array, DeferredArray) else array
 
     def _parts(self, entry: int) -> Sequence[Any]:
         """Return the arrays of an entry, or the descriptions of those that aren't here."""

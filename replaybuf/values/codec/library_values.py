@@ -11,8 +11,7 @@ opened from a file is restored as a plain `PIL.Image.Image`.
 
 An ObjectRef is the value of its object, which outlives the cluster. Packing looks the values up and never blocks: if
 one is missing, the codec reports it (`UnfetchedError`), and a caller that may block fetches all of them in one call and
-encodes again. After a put, `Codec.release` replaces ObjectRefs in the caller's rollouts by None. Ray deletes an object
-when no process holds an ObjectRef to it; those held elsewhere stay valid.
+encodes again.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal
@@ -45,7 +44,7 @@ from replaybuf.values.codec.value_types import (
 
 RestoreTensors = Literal["torch", "numpy"]
 RestoreRefs = Literal["ref", "value"]
-#: Fetched values by ObjectRef, or a `_Problem` for an object that can't be fetched.
+#: Fetched values by ObjectRef.
 Fetched = dict[Any, Any]
 
 #: The dtypes that can be stored, with the bytes of an item.
@@ -59,8 +58,6 @@ _ITEM_SIZES: Final = {
 
 #: The modes that can be stored, with the bytes of a pixel ("1" packs eight into one).
 _PIXELS: Final = {"1": 1, "L": 1, "LA": 2, "I;16": 2, "RGB": 3, "YCbCr": 3, "RGBA": 4, "CMYK": 4, "I": 4, "F": 4}
-#: The largest dimension of an image without pixels; PIL allocates memory for each of its lines.
-_LONGEST_EMPTY: Final = 1 << 16
 
 
 # torch tensors
@@ -114,14 +111,10 @@ def _tensor_parts(tensor: Any) -> list[Any]:
 def _checked_tensor(content: Any) -> tuple[str, list[int], AnyArray]:
     """Return the parts of a content. ValueError or TypeError for an invalid content."""
     name, shape, items = content
-    if name not in _ITEM_SIZES:
-        raise ValueError(f"unknown dtype of a tensor: {name!r:.80}")
-    if type(items) is not np.ndarray or items.dtype != np.uint8 or items.ndim != 1:
-        raise ValueError("no bytes of a tensor")
-    if not are_counts(shape) or len(shape) > MOST_DIMENSIONS:
-        raise ValueError("no shape of a tensor")
-    if math.prod(shape) * _ITEM_SIZES[name] != len(items):
-        raise ValueError(f"a tensor of shape {shape!r:.80} and dtype {name} can't have {len(items)} bytes")
+    good = name in _ITEM_SIZES and type(items) is np.ndarray and items.dtype == np.uint8 and items.ndim == 1
+    good = good and are_counts(shape) and len(shape) <= MOST_DIMENSIONS
+    if not good or math.prod(shape) * _ITEM_SIZES[name] != len(items):
+        raise ValueError(f"no tensor of dtype {name!r:.80} and shape {shape!r:.80}")
     return name, shape, items
 
 
@@ -134,11 +127,7 @@ def _build_tensor(content: Any) -> Any:
             "it holds a torch tensor, and torch isn't installed here: install it, or read tensors as arrays "
             "(tensors='numpy')"
         ) from error
-    dtype = getattr(torch, name, None)
-    if dtype is None:
-        raise DecodeError(
-            f"it holds a tensor of dtype {name}, which torch {torch.__version__} doesn't have: upgrade it"
-        )
+    dtype = getattr(torch, name)
     return torch.from_numpy(items).view(dtype).reshape(shape) if len(items) else torch.empty(shape, dtype=dtype)
 
 
@@ -152,35 +141,30 @@ def _build_array(content: Any) -> AnyArray:
 # PIL images
 
 
-class Images:
-    """Encodes PIL images, with mode, size, pixels, and the text, bytes and numbers of `info`.
+# With mode, size, pixels, and the text, bytes and numbers of `info`.
 
-    With `as_plain` an image is read as its mode and size where PIL isn't installed.
-    """
 
-    def __init__(self, *, as_plain: bool = False) -> None:
-        self._as_plain = as_plain
-        self.decoders: Decoders = {IMAGE: self._restore}
+def image_encoder(kind: type) -> Encoder | None:
+    """Return the encoder of a class of PIL images."""
+    image = getattr(sys.modules.get("PIL.Image"), "Image", None)
+    return (type_tag(IMAGE), _image_parts) if image is not None and issubclass(kind, image) else None
 
-    def encoder(self, kind: type) -> Encoder | None:
-        image = getattr(sys.modules.get("PIL.Image"), "Image", None)
-        return (type_tag(IMAGE), _image_parts) if image is not None and issubclass(kind, image) else None
 
-    def _restore(self, content: Any) -> Any:
-        mode, (width, height), raw, info = content
-        if type(raw) is not np.ndarray or raw.dtype != np.uint8 or type(info) is not dict:
-            raise ValueError("no pixels of an image")
-        if _pixel_bytes(mode, width, height) != raw.size:
-            raise ValueError(f"an image of mode {mode!r:.80} can't have {raw.size} bytes")
-        try:
-            pil: Any = importlib.import_module("PIL.Image")
-        except ImportError as error:
-            if self._as_plain:
-                return {"mode": mode, "size": (width, height)}
-            raise DecodeError("it holds a PIL image, and PIL isn't installed here: pip install pillow") from error
-        image = pil.frombytes(mode, (width, height), raw.data if raw.size else b"")
-        image.info = info
-        return image
+def _restore_image(content: Any) -> Any:
+    mode, (width, height), raw, info = content
+    good = type(raw) is np.ndarray and raw.dtype == np.uint8 and type(info) is dict
+    if not good or _pixel_bytes(mode, width, height) != raw.size:
+        raise ValueError(f"no image of mode {mode!r:.80}")
+    try:
+        pil: Any = importlib.import_module("PIL.Image")
+    except ImportError as error:
+        raise DecodeError("it holds a PIL image, and PIL isn't installed: pip install pillow") from error
+    image = pil.frombytes(mode, (width, height), raw.data)
+    image.info = info
+    return image
+
+
+IMAGE_DECODERS: Final[Decoders] = {IMAGE: _restore_image}
 
 
 def _image_parts(image: Any) -> list[Any]:
@@ -199,10 +183,8 @@ def _image_parts(image: Any) -> list[Any]:
 
 def _pixel_bytes(mode: Any, width: Any, height: Any) -> int:
     """Return the bytes of an image's pixels. ValueError for an invalid mode or size."""
-    if mode not in _PIXELS or type(width) is not int or type(height) is not int or min(width, height) < 0:
+    if mode not in _PIXELS or type(width) is not int or type(height) is not int or min(width, height) < 1:
         raise ValueError(f"no image: mode {mode!r:.80}, size {width!r:.40} x {height!r:.40}")
-    if min(width, height) == 0 and max(width, height) > _LONGEST_EMPTY:
-        raise ValueError(f"an image without pixels of size {width} x {height}")
     line = (width + 7) // 8 if mode == "1" else width * _PIXELS[mode]
     return line * height
 
@@ -222,13 +204,6 @@ class UnfetchedError(RolloutError):
         self.refs = tuple(refs)
 
 
-@dataclass(frozen=True, slots=True)
-class _Problem:
-    """Replaces the value of an object that can't be fetched."""
-
-    text: str
-
-
 @dataclass(slots=True)
 class RefValues:
     """The values of ObjectRefs for one encoding, and the ObjectRefs without a value that it met."""
@@ -237,19 +212,11 @@ class RefValues:
     missing: dict[Any, None] = field(default_factory=dict)
 
     def of(self, ref: Any) -> Any:
-        """Return the value of an ObjectRef, None if it is missing. TypeError if its object can't be fetched."""
+        """Return the value of an ObjectRef, None if it is missing."""
         if ref not in self.values:
             self.missing[ref] = None
             return None
-        value = self.values[ref]
-        if isinstance(value, _Problem):
-            raise TypeError(f"the object of {ref!r:.100} can't be fetched: {value.text}")
-        return value
-
-    def parts(self, value: Any) -> Iterator[tuple[str, Any]]:
-        """Yield the fetched value of an ObjectRef."""
-        if is_ref(value) and not isinstance(fetched := self.values.get(value), _Problem):
-            yield " (the object of an ObjectRef)", fetched
+        return self.values[ref]
 
 
 class ObjectRefs:
@@ -268,42 +235,21 @@ class ObjectRefs:
         return (type_tag(OBJECT_REF), lambda value: value) if ray and issubclass(kind, ray.ObjectRef) else None
 
     def fetch(self, refs: Sequence[Any]) -> Fetched:
-        """Return the values of these ObjectRefs, by one call of Ray. Blocks for up to the timeout.
-
-        An object that can't be fetched has a problem as its value, which encoding reports with its place.
-        """
+        """Return the values of these ObjectRefs, by one call of Ray, for up to the timeout. Raises RolloutError."""
         ray = _ray()
+        failed = f"the objects of {len(refs)} ObjectRefs can't be fetched:"
         if ray is None or not ray.is_initialized():  # ray.get would start a cluster of its own
-            return dict.fromkeys(refs, _Problem("Ray isn't running in this process any more"))
+            raise RolloutError(f"{failed} Ray isn't running in this process any more")
         try:
             return dict(zip(refs, ray.get(list(refs), timeout=self._timeout), strict=True))
+        except ray.exceptions.GetTimeoutError:
+            reason = f"they were not all there after {self._timeout:g} s (object_ref_timeout)"
+            raise RolloutError(f"{failed} {reason}") from None
         except Exception as error:  # of Ray, or of the task that makes an object
-            return dict.fromkeys(refs) | self._problems(ray, refs, error)
-
-    def _problems(self, ray: Any, refs: Sequence[Any], error: Exception) -> Fetched:
-        """Return the problem of each object that can't be fetched, after the timeout for all of them."""
-        late = isinstance(error, ray.exceptions.GetTimeoutError)
-        problems: Fetched = {}
-        for ref in refs:
-            try:
-                ray.get(ref, timeout=0)
-            except Exception as failure:
-                if late or not isinstance(failure, ray.exceptions.GetTimeoutError):
-                    problems[ref] = self._problem(failure)
-        return problems or dict.fromkeys(refs, self._problem(error))
-
-    def _problem(self, error: Exception) -> _Problem:
-        if type(error).__name__ == "GetTimeoutError":
-            return _Problem(f"it was not there after {self._timeout:g} s (object_ref_timeout)")
-        cause = getattr(error, "cause", None)  # the task's error, without the worker's traceback
-        shown = cause if isinstance(cause, Exception) else error
-        return _Problem(f"{type(shown).__name__}: {str(shown).strip().partition(chr(10))[0][:300]}")
-
-
-def is_ref(value: Any) -> bool:
-    """Return whether this is an ObjectRef."""
-    ray = _ray()
-    return ray is not None and isinstance(value, ray.ObjectRef)
+            cause = getattr(error, "cause", None)  # the task's error, without the worker's traceback
+            shown = cause if isinstance(cause, Exception) else error
+            reason = f"{type(shown).__name__}: {str(shown).strip().partition(chr(10))[0][:300]}"
+            raise RolloutError(f"{failed} {reason}") from error
 
 
 def _put_object(value: Any) -> Any:

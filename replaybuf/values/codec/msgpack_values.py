@@ -5,14 +5,13 @@ extension object with the code of the type: `{tag: content}`. msgpack itself pac
 costs no Python recursion, and a tag can't be mistaken for a user's key. Only arrays are extension
 objects with content: a reference to the table of arrays (`codec.blocks`).
 
-Payloads may be damaged or hostile: content is checked before it reaches a constructor that could allocate more memory
-than the payload, and nothing named in a payload is imported or called.
+Payloads may be damaged or hostile: content is checked before it reaches a constructor, and nothing that a payload names
+is imported or called.
 """
 
 from __future__ import annotations
 
 import struct
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
@@ -25,12 +24,14 @@ from replaybuf.values.codec import value_types as types
 from replaybuf.values.codec.blocks import BlockReader, BlockWriter, PartReader
 from replaybuf.values.codec.library_values import RefValues
 from replaybuf.values.codec.packed_columns import SHARED, ColumnReader, ColumnWriter, Parents, leave_alone
-from replaybuf.values.codec.payload_format import MOST_VALUES, Buffer, Head
+from replaybuf.values.codec.payload_format import Buffer, Head
 from replaybuf.values.codec.user_classes import Converters, Instances
 from replaybuf.values.codec.value_types import ENCODERS, Decoder, Decoders, Encoder, EncoderOf, type_tag
 from replaybuf.values.rollouts.rollout_type import name_of
 
 _SEQUENCES: Final = frozenset({list, tuple, set, frozenset})
+#: Classes whose subclasses are refused, since they may have more content.
+_PLAIN: Final = (np.ndarray, dict, list, tuple, set, frozenset, str, bytes, int, float)
 _ARRAY: Final = types.ARRAY  # a module global, since it is compared for every extension object
 
 #: Values that consist of one array, the third part of their content: one object comes back as one.
@@ -44,8 +45,8 @@ _TAG: Final = msgpack.ExtType
 _TABLE_SIZE: Final = struct.Struct("<I")
 
 
-#: A packed group: the parts of its msgpack, its blocks, and the number of values of its columns.
-Packed = tuple[Sequence[Any], BlockWriter, int]
+#: A packed group: the parts of its msgpack, and its blocks.
+Packed = tuple[Sequence[Any], BlockWriter]
 
 
 class Packing:
@@ -56,7 +57,6 @@ class Packing:
 
     def __init__(self, others: Sequence[EncoderOf], converters: Converters, instances: Instances) -> None:
         self._encoder_finders = (*others, instances.encoder)  # the last one refuses unknown classes
-        self._converters = converters
         self._instances = instances
         self._encoders = ENCODERS | converters.encoders  # extended by `encoder`
 
@@ -65,16 +65,15 @@ class Packing:
         rows: Sequence[dict[str, Any]],
         omitted: frozenset[str],
         refs: RefValues,
-        numeric: frozenset[str] = frozenset(),
         parents: Parents = None,
     ) -> Packed:
         """Pack the fields of rollouts, without those `omitted` that are None; blocks may share their memory.
 
-        Raises RolloutError for None among the values of a field in `numeric`; TypeError, ValueError, RecursionError or
-        the like for a value that can't be stored, which `explain` then locates.
+        Raises TypeError, ValueError, RecursionError or the like for a value that can't be stored, which `explain` then
+        locates.
         """
         blocks = BlockWriter()
-        columns = ColumnWriter(blocks, numeric, parents)
+        columns = ColumnWriter(blocks, parents)
         # One growing buffer, read in place, halves the copies that msgpack.packb would make.
         packer = msgpack.Packer(
             default=partial(self._stand_in, blocks, {}, refs),
@@ -89,7 +88,7 @@ class Packing:
         if blocks.table:
             packer.pack(blocks.table)
         packed = packer.getbuffer()
-        return (packed, _TABLE_SIZE.pack(len(packed) - end)), blocks, columns.values
+        return (packed, _TABLE_SIZE.pack(len(packed) - end)), blocks
 
     def _stand_in(self, blocks: BlockWriter, contents: dict[int, tuple[Any, Any]], refs: RefValues, value: Any) -> Any:
         """Return the object packed in place of a value.
@@ -104,7 +103,7 @@ class Packing:
             return earlier[0]
         encoder = self._encoders.get(kind) or self._encoder(kind)
         if encoder is None:
-            raise TypeError(self._refusal(value))
+            raise TypeError(_refusal(kind))
         tag, encode = encoder
         if tag.code == types.OBJECT_REF:
             return {tag: refs.of(value)}
@@ -131,10 +130,10 @@ class Packing:
                 path += step
                 if isinstance(error, RecursionError) or "recursion limit" in str(error):
                     return RolloutError(f"{path}: nested too deeply, or holds itself")
-                return self.explain(self._children(value, refs), refs, path) or RolloutError(f"{path}: {error}")
+                return self.explain(self._children(value), refs, path) or RolloutError(f"{path}: {error}")
         return None
 
-    def _children(self, value: Any, refs: RefValues) -> Iterator[tuple[str, Any]]:
+    def _children(self, value: Any) -> Iterator[tuple[str, Any]]:
         kind = type(value)
         if kind is dict:
             for key, item in list(value.items()):  # copied: packing may run users' code that changes it
@@ -146,21 +145,17 @@ class Packing:
         elif kind is np.ndarray and value.dtype.char == "O":
             for place, item in np.ndenumerate(value):
                 yield f"[{', '.join(map(str, place))}]", item
-        yield from refs.parts(value)
         yield from self._instances.parts(value)
-        yield from self._converters.parts(value)
 
-    def _refusal(self, value: Any) -> str:
-        """Return the reason why a value can't be stored, with advice."""
-        kind = type(value)
-        name, advice = name_of(kind), self._converters.advice(kind)
-        if kind is range or kind is deque:
-            return f"a {name} can't be stored: convert it to a list, or {advice}"
-        for plain in (np.ndarray, dict, list, tuple, set, frozenset, str, bytes, int, float):
-            if isinstance(value, plain):
-                plain_name = "numpy.ndarray (np.asarray)" if plain is np.ndarray else plain.__name__
-                return f"a {name} would not come back as such: convert it to a plain {plain_name}, or {advice}"
-        return f"a value of type {name} can't be stored: {advice}"
+
+def _refusal(kind: type) -> str:
+    """Return the reason why a value of this class can't be stored, with advice."""
+    name = kind.__qualname__
+    line = f'add converters={{{name}: ("{name}", encode, decode)}} to the config'
+    for plain in _PLAIN:
+        if issubclass(kind, plain):
+            return f"a {name_of(kind)} would not come back as such: convert it to a plain {name_of(plain)}, or {line}"
+    return f"a value of type {name_of(kind)} can't be stored: {line}, or leave it out of the rollout"
 
 
 def _check_whole(packed: Buffer) -> None:
@@ -221,8 +216,7 @@ class Unpacking:
         if size:
             self._blocks.read_table(msgpack.unpackb(payload[end - size : end]))
         packed = memoryview(payload)[begin : end - size]
-        columns = ColumnReader(self._blocks.column, MOST_VALUES * head.head)
-        columns.spend(rows)
+        columns = ColumnReader(self._blocks.column)
         if isinstance(self._blocks, PartReader):
             values = self._read_parts(packed, rows, columns, deferred, self._blocks)
         else:

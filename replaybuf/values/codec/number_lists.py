@@ -9,7 +9,7 @@ content then also has the index of an earlier list for each, its *origin*, and h
 from __future__ import annotations
 
 import marshal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
@@ -17,8 +17,9 @@ import numpy as np
 
 from replaybuf.values.codec.value_types import AnyArray, are_counts
 
-#: The fewest numbers of a column for which packing them together pays.
+#: The fewest numbers of a column for which packing them together pays, and the most.
 FEWEST: Final = 256
+_MOST: Final = 1 << 27
 _FORMATS: Final = {name: np.dtype(f"<{name}") for name in ("B", "i", "d")}
 #: How marshal writes a list (version 2, which has no references): its length, then the kind and the bits of each item.
 _MARSHALLED: Final = {
@@ -32,7 +33,7 @@ _HEADER: Final = 5
 def pack_numbers(lists: Sequence[list[Any]], origins: Sequence[int] | None = None) -> list[Any] | None:
     """Return lists packed together; None if they are short, or hold anything but integers of 32 bits, or but floats."""
     lengths = [*map(len, lists)]
-    if sum(lengths) < FEWEST:
+    if not FEWEST <= sum(lengths) <= _MOST:
         return None
     kind = type(next(filter(None, lists))[0])
     if (numbers := _as_array(lists, lengths, kind)) is None:
@@ -88,16 +89,14 @@ def _bytes_alike(left: AnyArray, right: AnyArray) -> int:
     return 8 * int(different.argmax()) if different.any() else size
 
 
-def unpack_numbers(content: Any, spend: Callable[[int], None]) -> list[list[Any]]:
-    """Return the lists of a content, after `spend` was called with the number of their items.
-
-    Raises any exception for an invalid one.
-    """
+def unpack_numbers(content: Any) -> list[list[Any]]:
+    """Return the lists of a content. Raises any exception for an invalid one."""
     name, lengths, numbers, *shared = content
     if not are_counts(lengths):
         raise ValueError("no lengths of lists")
     total = sum(lengths)
-    spend(total)
+    if total > _MOST:
+        raise ValueError(f"lists of {total} numbers")
     if type(numbers) is int:
         return [[numbers] * length for length in lengths]
     flat = np.frombuffer(numbers, _FORMATS[name])
@@ -108,7 +107,6 @@ def unpack_numbers(content: Any, spend: Callable[[int], None]) -> list[list[Any]
         origins, counts = shared
         if not (are_counts(origins) and are_counts(counts)):
             raise ValueError("no beginnings of lists")
-        spend(sum(counts))
         for place, (added, at, count) in enumerate(zip(lists, origins, counts, strict=True)):
             if count and (at >= place or count > len(lists[at])):
                 raise ValueError("a list begins as none that is there")

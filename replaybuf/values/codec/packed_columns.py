@@ -27,11 +27,8 @@ import numpy as np
 from replaybuf.values.codec.blocks import GROUPED, BlockWriter
 from replaybuf.values.codec.number_lists import FEWEST, pack_numbers, unpack_numbers
 from replaybuf.values.codec.value_types import SCALARS, are_counts
-from replaybuf.values.rollouts.group_fields import refuse_none
 
 SHARED, LIST, ARRAYS, INDEXED, DICT, NUMBERS, PARTIAL = range(7)
-#: Columns in which no list holds None.
-_NUMBER_KINDS: Final = (ARRAYS, NUMBERS)
 
 #: For each segment the index of an earlier one that it continues, or None; None for whole rollouts.
 Parents = Sequence[int | None] | None
@@ -46,24 +43,17 @@ _MISSING: Final = object()
 
 
 class ColumnWriter:
-    """Makes the columns of one group; the values in the fields `numeric` must hold no None."""
+    """Makes the columns of one group."""
 
-    __slots__ = ("_blocks", "_numeric_fields", "_origins", "values")
+    __slots__ = ("_blocks", "_origins")
 
-    def __init__(self, blocks: BlockWriter, numeric: frozenset[str], parents: Parents = None) -> None:
+    def __init__(self, blocks: BlockWriter, parents: Parents = None) -> None:
         self._blocks = blocks
-        self._numeric_fields = numeric
         # Of segments: the one whose values each may begin with. Those that continue none often have the same prompt.
         self._origins = [parent or 0 for parent in parents] if parents is not None else None
-        #: The number of values of all columns.
-        self.values = 0
 
     def rollouts(self, rows: Sequence[dict[str, Any]], omitted: frozenset[str]) -> list[Any]:
-        """Return the columns of rollouts, without fields `omitted` that are None in all of them.
-
-        Raises RolloutError for None among the values of a numeric field.
-        """
-        self.values += len(rows)
+        """Return the columns of rollouts, without fields `omitted` that are None in all of them."""
         if len(rows) == 1:
             return self._columns_of_one(rows[0], omitted)
         columns: list[Any] = []
@@ -71,44 +61,32 @@ class ColumnWriter:
         if keys.count(names) == len(rows):
             for name, values in zip(names, zip(*[row.values() for row in rows], strict=True), strict=True):
                 if values[0] is not None or name not in omitted or not _ONLY_NONE.issuperset(map(type, values)):
-                    columns += (name, *self._field(name, values, values))
+                    columns += (name, *self._column(values, 0))
             return columns
         origins = self._origins
-        self.values += len(rows) * len(union := dict.fromkeys(chain.from_iterable(keys)))
-        for name in union:
+        for name in dict.fromkeys(chain.from_iterable(keys)):
             indices = [index for index, row in enumerate(rows) if name in row]
             whole = len(indices) == len(rows)
             self._origins = origins if whole else None  # which are indices of rollouts
-            field = self._field(name, [rows[index][name] for index in indices], [row.get(name) for row in rows])
-            columns += (name, *field) if whole else (name, PARTIAL, [indices, *field])
+            column = self._column([rows[index][name] for index in indices], 0)
+            columns += (name, *column) if whole else (name, PARTIAL, [indices, *column])
         return columns
 
     def _columns_of_one(self, row: dict[str, Any], omitted: frozenset[str]) -> list[Any]:
         """Return the columns of one rollout, which shares all with itself, except long lists of numbers."""
         fields = {name: value for name, value in row.items() if value is not None or name not in omitted}
-        self.values += len(fields)
         self._blocks.put_together(fields.values())
         columns: list[Any] = [SHARED] * (3 * len(fields))
         columns[::3], columns[2::3] = fields, fields.values()
-        for index, (name, value) in enumerate(fields.items()):
+        for index, value in enumerate(fields.values()):
             if type(value) is list and len(value) >= FEWEST:
                 columns[3 * index + 1 : 3 * index + 3] = self._lists([value])
-            if name in self._numeric_fields and columns[3 * index + 1] != NUMBERS:
-                refuse_none(name, (value,))
         return columns
-
-    def _field(self, name: str, values: Sequence[Any], all_values: Sequence[Any]) -> tuple[int, Any]:
-        """Return the kind and the content of a field's column; `all_values` has the values of all rollouts."""
-        kind, content = self._column(values, 0)
-        if name in self._numeric_fields and kind not in _NUMBER_KINDS:
-            refuse_none(name, all_values)
-        return kind, content
 
     def _column(self, values: Sequence[Any], depth: int) -> tuple[int, Any]:
         """Return the kind and the content of a column."""
         first, rows = values[0], len(values)
         kind = type(first)
-        self.values += rows
         if kind is np.ndarray and (entry := self._blocks.column(values, self._origins)) is not None:
             return ARRAYS, entry
         kinds = {*map(type, values)}
@@ -132,10 +110,7 @@ class ColumnWriter:
 
     def _lists(self, values: Sequence[list[Any]]) -> tuple[int, Any]:
         numbers = pack_numbers(values, self._origins)
-        if numbers is None:
-            return LIST, [*values]
-        self.values += sum(numbers[1]) + sum(map(sum, numbers[4:]))
-        return NUMBERS, numbers
+        return (LIST, [*values]) if numbers is None else (NUMBERS, numbers)
 
 
 def _index_values(values: Sequence[Any], keys: Sequence[Any]) -> list[Any]:
@@ -170,27 +145,19 @@ def leave_alone(values: Iterable[Any]) -> None:
 
 
 class ColumnReader:
-    """Makes the values of columns: `arrays` those of an entry. At most `budget` values are made."""
+    """Makes the values of columns: `arrays` those of an entry."""
 
-    __slots__ = ("_arrays", "_values_left", "partial")
+    __slots__ = ("_arrays", "partial")
 
-    def __init__(self, arrays: Callable[[Any, int], Sequence[Any]], budget: int) -> None:
+    def __init__(self, arrays: Callable[[Any, int], Sequence[Any]]) -> None:
         self._arrays = arrays
-        self._values_left = budget
         #: Whether some rollouts lack a field: `_MISSING` is its value then.
         self.partial = False
-
-    def spend(self, values: int) -> None:
-        """Raise ValueError if there are more values than such a payload can have."""
-        self._values_left -= values
-        if self._values_left < 0:
-            raise ValueError("it claims more values than it has room for")
 
     def columns(self, flat: Sequence[Any], rows: int) -> dict[Any, Sequence[Any]]:
         """Return the values of columns, given their names, kinds and contents. Raises any exception if invalid."""
         if type(flat) is not list or len(flat) % 3:
             raise ValueError("its columns are incomplete")
-        self.spend(len(flat) // 3 * rows)
         values: dict[Any, Sequence[Any]] = {}
         parts = iter(flat)
         for name, kind, content in zip(parts, parts, parts, strict=True):
@@ -215,7 +182,7 @@ class ColumnReader:
         if kind == DICT:
             return self.dicts(self.columns(content, rows), rows)
         if kind == NUMBERS:
-            content = unpack_numbers(content, self.spend)
+            content = unpack_numbers(content)
             leave_alone(content)
         elif kind == PARTIAL:
             indices, kind, content = content
@@ -241,9 +208,6 @@ class ColumnReader:
         if self.partial:
             rows_of = zip(*columns.values())
             return [{name: value for name, value in zip(columns, row) if value is not _MISSING} for row in rows_of]
-        if len(columns) == 1:  # such as {"score": 1.0}: in a third of the time
-            [(name, values)] = columns.items()
-            return [{name: value} for value in values]
         return [dict(zip(columns, row)) for row in zip(*columns.values())]
 
 

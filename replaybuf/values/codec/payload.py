@@ -7,17 +7,16 @@ called.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 from pydantic import BaseModel
 
-from replaybuf.errors import ConfigError, RolloutError
+from replaybuf.errors import RolloutError
 from replaybuf.values.codec import payload_format as form
 from replaybuf.values.codec.blocks import (
     BlockReader,
@@ -27,15 +26,15 @@ from replaybuf.values.codec.blocks import (
     from_pieces,
 )
 from replaybuf.values.codec.library_values import (
+    IMAGE_DECODERS,
     Fetched,
-    Images,
     ObjectRefs,
     RefValues,
     RestoreRefs,
     RestoreTensors,
     Tensors,
     UnfetchedError,
-    is_ref,
+    image_encoder,
 )
 from replaybuf.values.codec.msgpack_values import (
     Packed,
@@ -44,7 +43,7 @@ from replaybuf.values.codec.msgpack_values import (
     lenient,
 )
 from replaybuf.values.codec.packed_columns import Parents
-from replaybuf.values.codec.payload_format import Buffer, Compression, Head, SplitPayload
+from replaybuf.values.codec.payload_format import Buffer, Head, SplitPayload
 from replaybuf.values.codec.user_classes import ConverterMap, Converters, Instances
 from replaybuf.values.codec.value_types import DECODERS, SCALARS, Decoders
 from replaybuf.values.rollouts.rollout_type import RolloutType
@@ -54,10 +53,7 @@ Pieces = Mapping[int, Any]
 
 
 class Codec:
-    """Encodes groups of rollouts of one type.
-
-    `compression` applies to `encode`; `decode` reads either. Raises ConfigError for an unknown compression, and
-    MissingDriverError when zstd isn't installed. Thread-safe.
+    """Encodes groups of rollouts of one type. Thread-safe.
 
     Values keep their types: None, bool, int of any size, float (bit for bit), str (lone surrogates too), bytes, list,
     tuple, set, frozenset, dict (order and any hashable keys), complex, Decimal, UUID, datetime, date, timedelta, paths,
@@ -75,40 +71,34 @@ class Codec:
         self,
         rollout_type: RolloutType,
         *,
-        compression: Compression = "none",
         tensors: RestoreTensors = "torch",
         object_refs: RestoreRefs = "ref",
         object_ref_timeout: float = 60.0,
         converters: ConverterMap | None = None,
         as_plain: bool = False,
     ) -> None:
-        if compression not in ("none", "zstd"):
-            raise ConfigError(f"compression must be 'none' or 'zstd', not {compression!r}")
-        if compression == "zstd":
-            form.zstandard_module()
-        self.compression = compression
         self._refs = ObjectRefs(object_refs, object_ref_timeout)
         self.rollout_type = rollout_type
-        self._converters = Converters(converters or {}, as_plain=as_plain)
+        converting = Converters(converters or {}, as_plain=as_plain)
         classes = rollout_type.classes
         #: Whether encoding or decoding runs users' code, which may be slow, and may change arrays in place.
         self.runs_code = bool(converters) or any(shape.runs_code for shape in classes.shapes.values())
         instances = Instances(classes, as_plain=as_plain)
-        as_tensors, images = Tensors(tensors), Images(as_plain=as_plain)
-        encoders = (as_tensors.encoder, self._refs.encoder, images.encoder)
-        self._packing = Packing(encoders, self._converters, instances)
-        self._decoders = DECODERS | self._converters.decoders | instances.decoders
-        self._decoders |= as_tensors.decoders | self._refs.decoders | images.decoders
+        as_tensors = Tensors(tensors)
+        encoders = (as_tensors.encoder, self._refs.encoder, image_encoder)
+        self._packing = Packing(encoders, converting, instances)
+        self._decoders = DECODERS | converting.decoders | instances.decoders
+        self._decoders |= as_tensors.decoders | self._refs.decoders | IMAGE_DECODERS
 
     def encode(
         self, rollouts: Sequence[Any], fetched: Fetched | None = None, parents: Parents = None
     ) -> bytes | bytearray:
         """Return the payload of a group; it shares no memory with the rollouts, which aren't changed.
 
-        `fetched` has the values of the Ray ObjectRefs in the group; UnfetchedError lists the missing ones. With None
-        the call blocks and fetches them. Raises RolloutError when a rollout is not of this codec's type; RolloutError,
-        naming the path (`rollouts[1].extra_fields['a'][3]`), for a value that can't be stored. Of segments (`parents`),
-        arrays and long lists of numbers are stored as the beginning of their parent's, and what they add.
+        `fetched` has the values of the Ray ObjectRefs in the group; UnfetchedError lists the missing ones. Raises
+        RolloutError when a rollout is not of this codec's type; RolloutError, naming the path
+        (`rollouts[1].extra_fields['a'][3]`), for a value that can't be stored. Of segments (`parents`), arrays and long
+        lists of numbers are stored as the beginning of their parent's, and what they add.
         """
         return self.encode_split(rollouts, fetched, sealed_from=math.inf, parents=parents).joined()
 
@@ -118,55 +108,34 @@ class Codec:
         fetched: Fetched | None = None,
         *,
         sealed_from: float = 0,
-        numeric: frozenset[str] = frozenset(),
         parents: Parents = None,
     ) -> SplitPayload:
         """Return the payload of a group as `encode` does, in two parts. The tail shares the memory of the rollouts.
 
-        The checksums of a tail with fewer bytes than `sealed_from` are computed only by `joined`. RolloutError is
-        raised for None among the values of a field in `numeric`, too.
+        The checksums of a tail with fewer bytes than `sealed_from` are computed only by `joined`.
         """
         fields = self.rollout_type.rows(rollouts)
         refs = RefValues(fetched or {})
-        packed = self._pack(fields, refs, numeric, parents)
-        while refs.missing:  # the values of ObjectRefs may contain further ones
-            missing = tuple(refs.missing)
-            if fetched is not None:
-                raise UnfetchedError(missing)
-            refs = RefValues(refs.values | self.fetch(missing))
-            packed = self._pack(fields, refs, numeric, parents)
-        plainly = self.compression == "none"
-        sealed_from = sealed_from if plainly else math.inf
-        parts, blocks, values = packed
-        payload = form.written(len(fields), parts, blocks.blocks, blocks.sizes, values, sealed_from=sealed_from)
-        return payload if plainly else form.compressed(payload)
+        parts, blocks = self._pack(fields, refs, parents)
+        if refs.missing:
+            raise UnfetchedError(tuple(refs.missing))
+        return form.written(len(fields), parts, blocks.blocks, blocks.sizes, sealed_from=sealed_from)
 
     @form.as_damage
-    def decode(self, payload: Buffer, *, owned: bool = False, tail: Buffer | None = None) -> list[Any]:
+    def decode(self, payload: Buffer, *, tail: Buffer | None = None) -> list[Any]:
         """Return the rollouts of a payload, independent of its memory, after its checksums were verified.
 
-        `owned`: there is no other reference to the payload. Large arrays are then writable views of its memory, which
-        decoding itself never changes. Each view keeps the whole payload alive, so an array of less than a 64th of its
-        size is copied.
+        Their arrays share one copy of its blocks. A payload stored in two parts is given as its head and its blocks,
+        the `tail`, whose memory the arrays have if it is writable and no part of a larger one.
 
-        A payload stored in two parts is given as its head and its blocks, the `tail`.
-
-        Raises DecodeError for a damaged payload, a newer version or another rollout type, and MissingDriverError when
-        zstd is needed and not installed. Memory use is proportional to the payload.
+        Raises DecodeError for a damaged payload, a newer version or another rollout type.
         """
-        head, plain = self._open_payload(payload)
-        lends = owned and head.blocks > 0 and not self.runs_code  # which may need the payload again
-        if tail is not None:
-            blocks = memoryview(tail)
-            lends = lends and not blocks.readonly and type(tail) is not memoryview
-        elif lends and plain is payload and isinstance(payload, (bytes, bytearray)):
-            blocks = form.as_writable(payload)[head.head :]
-        else:
-            blocks, lends = memoryview(plain)[head.head :], False
-        if plain is payload:
-            head.verify(blocks)
-        kept = head.size if tail is None else len(blocks)
-        return self._unpack(head, plain, BlockReader(head, blocks, kept=kept, lends=lends))
+        head = Head.opened(payload)
+        blocks = memoryview(payload)[head.head :] if tail is None else memoryview(tail)
+        if type(tail) in (type(None), memoryview) or blocks.readonly or self.runs_code:
+            blocks = memoryview(bytearray(blocks))
+        head.verify(blocks)
+        return self._unpack(head, payload, BlockReader(head, blocks))
 
     @form.as_damage
     def decode_deferred(self, head: Buffer, deferred: Collection[str], pieces: Pieces, handles: Instead) -> list[Any]:
@@ -175,12 +144,12 @@ class Codec:
         `head` is a whole payload, or the head of one whose blocks are elsewhere: `pieces` has those that are needed
         (`wanted`), which are verified. Raises the errors of `decode`.
         """
-        opened, plain = self._open_payload(head)
-        blocks = None if form.is_apart(head) else memoryview(plain)[opened.head :]
-        if blocks is not None and plain is head:
+        opened = Head.opened(head)
+        blocks = None if form.is_apart(head) else memoryview(bytearray(memoryview(head)[opened.head :]))
+        if blocks is not None:
             opened.verify(blocks)
         reader = PartReader(opened, blocks, from_pieces(pieces), handles)
-        return self._unpack(opened, plain, reader, frozenset(deferred))
+        return self._unpack(opened, head, reader, frozenset(deferred))
 
     @form.as_damage
     def decode_head(self, head: Buffer) -> list[Any]:
@@ -189,14 +158,14 @@ class Codec:
         def instead(array: Any) -> Any:
             return None if isinstance(array, DeferredArray) else array
 
-        opened, plain = self._open_payload(head)
+        opened = Head.opened(head)
         reader = PartReader(opened, None, instead, instead)  # for arrays that a value is made of, too
-        return self._unpack(opened, plain, reader, decoders=lenient(self._decoders))
+        return self._unpack(opened, head, reader, decoders=lenient(self._decoders))
 
     def split(self, payload: bytes | bytearray) -> SplitPayload:
         """Return a whole payload in two parts; the tail shares its memory."""
         head = Head.read(payload)
-        if head.flags or not head.blocks:
+        if not head.blocks:
             return SplitPayload(bytes(payload))
         tail = memoryview(payload)[head.head :]
         return SplitPayload(bytes(payload[: head.head]), (tail,), len(tail))
@@ -216,32 +185,21 @@ class Codec:
         def nothing(_: Any) -> None:
             pass
 
-        opened, plain = self._open_payload(head)
+        opened = Head.opened(head)
         unpacking = Unpacking(dict.fromkeys(self._decoders, nothing), PartReader(opened, None, note, nothing))
-        unpacking.rollouts(opened, plain, deferred)
+        unpacking.rollouts(opened, head, deferred)
         return sorted(needs)
 
-    def _open_payload(self, payload: Buffer) -> tuple[Head, Buffer]:
-        """Return the verified head of a payload, and the payload, decompressed if necessary."""
-        head = Head.opened(form.as_buffer(payload), verified=False)
-        if not head.flags:
-            return head, payload
-        plain = form.decompressed(payload)
-        return Head.opened(plain), plain
-
     def fetch(self, refs: Sequence[Any]) -> Fetched:
-        """Return the values of Ray ObjectRefs, for `encode`; blocks for up to `object_ref_timeout`, raises nothing."""
+        """Return the values of Ray ObjectRefs, for `encode`; blocks for up to `object_ref_timeout`.
+
+        Raises RolloutError if one can't be had.
+        """
         return self._refs.fetch(refs)
 
-    def release(self, rollouts: Sequence[Any]) -> None:
-        """Replace the ObjectRefs in rollouts by None, in place, so that Ray can delete their objects."""
-        releasing = Replacing(is_ref, lambda _: None, self._converters.encoders)
-        for rollout in rollouts:
-            releasing.replace(rollout)
-
-    def _pack(self, fields: Sequence[Any], refs: RefValues, numeric: frozenset[str], parents: Parents) -> Packed:
+    def _pack(self, fields: Sequence[Any], refs: RefValues, parents: Parents) -> Packed:
         try:
-            return self._packing.pack(fields, self.rollout_type.omitted, refs, numeric, parents)
+            return self._packing.pack(fields, self.rollout_type.omitted, refs, parents)
         except RolloutError:
             raise
         except Exception as error:
@@ -266,19 +224,15 @@ class Codec:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Replacing:
-    """Replaces the values that `is_one` recognises by `instead(value)`.
-
-    Instances of `opaque` classes are left unchanged.
-    """
+    """Replaces the values that `is_one` recognises by `instead(value)`."""
 
     is_one: Callable[[Any], bool]
     instead: Callable[[Any], Any]
-    opaque: Container[type] = ()
 
     def replace(self, value: Any) -> Any:
         """Return the value with replacements in it, at any depth; only immutable containers are copied."""
         kind = type(value)
-        if kind in SCALARS or kind in self.opaque:
+        if kind in SCALARS:
             return value
         if self.is_one(value):
             return self.instead(value)
@@ -298,7 +252,7 @@ class Replacing:
         else:
             if dataclasses.is_dataclass(kind):
                 fields = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(kind)}
-                self._replace_items(partial(_set_attribute, value), fields.items())
+                self._replace_items(partial(object.__setattr__, value), fields.items())
         return value
 
     def _replace_items(self, assign: Callable[[Any, Any], None], items: Iterable[tuple[Any, Any]]) -> None:
@@ -311,8 +265,3 @@ class Replacing:
         if all(new is old for new, old in zip(replaced, value, strict=True)):
             return value
         return value._make(replaced) if hasattr(value, "_make") else type(value)(replaced)
-
-
-def _set_attribute(instance: Any, name: str, value: Any) -> None:
-    with contextlib.suppress(AttributeError, TypeError):  # an immutable instance keeps its value
-        object.__setattr__(instance, name, value)

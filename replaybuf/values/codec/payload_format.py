@@ -1,19 +1,17 @@
-"""The format of payloads: header, checksums, positions of the parts, and compression.
+"""The format of payloads: header, checksums, and positions of the parts.
 
 A payload is a *head*, and the *blocks*: the bytes of its arrays.
 
-    magic "RPLB", version, flags (1: zstd), two zero bytes, checksum of the rest of the head (u64)
+    magic "RPLB", version (u32), checksum of the rest of the head (u64)
     rollouts, blocks, msgpack, head (u32 each), size (u64)
     size of each block (u64 each), checksum of each block (u64 each), msgpack, padding up to a multiple of 64 bytes
     blocks, each at a multiple of 64 bytes from the end of the head
 
 All numbers are little-endian. `msgpack` and `head` are sizes in bytes, `size` is that of the whole payload. Checksums
-are the XXH3 (64 bits); the one in the header is seeded with the flags. The head and the blocks can be stored in two
-places, and a block can be read and verified alone.
+are the XXH3 (64 bits). The head and the blocks can be stored in two places, and a block can be read and verified alone.
 
 The msgpack is a list of columns (`codec.packed_columns`), then the table of arrays (`codec.blocks`), if there are any,
-and the size of the table (u32). A compressed payload is a header, with the sizes before the compression, and the zstd
-frame of all that follows; its checksum is that of these sizes and the frame.
+and the size of the table (u32).
 
 This module needs neither numpy nor msgpack, whose imports take longer than a check of a database.
 """
@@ -25,11 +23,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from itertools import accumulate
-from typing import Any, Final, Literal, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128
 
-from replaybuf.errors import DecodeError, MissingDriverError
+from replaybuf.errors import DecodeError
 
 Buffer = bytes | bytearray | memoryview
 P = ParamSpec("P")
@@ -38,22 +36,19 @@ Hash = TypeVar("Hash", xxh3_64, xxh3_128)
 
 MAGIC: Final = b"RPLB"
 VERSION: Final = 1
-ZSTD: Final = 1
-_FIRST_FIELDS: Final = struct.Struct("<4sBBHQ")
+_FIRST_FIELDS: Final = struct.Struct("<4sIQ")
 _NUMBERS: Final = struct.Struct("<IIIIQ")
 _HEADER: Final = struct.Struct(_FIRST_FIELDS.format + _NUMBERS.format.removeprefix("<"))
 #: The offset of the first byte after the header, and that of the first one of which the checksum is.
 BODY_AT: Final = _HEADER.size
 _CHECKED_AT: Final = _FIRST_FIELDS.size
-#: How a payload begins that isn't compressed; and two numbers of the header, for draws, which ask for these alone.
-_BEGINNING: Final = _FIRST_FIELDS.pack(MAGIC, VERSION, 0, 0, 0)[:8]
+#: How a payload begins; and two numbers of the header, for draws, which ask for these alone.
+_BEGINNING: Final = _FIRST_FIELDS.pack(MAGIC, VERSION, 0)[:8]
 _BLOCKS_AND_SIZE: Final = struct.Struct("<20xI8xQ")
 #: The alignment of blocks, in bytes.
 ALIGNMENT: Final = 64
-#: The most values of columns for each byte of a head: a few bytes can't claim any number of rollouts.
-MOST_VALUES: Final = 8
-#: Fewer bytes are copied in less time than numpy takes to share them.
-_COPIED_BELOW: Final = 1 << 15
+#: The most rollouts of a group.
+_MOST_ROLLOUTS: Final = 1 << 20
 #: The bytes that are hashed at a time.
 _PIECE_BYTES: Final = 1 << 16
 
@@ -64,7 +59,6 @@ class Head:
     its blocks. `starts` has the position of each block, from the end of the head, where the size `head` is.
     """
 
-    flags: int
     checksum: int
     rollouts: int
     blocks: int
@@ -80,31 +74,24 @@ class Head:
         """Return the numbers in the header of a payload or a head. Raises DecodeError."""
         if len(payload) < BODY_AT:
             raise DecodeError(f"the payload is damaged: it has {len(payload)} bytes, fewer than a header takes")
-        magic, version, flags, zero, *numbers = _HEADER.unpack_from(payload)
+        magic, version, *numbers = _HEADER.unpack_from(payload)
         if magic != MAGIC:
             raise DecodeError(f"not a replaybuf payload: it begins with {magic!r}")
-        if version != VERSION or flags & ~ZSTD or zero:
-            if version > VERSION:
-                raise DecodeError(
-                    f"the payload has format {version}, this replaybuf reads up to {VERSION}: upgrade replaybuf"
-                )
-            raise DecodeError(f"the payload is damaged: no such header (version {version}, flags {flags}, {zero})")
-        return cls(flags, *numbers)
+        if version != VERSION:
+            raise DecodeError(f"the payload has format {version}, this replaybuf reads {VERSION}: upgrade replaybuf")
+        return cls(*numbers)
 
     @classmethod
-    def opened(cls, payload: Buffer, *, verified: bool = True) -> Head:
-        """Return the head of a payload, of which only the sizes are verified if it was `verified` before.
-
-        A compressed payload, whose checksum is of all of it, has only the numbers. Raises DecodeError.
-        """
+    def opened(cls, payload: Any) -> Head:
+        """Return the verified head of a payload. Raises DecodeError."""
+        if not isinstance(payload, (bytes, bytearray, memoryview)):
+            raise DecodeError(f"the payload is damaged: it is no bytes but {type(payload).__name__}")
         head = cls.read(payload)
-        end = len(payload) if head.flags & ZSTD else head.head
-        if not BODY_AT <= end <= len(payload):
+        end = head.head
+        if not BODY_AT <= end <= len(payload) or head.rollouts > _MOST_ROLLOUTS:
             raise DecodeError("the payload is damaged: its lengths don't add up")
-        if not verified and digest(memoryview(payload)[_CHECKED_AT:end], head.flags) != head.checksum:
+        if digest(memoryview(payload)[_CHECKED_AT:end]) != head.checksum:
             raise DecodeError("the payload is damaged: its checksum doesn't match")
-        if head.flags:
-            return head
         blocks = head.blocks
         if head.msgpack_at + head.msgpack > end:
             raise DecodeError("the payload is damaged: its lengths don't add up")
@@ -119,7 +106,7 @@ class Head:
 
     @property
     def msgpack_at(self) -> int:
-        """The position of the msgpack, in a payload that isn't compressed."""
+        """The position of the msgpack in a payload."""
         return BODY_AT + 16 * self.blocks
 
     def verify(self, blocks: memoryview) -> None:
@@ -144,20 +131,11 @@ def verify(payload: Buffer, blocks: Buffer | None = None) -> None:
 
     The blocks of a head alone are verified only if given.
     """
-    head = Head.opened(as_buffer(payload), verified=False)
-    if head.flags:
-        return
+    head = Head.opened(payload)
     if blocks is not None:
         head.verify(memoryview(blocks))
     elif not head.blocks or len(payload) == head.size:
         head.verify(memoryview(payload)[head.head :])
-
-
-def as_buffer(payload: Any) -> Buffer:
-    """Return a payload. Raises DecodeError if it is no bytes."""
-    if not isinstance(payload, (bytes, bytearray, memoryview)):
-        raise DecodeError(f"the payload is damaged: it is no bytes but {type(payload).__name__}")
-    return payload
 
 
 def is_apart(payload: Any) -> bool:
@@ -183,7 +161,7 @@ def as_damage(read: Callable[P, T]) -> Callable[P, T]:
     def reading(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return read(*args, **kwargs)
-        except (DecodeError, MissingDriverError):
+        except DecodeError:
             raise
         except Exception as error:
             raise DecodeError(f"the payload is damaged: {str(error) or type(error).__name__}") from error
@@ -191,11 +169,11 @@ def as_damage(read: Callable[P, T]) -> Callable[P, T]:
     return reading
 
 
-def digest(buffer: Buffer, seed: int = 0) -> int:
+def digest(buffer: Buffer) -> int:
     """Return the checksum of a block: the XXH3 (64 bits) of its bytes."""
     if len(buffer) <= _PIECE_BYTES:
-        return xxh3_64_intdigest(buffer, seed)
-    return fed(xxh3_64(seed=seed), buffer).intdigest()
+        return xxh3_64_intdigest(buffer)
+    return fed(xxh3_64(), buffer).intdigest()
 
 
 def fed(state: Hash, buffer: Buffer) -> Hash:
@@ -210,39 +188,13 @@ def fed(state: Hash, buffer: Buffer) -> Hash:
     return state
 
 
-def _first_bytes(checksum: int, flags: int = 0) -> bytes:
+def _first_bytes(checksum: int) -> bytes:
     """Return the first bytes of a payload: those before what the checksum covers."""
-    return _FIRST_FIELDS.pack(MAGIC, VERSION, flags, 0, checksum)
+    return _FIRST_FIELDS.pack(MAGIC, VERSION, checksum)
 
 
-Compression = Literal["none", "zstd"]
-
-# The bound of the decompressed size: a hostile body can't make the reader allocate more. Bodies that compress better
-# than this are stored uncompressed, so that everything written can be read.
-_MAX_RATIO = 1000
-_ALWAYS_ALLOWED = 64 << 20
 _PADDING: Final = tuple(map(bytes, range(ALIGNMENT)))
 _MOST_MSGPACK: Final = 2**32 - 2**20
-
-
-class _Memory:
-    """Exports the memory of bytes to numpy as writable."""
-
-    def __init__(self, raw: bytes, address: int) -> None:
-        self.raw = raw
-        self.__array_interface__ = {"shape": (len(raw),), "typestr": "|u1", "data": (address, False), "version": 3}
-
-
-def as_writable(raw: bytes | bytearray) -> memoryview:
-    """Return writable memory of otherwise unreferenced bytes; large ones share theirs, which saves a copy."""
-    import numpy as np
-
-    if isinstance(raw, bytearray):
-        return memoryview(raw)
-    if len(raw) < _COPIED_BELOW:
-        return memoryview(bytearray(raw))
-    address = np.frombuffer(raw, np.uint8).__array_interface__["data"][0]
-    return np.asarray(_Memory(raw, address)).data
 
 
 @dataclass(slots=True)
@@ -274,20 +226,19 @@ def written(
     packed: Sequence[Buffer],
     blocks: Sequence[Sequence[Any]],
     sizes: Sequence[int],
-    values: int,
     *,
     sealed_from: float = 0,
 ) -> SplitPayload:
     """Return a payload with this msgpack, in parts, and these blocks, each as the buffers that it consists of.
 
-    `values` is the number of values of its columns. Of blocks with fewer bytes than `sealed_from` the checksums are
-    computed only by `joined`. Raises ValueError if the msgpack is too large.
+    Of blocks with fewer bytes than `sealed_from` the checksums are computed only by `joined`. Raises ValueError if the
+    msgpack is too large.
     """
     length = sum(map(len, packed))
-    if length > _MOST_MSGPACK:
-        raise ValueError(f"its values other than arrays have {length} bytes, and 4 GiB is the most")
+    if length > _MOST_MSGPACK or rollouts > _MOST_ROLLOUTS:
+        raise ValueError(f"{rollouts} rollouts with {length} bytes other than arrays; {_MOST_ROLLOUTS} and 4 GiB fit")
     at = BODY_AT + 16 * len(blocks)
-    end = max(at + length, values // MOST_VALUES + 1)
+    end = at + length
     end += -end % ALIGNMENT
     if not blocks:
         numbers = _NUMBERS.pack(rollouts, 0, length, end, end)
@@ -309,46 +260,6 @@ def _digest_of(block: Sequence[Any]) -> int:
     return digest(np.frombuffer(block[0], np.uint8).data if len(block) == 1 else b"".join(block))
 
 
-def compressed(payload: SplitPayload) -> SplitPayload:
-    """Return a payload compressed and without blocks of its own, or only with its checksums if that isn't smaller."""
-    whole = payload.joined()
-    stored: bytes = zstandard_module().ZstdCompressor().compress(memoryview(whole)[BODY_AT:])
-    if BODY_AT + len(stored) >= len(whole) or len(whole) > _allowed_size(len(stored)):
-        tail = memoryview(whole)[len(payload.head) :]
-        return SplitPayload(bytes(whole[: len(payload.head)]), (tail,) if tail else (), len(tail))
-    checked = whole[_CHECKED_AT:BODY_AT] + stored
-    return SplitPayload(_first_bytes(digest(checked, ZSTD), ZSTD) + checked)
-
-
-def decompressed(payload: Buffer) -> memoryview:
-    """Return a compressed payload as it was before, without checksums.
-
-    Raises ValueError, before any allocation, when the claimed size is implausible.
-    """
-    head, stored = Head.read(payload), memoryview(payload)[BODY_AT:]
-    size = head.size - BODY_AT
-    zstandard = zstandard_module()
-    if size > _allowed_size(len(stored)):
-        raise ValueError(f"it claims {size} bytes, too many for {len(stored)} compressed ones")
-    if zstandard.frame_content_size(stored) != size:  # trusted by the decompressor
-        raise ValueError("its sizes before compression don't agree")
-    body = zstandard.ZstdDecompressor().decompress(stored, max_output_size=size)
-    return memoryview(b"".join((_first_bytes(0), payload[_CHECKED_AT:BODY_AT], body)))
-
-
-def _allowed_size(size: int) -> int:
-    return _ALWAYS_ALLOWED + _MAX_RATIO * size
-
-
-def zstandard_module(what: str = "zstd compression") -> Any:
-    """Return the module zstandard. Raises MissingDriverError, naming `what` needs it."""
-    try:
-        import zstandard
-    except ImportError as error:
-        raise MissingDriverError(f"{what} needs the package zstandard: pip install zstandard") from error
-    return zstandard
-
-
 class Texts:
     """Finds texts in a payload from `Codec.encode`, so that SQL can extract them. Each search scans the payload.
 
@@ -365,14 +276,14 @@ class Texts:
     def find(self, text: str, since: int | None = None) -> list[int] | None:
         """Return the offset and the length, in bytes, of a text; None if SQL can't extract it.
 
-        That is the case if the payload is compressed, or the text has NUL or lone surrogates. The search may find any
-        equal text. It begins at the offset `since`, or behind the last text that was found, and then from the start.
+        That is the case if the text has NUL or lone surrogates. The search may find any equal text. It begins at the
+        offset `since`, or behind the last text that was found, and then from the start.
         """
         if self._end < 0:
             head = Head.read(self._payload)
             self._start = self._last_end = head.msgpack_at
-            self._end = 0 if head.flags & ZSTD else head.msgpack_at + head.msgpack
-        if not self._end or "\x00" in text:
+            self._end = head.msgpack_at + head.msgpack
+        if "\x00" in text:
             return None
         import msgpack  # type: ignore[import-untyped]
 

@@ -6,14 +6,11 @@ is imported or called.
 
 from __future__ import annotations
 
-import builtins
-import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from replaybuf.errors import ConfigError, DecodeError
@@ -125,10 +122,7 @@ def _object_encoder(shape: Shape) -> Any:
 ConverterMap = Mapping[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]]
 
 # These are packed without calling a converter.
-_NATIVE_TYPES: Final = frozenset(
-    SCALARS | {bytearray, memoryview, list, dict, msgpack.ExtType, msgpack.Timestamp, np.ndarray, np.memmap}
-)
-_LONGEST_NAME = 200
+_NATIVE_TYPES: Final = SCALARS | {bytearray, memoryview, list, dict, np.ndarray, np.memmap}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,26 +174,6 @@ class Converters:
         }
         self.decoders: Decoders = {CONVERTED: self._restore}
 
-    def parts(self, value: Any) -> Iterator[tuple[str, Any]]:
-        """Yield the result of the value's converter, unless it fails."""
-        if (converter := self._by_class.get(type(value))) is not None:
-            with contextlib.suppress(TypeError):
-                _, encoded = converter.take_apart(value)
-                yield f" ({name_of(converter.cls)}, as stored by its converter {converter.name!r})", encoded
-
-    def advice(self, kind: type) -> str:
-        """Return the line of config with which a value of this class could be stored, or else other advice."""
-        if kind is type or (kind.__module__ == "builtins" and not hasattr(builtins, kind.__qualname__)):
-            return "leave it out of the rollout"  # classes of functions, generators, modules have no importable names
-        name = kind.__qualname__
-        line = f'converters={{{name}: ("{name}", encode, decode)}}'
-        base = next((base for base in kind.__mro__ if base in self._by_class), None)
-        if base is None:
-            return f"add {line} to the config"
-        return (
-            f"the converter {self._by_class[base].name!r} is for exactly {base.__qualname__}; add {line} to the config"
-        )
-
     def _restore(self, content: Any) -> Any:
         name, encoded = content
         converter = self._by_name.get(name)
@@ -215,18 +189,15 @@ class Converters:
 
 def _check_converter(cls: Any, entry: Any) -> _Converter:
     """Return the converter of an entry of the config. Raises ConfigError."""
-    if not isinstance(cls, type):
-        raise ConfigError(f"converters: {cls!r:.100} is no class")
-    if cls in _NATIVE_TYPES:
-        raise ConfigError(f"converters: {name_of(cls)} is stored as it is; a converter would not be asked")
-    if not isinstance(entry, (tuple, list)) or len(entry) != 3:
-        raise ConfigError(f"converters: {name_of(cls)} needs (name, encode, decode), not {entry!r:.100}")
-    name, encode, decode = entry
-    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
-        raise ConfigError(f"converters: the name of {name_of(cls)} must be a text, not {name!r:.100}")
-    if not callable(encode) or not callable(decode):
-        raise ConfigError(f"converters: encode and decode of {name_of(cls)} must be functions")
-    return _Converter(cls, name, encode, decode)
+    if not isinstance(cls, type) or cls in _NATIVE_TYPES:
+        raise ConfigError(f"converters: {cls!r:.100} is no class, or one whose values are stored as they are")
+    if isinstance(entry, (tuple, list)) and len(entry) == 3:
+        name, encode, decode = entry
+        if isinstance(name, str) and name and callable(encode) and callable(decode):
+            return _Converter(cls, name, encode, decode)
+    raise ConfigError(
+        f"converters: {name_of(cls)} needs (name, encode, decode), a text and two functions, not {entry!r:.100}"
+    )
 
 
 def _error_text(error: Exception) -> str:

@@ -87,43 +87,33 @@ def _decode_datetime(content: list[Any]) -> datetime:
 
 _SIMPLE_DTYPE = re.compile(r"[<>|](b1|[iu][1248]|f[248]|c(8|16)|[SU]\d{1,9})")
 MOST_DIMENSIONS: Final = 64  # numpy's limit
-_DTYPE_ADVICE: Final = {
-    "V": "store a dict of its fields, an array for each",
-    "T": "use a fixed-width dtype ('U') or a list of str",
-    "M": "store its numbers, .astype('int64'), or a list of datetimes",
-    "m": "store its numbers, .astype('int64'), or a list of timedeltas",
-}
 
 
 @lru_cache(maxsize=512)
 def describe_dtype(dtype: np.dtype[Any]) -> str:
     """Return the stored form of a dtype. TypeError, with advice, when `simple_dtype` could not restore it."""
-    advice = _DTYPE_ADVICE.get(dtype.kind, "")
-    if not advice and _SIMPLE_DTYPE.fullmatch(dtype.str):
-        if dtype.itemsize == 0:
-            advice = "its items have no size"
-        elif np.dtype(dtype.str).type is dtype.type:
-            return dtype.str
-    raise TypeError(f"a numpy dtype {dtype} can't be stored: {advice or 'convert it to a plain dtype of numpy itself'}")
+    if _SIMPLE_DTYPE.fullmatch(dtype.str) and dtype.itemsize and np.dtype(dtype.str).type is dtype.type:
+        return dtype.str
+    raise TypeError(
+        f"a numpy dtype {dtype} can't be stored: convert it, with .astype(), to one of numbers, booleans or texts of a "
+        "fixed width, or store a dict of arrays"
+    )
 
 
 @lru_cache(maxsize=512)
 def simple_dtype(description: str) -> np.dtype[Any]:
     """Return the dtype with this description. ValueError when the description is outside the grammar."""
-    if type(description) is not str or not _SIMPLE_DTYPE.fullmatch(description):
+    good = type(description) is str and _SIMPLE_DTYPE.fullmatch(description)
+    if not good or (dtype := np.dtype(description)).itemsize == 0:  # of any number of items
         raise ValueError(f"unknown dtype {description!r:.80}")
-    dtype = np.dtype(description)
-    if dtype.itemsize == 0:  # a few bytes could then claim any number of items
-        raise ValueError("its items have no size")
     return dtype
 
 
 def _decode_objects(content: list[Any]) -> AnyArray:
     shape, items = content
-    if type(items) is not list or not are_counts(shape):
-        raise ValueError("no array of objects")
-    if len(shape) > MOST_DIMENSIONS or math.prod(shape) != len(items):
-        raise ValueError(f"an array of shape {shape!r:.80} can't have {len(items)} items")
+    good = type(items) is list and are_counts(shape) and len(shape) <= MOST_DIMENSIONS
+    if not good or math.prod(shape) != len(items):
+        raise ValueError(f"no array of objects of shape {shape!r:.80}")
     array: AnyArray = np.empty(shape, object)
     flat = array.reshape(-1)
     for place, item in enumerate(items):  # one by one: numpy would unpack items that are lists

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any, Final
 
 import numpy as np
 
-from replaybuf.errors import RolloutError
 from replaybuf.values.rollouts.rewards import as_array
 from replaybuf.values.rollouts.rollout_type import RolloutType
 
@@ -45,7 +44,7 @@ GroupFields = Sequence[RolloutFields]
 
 
 def fields_of(rollouts: Sequence[Any], kind: RolloutType) -> GroupFields:
-    """Return the fields of rollouts. Raises RolloutError when a property raises."""
+    """Return the fields of rollouts."""
     return [RolloutFields(*values) for values in kind.values_of(rollouts, _NAMES)]
 
 
@@ -60,42 +59,19 @@ def step_ranges(group: GroupFields) -> list[tuple[int | None, int | None]]:
     There is no newest one if token-level expiry doesn't apply (`is_agentic`), or the rollout has no response, no model
     steps, or no trainable token in its mask. A text response without token ids has its oldest model step.
 
-    Raises TypeError, ValueError or OverflowError for values that are no steps.
+    Raises TypeError, ValueError, OverflowError or LookupError for values that are no steps, or no mask.
     """
     agentic: bool | None = None
     for fields in group:
         if fields.steps is None:
             agentic = is_agentic(group) if agentic is None else agentic
-            try:
-                fields.steps = _step_range(fields, agentic)
-            except LookupError as error:  # a mask that is a dict, or has no places in one of its dimensions
-                name = type(fields.response_mask).__name__
-                raise TypeError(f"response_mask, a {name}, doesn't have a number for each token") from error
+            fields.steps = _step_range(fields, agentic)
     return [fields.steps for fields in group]  # type: ignore[misc]
 
 
 #: Smaller arrays are compared as bytes, which is faster than comparing numbers.
 _LARGE_BYTES: Final = 16384
 _NAMES: Final = RolloutFields.__slots__[:-2]
-
-
-def refuse_none(name: str, column: Iterable[Any]) -> None:
-    """Raise RolloutError if a list of numbers, or an array of objects, holds None."""
-    for index, values in enumerate(column):
-        if isinstance(values, (list, tuple)):
-            try:
-                sum(values)  # a fraction of the time
-                continue
-            except Exception:  # None can't be added, nor can some other values
-                pass
-        elif not getattr(getattr(values, "dtype", None), "hasobject", False):
-            continue
-        place = next((place for place, value in enumerate(values) if value is None), None)
-        if place is not None:
-            raise RolloutError(
-                f"rollouts[{index}]: {name}[{place}] is None; give each of its {len(values)} tokens a number, or leave "
-                f"{name} out"
-            )
 
 
 def length_of(tokens: Any) -> int:

@@ -24,7 +24,6 @@ from replaybuf.values.rollouts.staleness import (
     has_response,
     mask_stale_tokens,
     reset_response,
-    set_staleness,
     staleness_of,
 )
 
@@ -67,8 +66,10 @@ class Marks:
         group = group or fields_of(rollouts, kind)
         try:
             ranges = step_ranges(group)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise RolloutError(f"response_model_steps must be training steps, one for each token: {error}") from error
+        except (TypeError, ValueError, OverflowError, LookupError) as error:
+            raise RolloutError(
+                f"response_model_steps must be training steps, and response_mask numbers, for each token: {error!r}"
+            ) from error
         oldest, newest = [step for step, _ in ranges], [step for _, step in ranges]
         for step in (*oldest, *newest):
             if step is not None and abs(step) >= MAX_STEP:
@@ -166,7 +167,7 @@ class Marks:
                     reset_response(rollout, kind)
         staleness = self.staleness if train_step is None else self.staleness_at(train_step)
         if staleness is not None:
-            set_staleness(rollouts, staleness, kind)
+            kind.set_all(rollouts, "seq_staleness", staleness)
         if self.masked is not None:
             mask_stale_tokens(rollouts, self.masked, kind)
 

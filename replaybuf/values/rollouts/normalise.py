@@ -13,11 +13,9 @@ from replaybuf.common.checks import MAX_STEP, shown
 from replaybuf.errors import ReplayBufError, RolloutError
 from replaybuf.values.rollouts.group_fields import (
     GroupFields,
-    RolloutFields,
     fields_of,
     is_text,
     length_of,
-    refuse_none,
     step_ranges,
 )
 from replaybuf.values.rollouts.rollout import UNFIT, Status, group_status
@@ -33,7 +31,6 @@ from replaybuf.values.rollouts.staleness import (
     reset_response,
     staleness_of,
     undated,
-    unmatched,
 )
 
 # Longer lists of tokens are processed in another thread, to keep the event loop free.
@@ -150,21 +147,15 @@ def _normalise(
             date_responses(rollouts, group, model_step, kind)
         expiring = status in EXPIRING_STATUSES
         doubts = _check_tokens(group) if expiring else {}
-        if status == Status.INIT and override is None:
-            doubts = _check_rewarded(rollouts, group, kind)
         normal = _apply_rules(rollouts, group, kind, status, train_step, rule)
         if expiring and rule.stale_threshold is not None:
             doubts |= _check_dated(normal.fields or fields_of(rollouts, kind), train_step)
-        if train_step is not None and normal.staleness < -1:
-            newer = f"model steps that are newer than its train step by {-normal.staleness - 1}"
-            doubts["ahead"] = f"has {newer}: are model_step and current_train_step exchanged?"
         normal.doubts = doubts
         return normal
     except ReplayBufError:
         raise
-    except (TypeError, ValueError, OverflowError) as error:
-        refuse_none("response_model_steps", [row.response_model_steps for row in group])
-        raise RolloutError(f"the rollouts' response_ids, steps or staleness can't be used: {error}") from error
+    except (TypeError, ValueError, OverflowError, LookupError) as error:
+        raise RolloutError(f"the rollouts' response_ids, mask, steps or staleness can't be used: {error!r}") from error
 
 
 def _check_tokens(group: GroupFields) -> dict[str, str]:
@@ -183,16 +174,6 @@ def _check_tokens(group: GroupFields) -> dict[str, str]:
             listed = ", ".join(f"{length} {name}" for length, name in zip(lengths, BY_TOKEN, strict=True) if length)
             doubts["lengths"] = f"has {listed} in rollouts[{index}], which should be of the same tokens: the response's"
     return doubts
-
-
-def _check_rewarded(rollouts: Sequence[Any], group: GroupFields, kind: RolloutType) -> dict[str, str]:
-    """Return a doubt if nobody has set the status of rollouts that have a response, and some of them no reward."""
-    if not all(map(_has_response, group)) or is_finished(group) or any(map(kind.says_status, rollouts)):
-        return {}
-    return {
-        "unrewarded": "has responses without rewards, and its status was never set: it is init, and draws take "
-        "completed groups only; give its rollouts rewards, or put it with status='completed'"
-    }
 
 
 def _check_dated(group: GroupFields, train_step: int | None) -> dict[str, str]:
@@ -233,11 +214,6 @@ def _apply_rules(
         raise RolloutError(f"seq_staleness is {shown(staleness)}, which is no number of training steps")
     if status not in EXPIRING_STATUSES:
         return Normalised(status, staleness, train_step, fields=group)
-    if rule.token_stale_threshold is not None and (index := unmatched(group)) is not None:
-        raise RolloutError(
-            f"rollouts[{index}] has more response_model_steps than places in its response_mask; both, and "
-            "response_ids, must be of the same tokens: those of the response"
-        )
     expired = find_expired(group, rule, train_step, ages)
     if train_step is not None and status != Status.COMPLETED:
         expired = sorted({*expired, *expired_before(rollouts, kind)})
@@ -284,8 +260,6 @@ def _status_of(rollouts: Sequence[Any], group: GroupFields, kind: RolloutType) -
 
 def is_finished(group: GroupFields | None) -> bool:
     """Return whether all rollouts have a response and a reward."""
-    return group is not None and all(row.reward is not None and _has_response(row) for row in group)
-
-
-def _has_response(row: RolloutFields) -> bool:
-    return not (row.response is None and row.response_ids is None)
+    return group is not None and all(
+        row.reward is not None and not (row.response is None and row.response_ids is None) for row in group
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, Final
 
@@ -12,7 +11,6 @@ import numpy as np
 #: The part of a dict reward that is the number, unless the config names another.
 SCORE: Final = "score"
 
-_MOST_NAMED = 5
 #: Larger numbers count as not finite: sums of their squares, in SQL and in Python, aren't.
 _LARGEST: Final = 1e100
 
@@ -36,12 +34,6 @@ def reward_value(reward: Any, key: str = SCORE) -> float | None:
     except (OverflowError, TypeError, ValueError):  # an int too large for a float, or a numpy.timedelta64
         return None
     return value if -_LARGEST <= value <= _LARGEST else None
-
-
-def numeric_parts(reward: Any) -> Sequence[str]:
-    """Return the first few keys of a dict reward with numeric parts: candidates for `reward_key`."""
-    parts = reward.items() if isinstance(reward, Mapping) else ()
-    return [name for name, part in parts if isinstance(name, str) and reward_value(part) is not None][:_MOST_NAMED]
 
 
 def _single_number(values: Any) -> Real | None:

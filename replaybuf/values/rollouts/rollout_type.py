@@ -5,21 +5,17 @@ uses `RolloutType` and doesn't depend on the class."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from enum import Enum
 from operator import itemgetter
 from typing import Any, Final
 
-from pydantic import BaseModel
-
 from replaybuf.common.checks import shown
 from replaybuf.errors import ConfigError, DecodeError, InputError, RolloutError
-from replaybuf.values.rollouts.annotations import choices_of, types_in
+from replaybuf.values.rollouts.annotations import types_in
 from replaybuf.values.rollouts.rewards import SCORE
 from replaybuf.values.rollouts.rollout import Status
-from replaybuf.values.rollouts.shapes import Fields, Shape, kind_of, quoted, shape_of
+from replaybuf.values.rollouts.shapes import Fields, Shape, quoted, shape_of
 from replaybuf.values.rollouts.statuses import Statuses
 
 
@@ -67,7 +63,6 @@ class Classes:
                     self.shapes[cls] = shape
                     self._add(cls)
                 pending += [kind for field in shape.fields for kind in types_in(field.annotation)]
-                pending += _origin(cls)
 
     def _add(self, cls: type[Any]) -> None:
         name = stored_name(cls)
@@ -92,11 +87,9 @@ def stored_name(cls: type[Any]) -> str:
 def checked(cls: Any, where: str) -> type[Any]:
     """Return a class named in a config. Raises ConfigError unless its annotations declare its content."""
     if not is_storable(cls) or cls is Enum:
-        hint = ""
-        if isinstance(cls, type) and kind_of(cls) and cls is not BaseModel:
-            hint = ", whose fields aren't its whole content: store it with a converter (converters=)"
         raise ConfigError(
-            f"{where} takes enums, named tuples, TypedDicts, pydantic models and dataclasses, not {shown(cls)}{hint}"
+            f"{where} takes enums, named tuples, TypedDicts, pydantic models and dataclasses, not {shown(cls)}; values "
+            "of other classes are stored with converters="
         )
     return cls  # type: ignore[no-any-return]
 
@@ -106,12 +99,6 @@ def is_storable(cls: Any) -> bool:
     if not isinstance(cls, type) or cls is dict:
         return False
     return issubclass(cls, Enum) or shape_of(cls) is not None
-
-
-def _origin(cls: type[Any]) -> list[type[Any]]:
-    """Return the generic model of a parametrised one."""
-    origin = getattr(cls, "__pydantic_generic_metadata__", {}).get("origin")
-    return [] if origin is None else [origin]
 
 
 #: The fields used by features, which may have other names in a user's class.
@@ -127,7 +114,7 @@ OUR_FIELDS: Final = frozenset(
 class RolloutType:
     """A class of rollouts: access to the fields used by features, and conversion to and from stored fields.
 
-    `cls` is `dict`, a TypedDict, a pydantic model or a dataclass; rollouts of a TypedDict are dicts with its keys.
+    `cls` is `dict`, a TypedDict, a pydantic model or a dataclass; those of a TypedDict are dicts of any keys.
     Nested instances of such classes, enums and named tuples can be stored at any depth, if annotations declare them;
     `types` are further ones, for fields declared as Any. `replaybuf.values.rollouts.shapes` rebuilds instances.
 
@@ -164,36 +151,22 @@ class RolloutType:
         self.is_dict = issubclass(cls, dict)
         self._instances = dict if self.is_dict else cls
         self._renames = _check_renames(shape, fields or {})
-        #: The names in the class of the fields with a value for each token of the response.
-        self.by_token = frozenset(filter(None, (self._renames.get(name, name) for name in BY_TOKEN)))
-        self._plain_names = frozenset() if self.is_dict else shape.plain - self._renames.keys()
         self._readers: dict[tuple[str, ...], Callable[[Any], Sequence[Any]]] = {}
-        status = next((field for field in shape.fields if field.name == self._renames.get("status", "status")), None)
-        self._status_choices = choices_of(status.annotation) if status else []
 
     def __repr__(self) -> str:
         return f"RolloutType({self.cls.__qualname__})"
 
     def get(self, rollout: Any, name: str, default: Any = None) -> Any:
         """Return the rollout's value of our field `name`, or `default` if it has no such field."""
-        if name in self._plain_names:
-            return getattr(rollout, name, default)
         field_name = self._renames.get(name, name)
         if field_name is None:
             return default
-        if self.is_dict:
-            return rollout.get(field_name, default)
-        try:
-            return getattr(rollout, field_name, default)
-        except Exception as error:  # of a property
-            raise RolloutError(
-                f"{field_name!r} of a {self.cls.__qualname__} raised {type(error).__name__}: {error}"
-            ) from error
+        return rollout.get(field_name, default) if self.is_dict else getattr(rollout, field_name, default)
 
     def values_of(self, rollouts: Sequence[Any], names: tuple[str, ...]) -> list[Sequence[Any]]:
         """Return the values of these fields of ours, at least two, of each rollout, None for a missing one.
 
-        It costs a fraction of as many calls of `get`. Raises RolloutError when a property raises.
+        It costs a fraction of as many calls of `get`.
         """
         if (read := self._readers.get(names)) is None:
             read = self._readers[names] = self._reader(names)
@@ -203,13 +176,13 @@ class RolloutType:
         field_names = [self._renames.get(name, name) for name in names]
         if self.is_dict and None not in field_names:
             return lambda rollout: [*map(rollout.get, field_names)]
-        get_plain: Callable[[Any], Sequence[Any]] = itemgetter(*names)
-        if not self._plain_names.issuperset(names):
+        get_fields: Callable[[Any], Sequence[Any]] = itemgetter(*field_names)
+        if not self.names.issuperset(field_names):
             return lambda rollout: [self.get(rollout, name) for name in names]
 
         def read(rollout: Any) -> Sequence[Any]:
             try:  # a third of the time of as many attributes
-                return get_plain(rollout.__dict__)
+                return get_fields(rollout.__dict__)
             except (AttributeError, KeyError):  # an attribute that is unset, or a default of the class, or a slot
                 return [self.get(rollout, name) for name in names]
 
@@ -266,12 +239,12 @@ class RolloutType:
         return names_set is None or self._renames.get("status", "status") in names_set
 
     def set_status(self, rollout: Any, status: Status) -> None:
-        """Set the status of a rollout, as a member of its own Enum or a string of its own style (`Statuses.like`).
+        """Set the status of a rollout, as a member of its own Enum or a text (`Statuses.like`).
 
         Without an equivalent in the class, the rollout isn't changed: then only its group has this status.
         """
         current = self.get(rollout, "status")
-        new = self.statuses.like(status, current, self._status_choices)
+        new = self.statuses.like(status, current)
         if new is not current:
             self.set(rollout, "status", new)
 
@@ -324,9 +297,8 @@ class RolloutType:
         chosen = frozenset(name if isinstance(name, str) else shown(name) for name in names)
         for name in sorted(chosen):
             if name not in self.names and not self.is_dict and not self._shape.extra:
-                similar = get_close_matches(name, self.names, n=1)
-                hint = f"did you mean {similar[0]}?" if similar else f"it has {_listing(self.names)}"
-                raise InputError(f"deferred: {self.cls.__qualname__} has no field {shown(name)}; {hint}")
+                has = _listing(self.names)
+                raise InputError(f"deferred: {self.cls.__qualname__} has no field {shown(name)}; it has {has}")
             if name in {self._renames.get(needed, needed) for needed in _MASKED_BY}:
                 raise InputError(
                     f"deferred: {name} is needed to mask the tokens that are too old, so it is always read; defer the "
@@ -367,12 +339,9 @@ class RolloutType:
         if type(rollout) is self._instances:
             return
         actual, expected = type(rollout).__qualname__, self.cls.__qualname__
-        hint = ""
-        if isinstance(rollout, self._instances):
-            hint = " (a subclass may have fields that would be lost; name it as rollout_type to store it)"
-        elif type(rollout) is dict or kind_of(type(rollout)):
-            hint = f"; to store these, add rollout_type={actual} to the config"
-        raise RolloutError(f"this buffer holds rollouts of exactly {expected}, not {actual}{hint}")
+        raise RolloutError(
+            f"this buffer holds rollouts of exactly {expected}, not {actual}; rollout_type= in the config names another"
+        )
 
 
 #: The fields with a value for each token of the response.
@@ -395,14 +364,8 @@ def _check_renames(shape: Shape, fields: Mapping[str, str | None]) -> dict[str, 
         if name is not None and name in names.values():
             raise ConfigError(f"fields: two names are mapped to {shown(name)}")
         names[key] = name
-    # A class field mapped to one of our names isn't also our field of its own name, and a method isn't a field.
+    # A class field mapped to one of our names isn't also our field of its own name.
     hidden = {name: None for name in names.values() if name in OUR_FIELDS and name not in names}
-    if not issubclass(shape.cls, dict):
-        hidden |= {
-            name: None
-            for name in OUR_FIELDS - shape.names - names.keys()
-            if inspect.isroutine(getattr(shape.cls, name, None))
-        }
     return {**hidden, **{key: name for key, name in names.items() if name != key}}
 
 

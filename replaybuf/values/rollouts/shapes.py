@@ -12,8 +12,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from functools import cached_property, lru_cache, partial
-from inspect import getattr_static
+from functools import cached_property, partial
 from typing import Any
 
 import typing_extensions
@@ -33,8 +32,8 @@ _ATOMS = (type(None), bool, int, float, complex, str, bytes, Enum)  # defaults t
 class Field:
     """One field of a class.
 
-    `make(values)` returns a new default, given the preceding fields; if it is None, `default` is shared. An `optional`
-    field may be absent, and stays unset without a default.
+    `make()` returns a new default; if it is None, `default` is shared. An `optional` field may be absent, and stays
+    unset without a default.
     """
 
     name: str
@@ -42,7 +41,7 @@ class Field:
     optional: bool
     has_default: bool = False
     default: Any = None
-    make: Callable[[Fields], Any] | None = None
+    make: Callable[[], Any] | None = None
 
 
 class Defaults:
@@ -63,21 +62,20 @@ class Defaults:
             return values
         for name, make in self._makers:
             if name not in given:
-                values[name] = make(values)
+                values[name] = make()
         return values
 
 
-def _takes_values(info: Any) -> bool:
-    return bool(getattr(info, "default_factory_takes_validated_data", False))  # pydantic 2.9 doesn't have it
-
-
 def pydantic_fields(infos: Mapping[str, FieldInfo]) -> Iterator[Field]:
-    """Yield the fields of a pydantic model or dataclass, from its `model_fields`."""
+    """Yield the fields of a pydantic model or dataclass, from its `model_fields`.
+
+    One whose default depends on other fields (since pydantic 2.10) has to be there.
+    """
     for name, info in infos.items():
-        if info.is_required():
+        if info.is_required() or getattr(info, "default_factory_takes_validated_data", False):
             yield Field(name, info.annotation, optional=info.init is False)
         else:
-            yield _with_default(name, info.annotation, info.default, info.default_factory, _takes_values(info))
+            yield _with_default(name, info.annotation, info.default, info.default_factory)
 
 
 def dataclass_fields(cls: type[Any]) -> Iterator[Field]:
@@ -96,32 +94,10 @@ def dataclass_fields(cls: type[Any]) -> Iterator[Field]:
             yield Field(field.name, annotation, optional=not field.init)
 
 
-def typed_dict_fields(cls: type[Any]) -> Iterator[Field]:
-    """Yield the keys of a TypedDict."""
-    required: frozenset[str] = getattr(cls, "__required_keys__", frozenset())
-    for name, annotation in hints_of(cls).items():
-        # Annotations in string form hide NotRequired from the class itself.
-        qualifiers = _qualifiers(annotation)
-        needed = typing_extensions.Required in qualifiers or name in required
-        yield Field(name, annotation, optional=not needed or typing_extensions.NotRequired in qualifiers)
-
-
-def _qualifiers(annotation: Any) -> list[Any]:
-    origins = []
-    while (origin := typing_extensions.get_origin(annotation)) is not None:
-        origins.append(origin)
-        annotation = typing_extensions.get_args(annotation)[0]
-    return origins
-
-
-def _with_default(
-    name: str, annotation: Any, default: Any, factory: Callable[..., Any] | None, takes_values: bool = False
-) -> Field:
-    make: Callable[[Fields], Any] | None = None
-    if factory is not None:
-        make = factory if takes_values else lambda _: factory()
-    elif not isinstance(default, _ATOMS):
-        make = lambda _: copy.deepcopy(default)  # noqa: E731
+def _with_default(name: str, annotation: Any, default: Any, factory: Callable[..., Any] | None) -> Field:
+    make = factory
+    if factory is None and not isinstance(default, _ATOMS):
+        make = partial(copy.deepcopy, default)
     return Field(name, annotation, optional=True, has_default=True, default=default, make=make)
 
 
@@ -153,11 +129,6 @@ class Shape(ABC):
         #: The fields that are left out of payloads when they are None.
         self.omitted = self.names - self._keep_none
         self._defaults = Defaults(self.fields)
-
-    @cached_property
-    def plain(self) -> frozenset[str]:
-        """The fields that are attributes of instances, and no properties."""
-        return frozenset(name for name in self.names if not hasattr(getattr_static(self.cls, name, None), "__get__"))
 
     @abstractmethod
     def read(self, instance: Any) -> Fields:
@@ -202,7 +173,7 @@ class Shape(ABC):
 
 
 class _DictShape(Shape):
-    """A dict with any keys, or with the keys of a TypedDict."""
+    """A dict with any keys; those of a TypedDict are declared, which nothing checks."""
 
     def read(self, instance: Any) -> Fields:
         return dict(instance)
@@ -217,8 +188,6 @@ class _DictShape(Shape):
         instance[name] = value
 
     def problem(self, fields: Mapping[str, Any]) -> str:
-        if self.cls is not dict:
-            return super().problem(fields)
         return "" if _ONLY_STR.issuperset(map(type, fields)) else "the names of its fields must be texts"
 
 
@@ -366,22 +335,16 @@ def shape_of(cls: Any) -> Shape | None:
     if cls is dict:
         return _DictShape(cls, (), extra=True)
     if typing_extensions.is_typeddict(cls):
-        return _DictShape(cls, typed_dict_fields(cls))
+        return _DictShape(cls, (Field(name, hint, optional=True) for name, hint in hints_of(cls).items()))
     if issubclass(cls, BaseModel):
         if cls is BaseModel:
             return None
-        return _shape_of_model(cls) if cls.__pydantic_complete__ else _ModelShape(cls)
+        return _ModelShape(cls)
     if issubclass(cls, tuple) and kind_of(cls):
         return _TupleShape(cls)
     if issubclass(cls, _VALUES):
         return None
     return _DataclassShape(cls) if kind_of(cls) else None
-
-
-@lru_cache(maxsize=256)
-def _shape_of_model(cls: type[BaseModel]) -> Shape:
-    """Return the shape of a model whose annotations are resolved, and which therefore doesn't change any more."""
-    return _ModelShape(cls)
 
 
 def kind_of(cls: type[Any]) -> str:

@@ -110,13 +110,6 @@ def _mask_rollout(rollout: Any, through: int, kind: RolloutType) -> None:
     kind.set(rollout, "response_mask", masked)
 
 
-def set_staleness(rollouts: Sequence[Any], values: Sequence[int], kind: RolloutType) -> None:
-    """Set each rollout's `seq_staleness`, if it has that field and the value differs."""
-    for rollout, staleness in zip(rollouts, values, strict=True):
-        if kind.get(rollout, "seq_staleness") != staleness:
-            kind.set(rollout, "seq_staleness", staleness)
-
-
 def find_expired(group: GroupFields, rule: ExpiryRule, train_step: int | None, staleness: Sequence[int]) -> list[int]:
     """Return the indices of the rollouts that have expired, given the staleness of each."""
     if not rule.active:
@@ -183,21 +176,6 @@ def undated(group: GroupFields) -> int | None:
     return None
 
 
-def unmatched(group: GroupFields) -> int | None:
-    """Return the index of the first rollout with model steps beyond its mask, or None.
-
-    Steps and mask then belong to different tokens, so that stale tokens can't be determined.
-    """
-    if is_agentic(group):
-        return None
-    for index, fields in enumerate(group):
-        mask, steps, tokens = fields.response_mask, fields.response_model_steps, fields.response_ids
-        complete = mask is not None and steps is not None and tokens is not None
-        if complete and len(steps) > len(mask) and len(tokens) > 0:
-            return index
-    return None
-
-
 def date_responses(
     rollouts: Sequence[Any], group: GroupFields, model_step: int, kind: RolloutType, *, texts: bool = True
 ) -> None:
@@ -230,8 +208,6 @@ def date_responses(
 
 def _extend_steps(steps: Any, response_ids: Any, missing: int, model_step: int) -> Any:
     """Return model steps with so many more."""
-    if type(response_ids) is list and not steps and type(steps) in (type(None), list):
-        return [model_step] * missing
     if steps is None and isinstance(response_ids, np.ndarray):
         return _repeat_step(model_step, missing)
     if isinstance(steps, np.ndarray):

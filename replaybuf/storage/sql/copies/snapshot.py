@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from sqlalchemy import Table
 
 from replaybuf.common.file_systems import partial_file, publish
-from replaybuf.common.progress import OnProgress, Progress, ProgressReporter
+from replaybuf.common.progress import OnProgress, ProgressReporter
 from replaybuf.common.redact import redact_path
-from replaybuf.errors import DecodeError, ReplayBufError, SnapshotError
+from replaybuf.errors import DecodeError, SnapshotError
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.decoding import Places, extent_of, joined, read_tails
@@ -35,7 +34,6 @@ from replaybuf.storage.sql.copies.snapshot_file import (
     file_engine,
     is_damage,
     open_file,
-    same_file,
     write_facts,
 )
 from replaybuf.storage.sql.engine import open_database
@@ -44,7 +42,6 @@ from replaybuf.storage.sql.engine.dialect import check_row
 from replaybuf.storage.sql.engine.driver_errors import translated
 from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, Transaction
 from replaybuf.storage.sql.schema.create import create_schema
-from replaybuf.storage.sql.schema.damage import IMPOSSIBLE, impossible, wrong_cells
 from replaybuf.storage.sql.schema.tables import group, lane, payload, prompt, tally
 from replaybuf.storage.sql.statements.buffer_facts import last_uid, read_cursors
 from replaybuf.storage.sql.statements.checkpoints import free_shift, make_room, raise_uid
@@ -62,8 +59,6 @@ _BATCH_GROUPS = 1000
 #: Bytes of payloads in memory at a time.
 _BATCH_BYTES = 16 << 20
 _RENEW_SECONDS = SILENT_SECONDS / 6
-#: The copy waits so long for a renewal, which the next batch tries again.
-_BRIEF_SECONDS = 1.0
 #: Timeout for reading a batch's payloads from a place, in seconds: files are kept until then.
 _PATIENCE = SILENT_SECONDS * 3 / 4
 
@@ -80,14 +75,9 @@ async def copy_to(
     about: Mapping[str, str],
     progress: OnProgress | None = None,
 ) -> None:
-    """Write a snapshot of a buffer in `source` to the file `path`, replacing an older one.
-
-    Raises StorageError for values that can't be there, too.
-    """
-    if source.path is not None and same_file(path, source.path):
-        raise SnapshotError(f"{path} is the database of this buffer itself; save into another folder")
+    """Write a snapshot of a buffer in `source` to the file `path`, replacing an older one."""
     await asyncio.to_thread(check_replaceable, path)
-    with _own_errors(progress) as report, partial_file(path) as partial:
+    with partial_file(path) as partial:
         target, file_scope, keeper = file_engine(partial), Scope(rules=scope.rules), _FileKeeper(source, scope)
         try:
             await target.write(lambda tx: create_schema(tx, path))
@@ -96,7 +86,7 @@ async def copy_to(
                 source.transaction(scope, write=False) as reading,
                 target.transaction(file_scope, write=True) as writing,
             ):
-                ends = _CopyEnd(source, scope, reading, source), _CopyEnd(target, file_scope, writing, source)
+                ends = _CopyEnd(source, scope, reading), _CopyEnd(target, file_scope, writing)
                 places = await ends[0].run(Transaction.places)
 
                 async def convert(rows: list[Row]) -> list[Row]:
@@ -104,15 +94,9 @@ async def copy_to(
                     payloads = await _read_whole([row["data"] for row in rows], places)
                     return [row | {"data": data} | _NO_FILE for row, data in zip(rows, payloads, strict=True)]
 
-                try:
-                    await _copy_rows(*ends, convert, report)
-                    await ends[1].run(join)
-                    await ends[1].run(return_all)
-                except Exception as error:
-                    cells = await ends[0].run(wrong_cells) if is_damage(error) else ()
-                    if cells:
-                        raise impossible(source.where, cells, error) from error
-                    raise
+                await _copy_rows(*ends, convert, progress)
+                await ends[1].run(join)
+                await ends[1].run(return_all)
                 await write_facts(ends[1].run, {**about, BUFFER: scope.buffer or ""})
         finally:
             await close_file(target)
@@ -128,49 +112,25 @@ async def copy_from(
     """Load the snapshot at `path` into an empty buffer in `target`, all payloads into the database."""
     source = await open_file(path, expected)
     try:
-        with _own_errors(progress) as report:
-            async with source.transaction(write=False) as reading:
-                end = _CopyEnd(source, DEFAULT, reading, source, path)
-                payloads = await check_facts(end.run, path)
-                async with target.transaction(scope, write=True, alone=True) as writing:
-                    await writing(check_fence)
-                    await writing(make_room)
-                    if await _copy_rows(end, _CopyEnd(target, scope, writing, source), None, report) != payloads:
-                        raise damaged(path, "not all of its groups can be found")
+        async with source.transaction(write=False) as reading:
+            end = _CopyEnd(source, DEFAULT, reading, path)
+            payloads = await check_facts(end.run, path)
+            async with target.transaction(scope, write=True, alone=True) as writing:
+                await writing(check_fence)
+                await writing(make_room)
+                if await _copy_rows(end, _CopyEnd(target, scope, writing), None, progress) != payloads:
+                    raise damaged(path, "not all of its groups can be found")
     finally:
         await source.dispose()
 
 
-@contextmanager
-def _own_errors(progress: OnProgress | None) -> Iterator[OnProgress]:
-    """Yield a callback whose exceptions leave the block as they are, though transactions translate those of drivers."""
-    raised: list[Exception] = []
-
-    def report(state: Progress) -> None:
-        try:
-            if progress is not None:
-                progress(state)
-        except Exception as error:
-            raised.append(error)
-            raise
-
-    try:
-        yield report
-    except Exception:
-        if raised:
-            raise raised[0] from None
-        raise
-
-
 @dataclass(frozen=True, slots=True)
 class _CopyEnd:
-    """One end of a copy: a buffer, with a transaction of its database. Errors are reported as errors of this end, and
-    those about values that can't be there as errors of the `source`."""
+    """One end of a copy: a buffer, with a transaction of its database. Errors are reported as errors of this end."""
 
     engine: Database
     scope: Scope
     step: Step
-    source: Database
     snapshot: str | None = None  # the path, where a snapshot is read
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
@@ -180,8 +140,6 @@ class _CopyEnd:
         except Exception as error:
             if self.snapshot is not None and is_damage(error):
                 raise damaged(self.snapshot, error) from error
-            if isinstance(error, IMPOSSIBLE) and not isinstance(error, ReplayBufError):
-                raise impossible(self.source.where, (), error) from error
             raise
 
 
@@ -189,7 +147,7 @@ async def _copy_rows(
     source: _CopyEnd,
     target: _CopyEnd,
     convert: Callable[[list[Row]], Awaitable[list[Row]]] | None,
-    progress: OnProgress,
+    progress: OnProgress | None,
 ) -> int:
     """Copy a buffer, and return the number of its payloads.
 
@@ -294,9 +252,6 @@ def _batch(tx: Transaction, after: int, size: int) -> tuple[list[Row], list[Row]
     for row in groups:
         row["mixed"] = bool(row["mixed"])
     payloads = _rows(tx, payload, "p", _PAYLOADS, first=groups[0]["uid"], last=groups[-1]["uid"], lanes=lanes)
-    for row in payloads:
-        if not isinstance(row["data"], bytes):  # changed by hand, or damaged: copied as an undecodable payload
-            row["data"] = str(row["data"]).encode()
     return groups, payloads
 
 
@@ -325,7 +280,7 @@ class _FileKeeper:
     async def begin(self) -> None:
         """Keep the existing files from now on, which writes to the database if it has any. Raises AccessError."""
         if (await self._database.read(Transaction.places, self._scope))[0]:
-            await self._keep(None)
+            await self._keep()
 
     async def renew(self, *, at_end: bool = False) -> None:
         """Keep them on if that is due, or at the end.
@@ -334,23 +289,17 @@ class _FileKeeper:
         """
         if self._renewed_at is None or not (at_end or time.monotonic() > self._renewed_at + _RENEW_SECONDS):
             return
-        try:
-            kept = await self._keep(None if at_end else _BRIEF_SECONDS)
-        except ReplayBufError:
-            if at_end:
-                raise
-            return  # the next batch tries again
-        if not kept:
+        if not await self._keep():
             raise SnapshotError(
                 f"the database didn't answer for {SILENT_SECONDS:g} s, and what is kept apart of payloads may have "
                 "been deleted meanwhile: copy again"
             )
 
-    async def _keep(self, patience: float | None) -> bool:
+    async def _keep(self) -> bool:
         access = self._database.access
         writing = open_database(replace(access, read_only=False)) if access.read_only else self._database
         try:
-            kept = await writing.write(keep_files, self._scope, patience=patience)
+            kept = await writing.write(keep_files, self._scope)
         finally:
             if writing is not self._database:
                 await writing.dispose()

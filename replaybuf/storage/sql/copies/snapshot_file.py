@@ -18,14 +18,14 @@ from typing import Any
 from replaybuf.common.checks import check_no_url
 from replaybuf.common.redact import redact_path
 from replaybuf.errors import SnapshotError, StorageError
+from replaybuf.storage.decoding import DAMAGE
 from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.driver_errors import translated
 from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.sql.engine.sqlite_raw import FORK_GUARD
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
-from replaybuf.storage.sql.schema.create import check_schema
-from replaybuf.storage.sql.schema.damage import IMPOSSIBLE
+from replaybuf.storage.sql.schema import check_schema
 from replaybuf.storage.sql.schema.tables import DIGEST
 
 SNAPSHOT_FILE = "replaybuf.sqlite"
@@ -52,9 +52,6 @@ def snapshot_file(folder: Path, *, make: bool = False) -> Path:
     try:
         if make:
             folder.mkdir(parents=True, exist_ok=True)
-        elif folder.is_file():
-            parent = redact_path(str(folder.parent))
-            raise SnapshotError(f"{shown} is a file: give the folder that it is in, {parent}", reason="missing")
         elif not file.is_file():
             raise SnapshotError(f"there is no snapshot in {shown}: expected the file {SNAPSHOT_FILE}", reason="missing")
     except OSError as error:
@@ -119,10 +116,10 @@ def is_damage(error: Exception) -> bool:
     """Return whether this error, while reading a snapshot, means that the file is damaged."""
     if isinstance(error, SnapshotError):
         return False
-    # StorageError: SQLite's error for invalid text; the others: impossible values.
+    # SQLite's error for invalid text.
     if type(error) is StorageError:
         return error.reason in ("", "not a database")
-    return isinstance(error, IMPOSSIBLE)
+    return isinstance(error, DAMAGE)
 
 
 def _add_facts(tx: Transaction, facts: Mapping[str, str]) -> None:
@@ -192,29 +189,17 @@ def check_replaceable(path: str) -> None:
     """
     logs = [f"{path}{suffix}" for suffix in ("-wal", "-journal")]
     has_log = any(os.path.exists(log) and os.path.getsize(log) for log in logs)
-    if has_log or (os.path.exists(path) and not _is_unused_snapshot(path)):
+    if has_log or (os.path.exists(path) and not _was_never_opened(path)):
         raise SnapshotError(
             f"{redact_path(path)} is no complete snapshot, or was opened as a database: save into another folder, or "
             "move it away, with the -wal or -journal beside it if there is one"
         )
 
 
-def _is_unused_snapshot(path: str) -> bool:
-    uri = f"{Path(path).absolute().as_uri()}?mode=ro"
+def _was_never_opened(path: str) -> bool:
+    """Return whether a SQLite file isn't in WAL mode, as databases are, by its header (sqlite.org/fileformat.html)."""
     try:
         with open(path, "rb") as file:
-            versions = file.read(20)[18:]
-        with FORK_GUARD, closing(sqlite3.connect(uri, uri=True)) as connection:
-            has_digest = connection.execute("SELECT 1 FROM rb_info WHERE name = ?", (DIGEST,)).fetchall()
-    except (OSError, sqlite3.Error):
+            return file.read(20)[18:] == b"\x01\x01"
+    except OSError:
         return False
-    return versions == _NO_WAL and bool(has_digest)
-
-
-#: The format versions in the header of a file that isn't in WAL mode (sqlite.org/fileformat.html), as databases are.
-_NO_WAL = b"\x01\x01"
-
-
-def same_file(path: str, other: str) -> bool:
-    """Return whether both paths name the same file."""
-    return os.path.exists(path) and os.path.exists(other) and os.path.samefile(path, other)

@@ -14,8 +14,8 @@ each database has its own SQL (`Dialect.macros`):
                               transaction): a large one would make a temporary file, as a call of a date function does
     {shard}                   the shard of `rb_tally` that the transaction updates
     {draw}                    the id of the batch that the transaction wrote last
-    {tables}, {views}, {set_last_uid:last}  whole statements: the names of all tables; the names and definitions of
-                              all views; the next uid is `last + 1`
+    {tables}, {views}, {set_last_uid:last}  whole statements: the names of all tables; of all views; the next uid is
+                              `last + 1`
 
 A user's query is a condition of SQLAlchemy, which its public methods compile to such a text
 (`rules.query.sql_conditions`). All else that differs is a method of `Transaction`. Frequent read commands use texts

@@ -83,7 +83,7 @@ class PostgresDialect(Dialect):
         "shard": "pg_backend_pid()",
         "draw": "(SELECT currval(pg_get_serial_sequence('rb_batch', 'id')))",
         "tables": f"SELECT relname {_RELATIONS} IN ('r', 'p')",
-        "views": f"SELECT relname, pg_get_viewdef(oid) {_RELATIONS} = 'v'",
+        "views": f"SELECT relname {_RELATIONS} = 'v'",
         "set_last_uid": "SELECT setval('rb_uid', greatest(CAST({0} AS bigint), 1), CAST({0} AS bigint) > 0)",
     }
 

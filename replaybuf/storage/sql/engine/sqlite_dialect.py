@@ -37,7 +37,7 @@ class SqliteDialect(Dialect):
         "shard": "0",
         "draw": "(SELECT max(id) FROM rb_batch)",
         "tables": "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite@_%' ESCAPE '@'",
-        "views": "SELECT name, sql FROM sqlite_master WHERE type = 'view'",
+        "views": "SELECT name FROM sqlite_master WHERE type = 'view'",
         "set_last_uid": "UPDATE rb_info SET number = {} WHERE name = 'uid'",
     }
 

@@ -222,12 +222,7 @@ _MEANINGS: list[tuple[str, type[ReplayBufError], str, str]] = [
         "not a database",
         "{0}: {1}: the file is damaged; replaybuf doctor says how far, docs/outages.md how to save it",
     ),
-    (
-        "not a database|encrypted",
-        StorageError,
-        "not a database",
-        "{0}: {1}; give the path of a replaybuf database, or of a file to create",
-    ),
+    ("not a database|encrypted", StorageError, "not a database", "{0}: {1}; give the path of a replaybuf database"),
 ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,18 +16,11 @@ from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.values.rollouts.statuses import Status
 
 DEFAULT = "default"
-_DIGITS = re.compile("([0-9]+)")
-
-
-def in_order(name: str) -> tuple[list[str | tuple[int, str]], str]:
-    """Return the sort key of buffer names in lists: run-2 comes before run-10."""
-    parts = enumerate(_DIGITS.split(name))  # every other part is a number, of any length
-    return [(len(part.lstrip("0")), part.lstrip("0")) if i % 2 else part for i, part in parts], name
 
 
 def buffers_of(tx: Transaction) -> list[str]:
     """Return the names of the buffers in the database, in order."""
-    return sorted(tx.values("SELECT DISTINCT buffer FROM rb_lane"), key=in_order)
+    return sorted(tx.values("SELECT DISTINCT buffer FROM rb_lane"))
 
 
 def tasks_of(tx: Transaction, buffer: str | None) -> list[str]:
@@ -46,7 +38,7 @@ def unknown_task(tx: Transaction, buffer: str | None, task: str | None) -> str:
 
 def opened_buffers(tx: Transaction) -> list[str]:
     """Return the names of the buffers in the database, including opened buffers without a put."""
-    return sorted({*tx.values("SELECT DISTINCT buffer FROM rb_worker"), *buffers_of(tx)}, key=in_order)
+    return sorted({*tx.values("SELECT DISTINCT buffer FROM rb_worker"), *buffers_of(tx)})
 
 
 def check_buffer(tx: Transaction, buffer: str | None) -> None:
@@ -85,8 +77,7 @@ class Listing:
 @dataclass(slots=True)
 class Described:
     """Metadata of a group and its rollouts, with the `annotations` of the last draw that has any: values, or figures of
-    arrays; the time of the read, and whether other buffers exist. `unrewarded` of its completed rollouts have no reward
-    that is a finite number."""
+    arrays; the time of the read, and whether other buffers exist."""
 
     group: dict[str, Any]
     rollouts: list[dict[str, Any]]
@@ -128,84 +119,24 @@ def describe_group(tx: Transaction, uid: int) -> Described | None:
         figures = dict(zip(("mean", "min", "max", "tokens"), (value, *array), strict=True))
         by_position.setdefault(position, {})[name] = figures if figures["tokens"] is not None else text or value
     rollouts = [row | {"annotations": by_position.get(row["position"], {})} for row in tx.rows(_ROLLOUTS, uids=[uid])]
-    unrewarded = sum(row["status"] == Status.COMPLETED and row["reward"] is None for row in rollouts)
-    group = rows[0] | {"annotations": by_position.get(None, {}), "unrewarded": unrewarded}
-    return Described(group, rollouts, tx.now(), len(buffers_of(tx)) > 1)
+    return Described(rows[0] | {"annotations": by_position.get(None, {})}, rollouts, tx.now(), len(buffers_of(tx)) > 1)
 
 
-def list_oldest(
-    tx: Transaction, buffer: str | None, task: str | None, status: str | None, limit: int | None, *, count: bool
-) -> Listing:
-    """Return the groups of a buffer, task and status (None: of all), oldest first.
-
-    With `count` the total is counted, regardless of the limit.
-    """
-    check_buffer(tx, buffer)
-    filters = {"buffer": buffer, "task_name": task, "status": status}
-    parameters = {name: value for name, value in filters.items() if value is not None}
-    where = "".join(f" AND l.{name} = :{name}" for name in parameters)
-    of_lanes = f"FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE 1 = 1{where}"
-    at_most = "" if limit is None else f" LIMIT {int(limit)}"
-    uids = tx.values(f"SELECT g.uid {of_lanes} ORDER BY g.uid{at_most}", **parameters)  # names of columns only
-    rows = read_metadata(tx, uids)
-    total = len(rows)
-    if count and len(rows) == limit:
-        total = tx.value(f"SELECT count(*) {of_lanes}", **parameters)
-    return Listing(rows, total, tx.now(), several=buffer is None and len(buffers_of(tx)) > 1)
-
-
-# Of equal rewards, those of several tasks come first, and within a task those of the group of the lowest mean reward.
 _EXTREMES = """
-SELECT uid, position, nth, reward FROM (
-    SELECT *, row_number() OVER (PARTITION BY task_name, nth, reward ORDER BY mean {order}, uid DESC) AS of_task FROM (
-        SELECT uid, position, reward, task_name, avg(reward) OVER (PARTITION BY uid) AS mean,
-            row_number() OVER (PARTITION BY uid ORDER BY reward {order}, position) AS nth
-        FROM rollouts WHERE status = 'completed' AND reward IS NOT NULL AND uid {{in:uids}}
-    ) of_groups
-) of_tasks
-ORDER BY reward {order}, nth, of_task, mean {order}, uid DESC LIMIT :count"""
-# Marks have the rewards of all rollouts, completed or not: no completed rollout is beyond its group's extreme there.
-_EXTREME = {
-    "sqlite": "(SELECT {lowest}(value) FROM json_each(g.marks, '$.reward'))",
-    "postgresql": "(SELECT {lowest}(value::double precision) FROM jsonb_array_elements_text(g.marks -> 'reward'))",
-}
-_CANDIDATES = """
-SELECT g.uid, {extreme} FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE g.reward IS NOT NULL{where}
-ORDER BY 2 {order}, 1 DESC LIMIT :most"""
+SELECT uid, position FROM (
+    SELECT uid, position, reward, row_number() OVER (PARTITION BY uid ORDER BY reward {order}, position) AS nth
+    FROM rollouts WHERE status = 'completed' AND reward IS NOT NULL AND uid {{in:uids}}
+) of_groups
+ORDER BY reward {order}, nth, uid DESC LIMIT :count"""
 
 
-def extreme_rollouts(
-    tx: Transaction,
-    buffer: str | None,
-    task: str | None,
-    count: int,
-    *,
-    worst: bool,
-    among: Sequence[int] | None = None,
-) -> list[tuple[int, int]]:
-    """Return (uid, position) of the completed rollouts with the lowest rewards (`worst`), or with the highest.
+def extreme_rollouts(tx: Transaction, uids: Sequence[int], count: int, *, worst: bool) -> list[tuple[int, int]]:
+    """Return (uid, position) of the completed rollouts of these groups with the lowest rewards (`worst`), or highest.
 
-    Groups are those of a buffer and task (None: of all), restricted to the uids `among` if given. Of equal rewards one
-    of each group comes before a second one of any, and then one of each task before a second one; of a task, that of
-    the group whose mean reward is the most extreme, or the newest.
+    Of equal rewards one of each group comes before a second one of any, and those of newer groups come first.
     """
-    check_buffer(tx, buffer)
-    parameters: dict[str, Any] = {
-        name: value for name, value in {"buffer": buffer, "task_name": task}.items() if value is not None
-    }
-    sign, order, lowest = (1, "ASC", "min") if worst else (-1, "DESC", "max")
-    where = "".join(f" AND l.{name} = :{name}" for name in parameters)
-    extreme = _EXTREME[tx.dialect.name].format(lowest=lowest)
-    query, limit = _CANDIDATES.format(extreme=extreme, where=where, order=order), 8 * count + 100
-    while True:
-        candidates: Sequence[Sequence[Any]] = [(uid, 0.0) for uid in among or ()]
-        if among is None:
-            candidates = tx.tuples(query, **parameters, most=limit)
-        extremes = tx.tuples(_EXTREMES.format(order=order), uids=[uid for uid, _ in candidates], count=count)
-        is_whole = among is not None or len(candidates) < limit
-        if is_whole or (len(extremes) == count and sign * extremes[-1][3] < sign * float(candidates[-1][1])):
-            return [(uid, position) for uid, position, *_ in extremes]
-        limit *= 16
+    query = _EXTREMES.format(order="ASC" if worst else "DESC")
+    return [(uid, position) for uid, position in tx.tuples(query, uids=uids, count=count)]
 
 
 # Texts about groups, for the terminal and the page
@@ -239,8 +170,7 @@ def facts_of(group: Mapping[str, Any], now: datetime, time: Callable[[datetime],
     def step(name: str, prefix: str = "") -> str:
         return "" if group[name] is None else f"{prefix}{group[name]:,}"
 
-    until, lacking = group["leased_until"], group["unrewarded"]
-    unusable = f"; no usable reward in {lacking} of {units.number_of(group['rollouts'], 'rollout')}" if lacking else ""
+    until = group["leased_until"]
     return {
         "buffer": group["buffer"],
         "status": group["status"],
@@ -249,7 +179,7 @@ def facts_of(group: Mapping[str, Any], now: datetime, time: Callable[[datetime],
         "rollout of": place_in_group(group) or "",
         "task": group["task_name"],
         "staleness": units.number(group["staleness"]),
-        "reward": f"{units.number(group['reward'], 3)}{unusable}",
+        "reward": units.number(group["reward"], 3),
         "priority": f"{group['priority']:g}",
         "times sampled": units.number(group["times_sampled"]),
         "created": when(group["created_at"]),

@@ -45,12 +45,23 @@ def list_groups(
     return Listing(rows, total, tx.now(), several=buffer is None and len(buffers_of(tx)) > 1)
 
 
+# Marks have the rewards of all rollouts, completed or not.
+_EXTREME = {
+    "sqlite": "(SELECT {lowest}(value) FROM json_each(g.marks, '$.reward'))",
+    "postgresql": "(SELECT {lowest}(value::double precision) FROM jsonb_array_elements_text(g.marks -> 'reward'))",
+}
+
+
 def extremes_matching(
     tx: Transaction, buffer: str | None, query: Node, count: int, *, worst: bool
 ) -> list[tuple[int, int]]:
-    """Return the same as `extreme_rollouts`, for the groups that match."""
-    uids = [uid for uid, _ in find_uids(read_scope(tx, buffer), query, (), None)]
-    return extreme_rollouts(tx, buffer, None, count, worst=worst, among=uids)
+    """Return the same as `extreme_rollouts`, of all groups that match."""
+    lookup, (order, lowest) = read_scope(tx, buffer), ("ASC", "min") if worst else ("DESC", "max")
+    statement, values = select_matching(lookup, query, "g.uid")
+    extreme = _EXTREME[tx.dialect.name].format(lowest=lowest)
+    # More than `count`, because of groups whose rollouts aren't all completed.
+    statement += f" AND g.reward IS NOT NULL ORDER BY {extreme} {order}, g.uid DESC LIMIT {8 * count + 100}"
+    return extreme_rollouts(tx, lookup.values(statement, **values), count, worst=worst)
 
 
 @dataclass(frozen=True, slots=True)

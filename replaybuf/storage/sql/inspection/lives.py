@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -13,18 +13,22 @@ from replaybuf.common.checks import INT64
 from replaybuf.common.units import time_of
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.group_metadata import buffers_of, read_metadata
-from replaybuf.storage.sql.inspection.run_records import Batch, annotations_of, batches_with
+from replaybuf.storage.sql.inspection.run_records import Batch, batches_with
 from replaybuf.storage.sql.statements.buffer_facts import last_uid
 from replaybuf.values.rollouts.statuses import Status
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """The recorded facts of a group's put, also after its removal: from its row, a checkpoint's, or a draw's.
+class Life:
+    """The recorded history of a group.
 
-    Only the buffer is set for a group known from an event or its successor alone.
+    The facts of its put are from its row or, after its removal, from its first draw; without one only the buffer is
+    known. `row` is its row in the view `groups` with its trained step, None after its removal. `replaces` are the
+    groups that its put replaced, as far as recorded (`schema.tables`), or the rollouts that filled it; `replaced_by`
+    are the groups that replaced it. An event has the time `at`, `kind`, `worker`, `step` and `detail`.
     """
 
+    uid: int
     buffer: str
     task_name: str
     created_at: datetime | None
@@ -32,30 +36,11 @@ class Origin:
     train_step: int | None
     oldest_model_step: int | None
     reward: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Life:
-    """The recorded history of a group.
-
-    `row` is its row in the view `groups` with its trained step, None after its removal. `replaces` are the groups
-    that its put replaced, as far as recorded (`schema.tables`), or `made_from` the rollouts that filled it;
-    `replaced_by` are the groups whose put replaced it, and `rollout_of` those that were filled by it.
-    `annotations` are their means in each draw. An event has the time `at`, `kind`, `worker`, `step` and `detail`.
-    `checkpoints` are the train steps of the checkpoints that contain it.
-    """
-
-    uid: int
-    origin: Origin
     row: dict[str, Any] | None
     draws: Sequence[Batch]
-    annotations: Sequence[Mapping[str, float]]
     events: Sequence[dict[str, Any]]
     replaces: Sequence[int]
-    made_from: Sequence[int]
     replaced_by: Sequence[int]
-    rollout_of: Sequence[int]
-    checkpoints: Sequence[int]
     now: datetime
     several: bool
 
@@ -64,100 +49,67 @@ def life_of(tx: Transaction, uid: int) -> Life | None:
     """Return the history of a group of any buffer, or None when nothing is recorded of it."""
     if uid not in INT64:
         return None
-    saved = tx.rows(_IN_CHECKPOINTS, uid=uid)
-    rows = tx.rows(_ROW, uid=uid) or saved[-1:]
-    buffers = buffers_of(tx)
-    for buffer in [rows[0]["buffer"]] if rows else buffers:
+    current, buffers = next(iter(read_metadata(tx, [uid])), None), buffers_of(tx)
+    for buffer in [current["buffer"]] if current else buffers:
         draws = batches_with(tx, buffer, uid)
         events = tx.rows(_EVENTS[tx.dialect.name].format(uid=int(uid)), buffer=buffer)
         recorded_events = [row | {"at": time_of(row["at"])} for row in events]
-        successors = tx.tuples(_SUCCESSORS[tx.dialect.name].format(uid=int(uid)), buffer=buffer)
-        if rows or draws or recorded_events or successors:
+        replaced_by = tx.values(_SUCCESSORS[tx.dialect.name].format(uid=int(uid)), buffer=buffer)
+        if current or draws or recorded_events or replaced_by:
             break
     else:
         return None
-    current = next(iter(read_metadata(tx, [uid])), None)
-    made_from = rows[0]["made_from"] if rows else None
-    earlier = sorted(json.loads(made_from) if isinstance(made_from, str) else made_from or ())
-    replaces, filled_by = ([], earlier) if rows and rows[0]["is_filled"] else (earlier, [])
-    checkpoints, several = [row["checkpoint_step"] for row in saved], len(buffers) > 1
-    origin = _origin(buffer, rows[0] if rows else None, draws)
-    by_draw = annotations_of(tx, draws)
-    annotated = [by_draw.get((draw.id, uid), {}) for draw in draws]
-    replaced_by = [successor for successor, is_filled in successors if not is_filled]
-    rollout_of = [successor for successor, is_filled in successors if is_filled]
-    related = (replaces, filled_by, replaced_by, rollout_of)
-    return Life(uid, origin, current, draws, annotated, recorded_events, *related, checkpoints, tx.now(), several)
+    made_from = tx.value("SELECT made_from FROM rb_group WHERE uid = :uid", uid=uid)
+    replaces = sorted(json.loads(made_from) if isinstance(made_from, str) else made_from or ())
+    history = (current, draws, recorded_events, replaces, replaced_by, tx.now(), len(buffers) > 1)
+    task, created_at, worker, train_step, oldest, reward = _origin(tx, current, draws)
+    return Life(uid, buffer, task, created_at, worker, train_step, oldest, reward, *history)
 
 
-_COPIED_COLUMNS = "created_at, worker, put_step, oldest_step, reward, made_from, scoped_key"
-# The key of a group that was filled is of no task (`name_key`).
-_IS_FILLED = """substr(g.scoped_key, 1, 4) = '["",'"""
-_PUT_COLUMNS = f"""
-    l.buffer AS buffer, l.task_name AS task_name, g.created_at AS put_at, g.worker AS worker, g.put_step AS put_step,
-    g.oldest_step AS oldest_step, g.reward AS reward, g.made_from AS made_from, {_IS_FILLED} AS is_filled"""
-_ROW = f"SELECT {_PUT_COLUMNS} FROM rb_group g JOIN rb_lane l ON l.id = g.lane WHERE g.uid = :uid"  # noqa: S608
-# A checkpoint has the version that was there then.
-_IN_CHECKPOINTS = f"""
-SELECT {_PUT_COLUMNS}, c.step AS checkpoint_step
-FROM (
-    SELECT uid, since, until, lane, {_COPIED_COLUMNS} FROM rb_past WHERE uid = :uid AND until IS NOT NULL
-    UNION ALL SELECT uid, since, NULL, lane, {_COPIED_COLUMNS} FROM rb_group WHERE uid = :uid
-) g JOIN rb_lane l ON l.id = g.lane
-    JOIN rb_checkpoint c ON c.buffer = l.buffer AND c.id > g.since AND (c.id <= g.until OR g.until IS NULL)
-ORDER BY c.id"""  # noqa: S608
 _EVENT = "SELECT happened_at AS at, kind, worker, step, detail FROM rb_event e WHERE buffer = :buffer AND {there}"
 _EVENTS = {
     "sqlite": _EVENT.format(there="EXISTS (SELECT 1 FROM json_each(e.uids) WHERE value = {uid}) ORDER BY id"),
     "postgresql": _EVENT.format(there="e.uids @> '{uid}' ORDER BY id"),
 }
 # A replacing group has a higher uid than the replaced one.
-_REPLACING = f"""
-SELECT g.uid AS uid, {_IS_FILLED} FROM rb_group g JOIN rb_lane l ON l.id = g.lane
-WHERE g.uid > {{{{uid}}}} AND g.made_from IS NOT NULL AND l.buffer = :buffer AND {{there}} ORDER BY g.uid"""  # noqa: S608
+_REPLACING = """
+SELECT g.uid AS uid FROM rb_group g JOIN rb_lane l ON l.id = g.lane
+WHERE g.uid > {{uid}} AND g.made_from IS NOT NULL AND l.buffer = :buffer AND {there} ORDER BY g.uid"""
 _SUCCESSORS = {
     "sqlite": _REPLACING.format(there="EXISTS (SELECT 1 FROM json_each(g.made_from) WHERE value = {uid})"),
     "postgresql": _REPLACING.format(there="g.made_from @> '{uid}'"),
 }
 
 
-def _origin(buffer: str, row: dict[str, Any] | None, draws: Sequence[Batch]) -> Origin:
+_Origin = tuple[str, datetime | None, str | None, int | None, int | None, float | None]
+
+
+def _origin(tx: Transaction, row: dict[str, Any] | None, draws: Sequence[Batch]) -> _Origin:
+    """Return the task, time, worker, train step, oldest model step and reward of a group's put, as far as known."""
     if row is not None:
-        at, step = time_of(row["put_at"]), row["put_step"]
-        return Origin(row["buffer"], row["task_name"], at, row["worker"], step, row["oldest_step"], row["reward"])
+        oldest = tx.value("SELECT oldest_step FROM rb_group WHERE uid = :uid", uid=row["uid"])
+        return row["task_name"], row["created_at"], row["worker"], row["put_step"], oldest, row["reward"]
     if not draws:
-        return Origin(buffer, "", None, None, None, None, None)
+        return "", None, None, None, None, None
     [group] = draws[0].members
-    return Origin(buffer, group.task_name, group.created_at, group.worker, None, group.oldest_model_step, group.reward)
+    return group.task_name, group.created_at, group.worker, None, group.oldest_model_step, group.reward
 
 
 # The timeline
 
-#: Texts for kinds of events in a group's history; other kinds are shown by their names.
-_KINDS = {"lease_lapsed": "lease over, back"}
-
-_RETURNS = ("lease_lapsed", "given_back")
-
 
 def timeline(life: Life) -> list[dict[str, Any]]:
     """Return a group's history in order: `at`, `what`, `worker`, `step`, `detail`, and the `batch` of a draw."""
-    put = life.origin
     rows = []
-    if put.created_at is not None:
-        rows.append(_row(put.created_at, "put", put.worker, put.train_step, None))
-    for draw, annotated in zip(life.draws, life.annotations, strict=True):
+    if life.created_at is not None:
+        rows.append(_row(life.created_at, "put", life.worker, life.train_step, None))
+    for draw in life.draws:
         label = "taken" if draw.lease is None else "leased"
-        rows.append(_row(draw.taken_at, label, draw.worker, draw.step, _detail(draw, annotated)) | {"batch": draw.id})
-        if _came_back(life, draw):
-            rows.append(_row(draw.taken_at, "came back", None, None, "given back, or the lease was over"))
-        elif draw.lease is not None and draw.settled == draw.groups:
-            rows.append(_row(draw.taken_at, "consumed", draw.worker, draw.step, "its lease was acknowledged since"))
+        rows.append(_row(draw.taken_at, label, draw.worker, draw.step, _detail(draw)) | {"batch": draw.id})
     for event in life.events:
-        label = _KINDS.get(event["kind"], event["kind"].replace("_", " "))
-        rows.append(_row(event["at"], label, event["worker"], event["step"], event["detail"]))
+        rows.append(_row(event["at"], event["kind"].replace("_", " "), event["worker"], event["step"], event["detail"]))
     if life.row is not None and life.row["status"] == Status.ARCHIVED:
         at = max([life.row["archived_at"], *(draw.taken_at for draw in life.draws)])  # a draw is recorded afterwards
-        rows = [row for row in rows if row["what"] != "consumed"]
         rows.append(_row(at, "consumed", None, life.row["trained_step"], "archived"))
     rows.sort(key=lambda row: row["at"].timestamp() if row["at"] else 0.0)
     return rows
@@ -167,25 +119,14 @@ def _row(at: datetime | None, label: str, worker: str | None, step: int | None, 
     return {"at": at, "what": label, "worker": worker, "step": step, "detail": detail, "batch": None}
 
 
-def _detail(draw: Batch, annotations: Mapping[str, float]) -> str:
+def _detail(draw: Batch) -> str:
     member = draw.members[0]
     facts = [f"batch {draw.id} of {units.number_of(draw.groups, 'group')}"]
     if member.staleness is not None:
         facts.append(stale_text(member.staleness))
-    if draw.lease is not None and draw.settled < draw.groups:
+    if draw.lease is not None:
         facts.append(f"{draw.settled} of them consumed")
-    return ", ".join([*facts, units.annotated(annotations)] if annotations else facts)
-
-
-def _came_back(life: Life, draw: Batch) -> bool:
-    """Return whether the group came back from a draw without a recorded event."""
-    later_at = [other.taken_at for other in life.draws if other.id > draw.id]
-    returned_at = (event["at"] for event in life.events if event["kind"] in _RETURNS and event["at"] >= draw.taken_at)
-    if not draw.back or any(not later_at or at <= later_at[0] for at in returned_at):
-        return False
-    if draw.came_back or later_at:
-        return draw.came_back and not life.replaced_by
-    return life.row is not None and life.row["leased_until"] is None and life.row["trained_step"] is None
+    return ", ".join(facts)
 
 
 def stale_text(staleness: int) -> str:
@@ -210,8 +151,6 @@ def place_of(life: Life) -> str:
             return f"leased by {row['leased_by'] or 'somebody'}, {units.lease(row['leased_until'], life.now)}"
         trained = "" if row["trained_step"] is None else f", trained on at step {row['trained_step']}"
         return f"{row['status']}{trained}, {stale_text(row['staleness'])}"
-    if life.rollout_of:
-        return f"gone: now a rollout of {uids_text(life.rollout_of)}"
     if life.replaced_by:
         return f"gone: replaced by {uids_text(life.replaced_by)}"
     for draw in reversed(life.draws):

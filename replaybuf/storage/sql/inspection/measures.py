@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.inspection.group_metadata import chosen_buffers, in_order
+from replaybuf.storage.sql.inspection.group_metadata import chosen_buffers
 from replaybuf.storage.sql.inspection.run_records import last_batches
 from replaybuf.storage.sql.inspection.wait_facts import current_waits, read_workers
 from replaybuf.storage.sql.statements.buffer_facts import Contents, Tallied, list_checkpoints
@@ -59,7 +59,7 @@ def rows_of_lanes(tx: Transaction, buffer: str | None) -> list[dict[str, Any]]:
         if row["status"] in (Status.INIT, Status.EXPIRED):
             row |= {"staleness": None, "max_staleness": None}
         row["overdue"] = overdue.get(lane, 0)
-    rows.sort(key=lambda row: (in_order(row["buffer"]), row["task_name"], _STATUSES.index(row["status"])))
+    rows.sort(key=lambda row: (row["buffer"], row["task_name"], _STATUSES.index(row["status"])))
     return rows
 
 

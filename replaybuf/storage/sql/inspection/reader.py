@@ -6,7 +6,6 @@ imports SQLAlchemy, which takes longer than common reads do, only for queries.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import sqlite3
@@ -19,13 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from replaybuf.common.redact import redact
-from replaybuf.errors import AccessError, ConfigError, LockedError, ReplayBufError, StorageError, UnreachableError
+from replaybuf.errors import AccessError, ConfigError, LockedError, UnreachableError
 from replaybuf.storage.sql.engine.sqlite_dialect import SqliteTransaction
 from replaybuf.storage.sql.engine.sqlite_files import check_version, quiet_state, quote_path, translate_sqlite
 from replaybuf.storage.sql.engine.sqlite_raw import RawConnection
 from replaybuf.storage.sql.engine.transaction import Transaction as Transaction
-from replaybuf.storage.sql.schema import check_revision, no_tables_error
-from replaybuf.storage.sql.schema.damage import IMPOSSIBLE, impossible, wrong_cells
+from replaybuf.storage.sql.schema import check_schema, no_tables_error
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -45,8 +43,6 @@ def open_reader(url: str) -> Reader:
 
     Raises ConfigError, and UnreachableError when the file doesn't exist.
     """
-    if url.startswith("memory:"):
-        raise ConfigError("memory:// lives in the process that made it; nobody else can look into it")
     if _PLAIN_PATH.fullmatch(url):
         return _sqlite_reader(url, os.path.expanduser(url.removeprefix("sqlite:///")))
     from replaybuf.storage.sql.engine.urls import is_memory, public_url, url_or_path
@@ -64,22 +60,8 @@ def _sqlite_reader(url: str, database: str, where: str | None = None) -> Reader:
     if os.path.isdir(path):
         raise UnreachableError(f"{redact(str(path))} is a folder; give the database file in it")
     if not os.path.exists(path):
-        files = os.listdir(path.parent) if path.parent.is_dir() and os.access(path.parent, os.R_OK) else []
-        near = difflib.get_close_matches(path.name, [one for one in files if one.endswith(path.suffix)], n=1)
-        hint = f"; did you mean {redact(str(path.parent / near[0]))}?" if near else ""
-        raise UnreachableError(f"there is no database {where} (file {redact(str(path.absolute()))}){hint}")
+        raise UnreachableError(f"there is no database {where} (file {redact(str(path.absolute()))})")
     return SqliteReader(url, where, path.absolute())
-
-
-def driver_error(error: BaseException) -> BaseException:
-    """Return the driver's own exception that an error stands for."""
-    while (cause := error.__cause__) is not None:
-        error = cause
-    return error
-
-
-class StoppedError(LockedError):
-    """A read took longer than its timeout."""
 
 
 class Reader(ABC):
@@ -102,21 +84,14 @@ class Reader(ABC):
     def read(self, function: Callable[[Transaction], T], *, timeout: float | None = None) -> T:
         """Run `function(tx)` in a read-only transaction, and roll it back.
 
-        Raises StorageError for a database that isn't one of this version of replaybuf, or has values that can't be
-        there, and StoppedError after `timeout` seconds.
+        Raises StorageError for a database that isn't one of this version of replaybuf, and LockedError after `timeout`
+        seconds.
         """
 
         def checked(tx: Transaction) -> T:
-            if not check_revision(tx.revision(), self.where):
+            if not check_schema(tx, self.where):
                 raise no_tables_error(self.where)
-            try:
-                return function(tx)
-            except ReplayBufError:
-                raise
-            except IMPOSSIBLE as error:
-                if cells := wrong_cells(tx):
-                    raise impossible(self.where, cells, error) from error
-                raise
+            return function(tx)
 
         return self.read_any(checked, timeout=timeout)
 
@@ -141,15 +116,6 @@ class SqliteReader(Reader):
             if not os.path.exists(self._path) and os.access(self._path.parent, os.X_OK):
                 raise UnreachableError(f"there is no database {self.where} (file {redact(str(self._path))})")
             raise AccessError(f"{self.where} can't be read: check the permissions of the file")
-        try:
-            return self._read_maybe_quietly(function, timeout)
-        except StorageError as error:
-            if error.reason != "not a database":
-                raise
-            # Readers create nothing.
-            raise StorageError(str(error).removesuffix(", or of a file to create"), reason="not a database") from error
-
-    def _read_maybe_quietly(self, function: Callable[[Transaction], T], timeout: float | None) -> T:
         quiet = quiet_state(self._path)
         if quiet is not None:
             try:
@@ -160,15 +126,7 @@ class SqliteReader(Reader):
             else:
                 if quiet_state(self._path) == quiet:
                     return result
-        try:
-            return self._read(function, timeout, immutable=False)
-        except AccessError as error:
-            if os.access(self._path.parent, os.W_OK):
-                raise
-            raise AccessError(
-                f"{self.where} has a write-ahead log ({self._path.name}-wal) that can't be read in a folder that isn't "
-                "writable: copy both files to a folder that is, and read them there"
-            ) from error
+        return self._read(function, timeout, immutable=False)
 
     def _read(self, function: Callable[[Transaction], T], timeout: float | None, *, immutable: bool) -> T:
         clock = _Clock(timeout)
@@ -206,7 +164,7 @@ class _Clock:
     def explain(self, error: Exception) -> None:
         """Raise the cause of an interrupted statement: the timeout, or Ctrl-C."""
         if self._is_over:
-            raise StoppedError(f"stopped after {self._timeout:g} s") from error
+            raise LockedError(f"stopped after {self._timeout:g} s") from error
         raise KeyboardInterrupt from error
 
 
@@ -250,7 +208,7 @@ class PostgresReader(Reader):
                 return await engine.read(limited)
         except TimeoutError as error:
             if limit.expired():
-                raise StoppedError(f"stopped after {timeout:g} s") from error
+                raise LockedError(f"stopped after {timeout:g} s") from error
             raise
         finally:
             await engine.dispose()

@@ -6,7 +6,6 @@ number of restores before a draw distinguishes such draws.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -14,11 +13,11 @@ from typing import Any
 
 from replaybuf.common.units import time_of
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.inspection.group_metadata import check_buffer, in_order
-from replaybuf.storage.sql.inspection.wait_facts import read_workers
+from replaybuf.storage.sql.inspection.group_metadata import check_buffer
 from replaybuf.storage.sql.statements.buffer_facts import find_checkpoint as find_checkpoint
 from replaybuf.values.rollouts.statuses import Status
 
+_ENDLESS = 2**62
 #: The sort column of a view, newest first, where it isn't `id`.
 _KEYS = {"batch_groups": "uid", "checkpoints": "created_at", "workers": "last_seen"}
 
@@ -67,32 +66,11 @@ def history_of(tx: Transaction, buffer: str | None, since: float) -> list[tuple[
 
 # Checkpoints
 
-_HIGHEST_LIMIT = 2**62
-
 
 def read_checkpoints(tx: Transaction, buffer: str | None) -> list[dict[str, Any]]:
     """Return the checkpoints of one buffer or of all, in the order of their creation."""
-    rows = newest(tx, "checkpoints", buffer, _HIGHEST_LIMIT)
-    return sorted(rows, key=lambda row: (in_order(row["buffer"]), row["created_at"]))
-
-
-_PUT_SINCE = """SELECT count(*) FROM rb_group g JOIN rb_lane l ON l.id = g.lane
-WHERE l.buffer = :buffer AND g.since >= :id AND NOT EXISTS (
-    SELECT 1 FROM rb_past p WHERE p.uid = g.uid AND p.since < :id AND p.until >= :id)"""
-_LEFT_SINCE = """SELECT count(*) FROM rb_past p WHERE p.until >= :id AND p.since < :id
-AND p.lane IN (SELECT id FROM rb_lane WHERE buffer = :buffer) AND NOT EXISTS (
-    SELECT 1 FROM rb_group g WHERE g.uid = p.uid)"""
-
-
-def effects_of_restore(tx: Transaction, checkpoint: Mapping[str, Any]) -> tuple[int, int, list[str]]:
-    """Return the effects that restoring a checkpoint would have now.
-
-    They are the number of groups put since, of its groups removed since, and the names of the workers that have the
-    buffer open.
-    """
-    buffer, number = checkpoint["buffer"], checkpoint["id"]
-    put, left = (tx.value(query, buffer=buffer, id=number) for query in (_PUT_SINCE, _LEFT_SINCE))
-    return put, left, sorted({worker.name for worker in read_workers(tx, buffer) if worker.is_alive(tx.clock())})
+    rows = newest(tx, "checkpoints", buffer, _ENDLESS)
+    return sorted(rows, key=lambda row: (row["buffer"], row["created_at"]))
 
 
 #: The number of earlier steps that a step's rewards are compared with.
@@ -192,7 +170,6 @@ _LAST_STEP = f"SELECT step FROM rb_batch WHERE {_DRAWN} ORDER BY id DESC LIMIT 1
 _HELD_COUNTS = "SELECT lease, count(*) FROM rb_group WHERE leased_until IS NOT NULL GROUP BY lease"
 _FIRST_OF_EPOCH = "SELECT epoch, min(step) FROM rb_batch WHERE buffer = :buffer GROUP BY epoch"
 _RESTORED_STEPS = "SELECT epoch, restored_step FROM rb_buffer WHERE name = :buffer AND restored_step IS NOT NULL"
-_ENDLESS = 2**62
 
 
 def recorded(tx: Transaction, buffer: str) -> Recorded:
@@ -300,7 +277,7 @@ def _read(tx: Transaction, where: str, values: dict[str, Any], *, members: bool)
     drawn: dict[int, list[Member]] = {}
     for record in tx.rows(_MEMBERS, draws=[row["id"] for row in rows]) if members else ():
         number, uid, task, worker, reward, staleness, oldest, created_at = record.values()
-        member = Member(uid, task or "", worker, _finite(reward), staleness, oldest, time_of(created_at))
+        member = Member(uid, task or "", worker, reward, staleness, oldest, time_of(created_at))
         drawn.setdefault(number, []).append(member)
     batches = []
     for row in rows:
@@ -308,7 +285,3 @@ def _read(tx: Transaction, where: str, values: dict[str, Any], *, members: bool)
         facts = {**row, "taken_at": time_of(row["taken_at"]), "members": drawn.get(row["id"], ()), "back": max(0, back)}
         batches.append(Batch(**facts))
     return batches
-
-
-def _finite(number: float | None) -> float | None:
-    return number if number is not None and math.isfinite(number) else None

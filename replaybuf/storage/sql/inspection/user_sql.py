@@ -1,37 +1,25 @@
 """SQL of users: it only reads, from the public views above all, whose columns have a name, a type and a meaning.
 
-Meanings are Markdown, for the tables of docs/sql.md.
+Meanings are Markdown, for the tables of docs/sql.md, without links.
 """
 
 from __future__ import annotations
 
-import difflib
-import re
 import sqlite3
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from replaybuf.common.units import brief
-from replaybuf.errors import AccessError, LockedError, QueryError, StorageError
+from replaybuf.errors import AccessError, QueryError, StorageError
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.inspection.reader import Reader, StoppedError, driver_error
+from replaybuf.storage.sql.inspection.reader import Reader
 
-_WRITE_STATES = {"25006", "25001", "2D000"}  # read-only transaction, change of the transaction, COMMIT inside of DO
-# PostgreSQL rewrites a view before it checks whether the transaction may write.
-_WRITES_TO_VIEW = re.compile(r"^cannot (modify|delete from|update|insert into) .*view")
-_INSTEAD = {
-    "delete": "; `replaybuf rm` deletes groups",
-    "update": "; a program changes groups by `await buffer.update(query, ...)`",
-}
-_COLUMNS = {
-    "sqlite": """SELECT m.name, c.name, NOT c."notnull" AND NOT c.pk FROM sqlite_master AS m,
-pragma_table_info(m.name) AS c WHERE m.type IN ('table', 'view') ORDER BY m.name, c.cid""",
-    "postgresql": """SELECT table_name, column_name, is_nullable = 'YES' FROM information_schema.columns
-WHERE table_schema = ANY (current_schemas(false)) ORDER BY table_name, ordinal_position""",
-}
+# Read-only transaction, change of the transaction, COMMIT inside of DO, write to a view that can't be written to.
+_WRITE_STATES = {"25006", "25001", "2D000", "55000"}
+#: What SQLite says of the same.
+_WRITES = ("readonly database", "because it is a view", "too many attached databases")
 #: The maximum length of a database's message, which may quote the whole statement.
 _LONGEST_MESSAGE = 300
-_MARKUP = re.compile(r"`|\[([^]]*)\]\([^)]*\)")
 
 
 class ViewColumn(NamedTuple):
@@ -49,90 +37,39 @@ class View(NamedTuple):
     columns: Sequence[ViewColumn]
 
 
-def run_statement(reader: Reader, statement: str, timeout: float) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Return unique column names, and all rows; no names when the statement returns no rows.
+def run_statement(reader: Reader, statement: str, timeout: float) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return the names of columns, and all rows; no names when the statement returns no rows.
+
+    Of columns with the same name the last one counts.
 
     Raises AccessError when it would write, LockedError after `timeout` seconds, QueryError when it is invalid, and
     UnicodeEncodeError when it isn't text.
     """
     statement.encode()  # asyncpg would lose its connection
 
-    def run(tx: Transaction) -> tuple[list[str], list[tuple[Any, ...]]]:
+    def run(tx: Transaction) -> tuple[list[str], list[dict[str, Any]]]:
         names, rows = tx.table(statement)
-        return _unique_names(names), [*map(tuple, rows)]
+        return [*dict.fromkeys(names)], [dict(zip(names, row, strict=True)) for row in rows]
 
     try:
         return reader.read_any(run, timeout=timeout)
     except StorageError as error:
-        _explain(error, statement)
+        _explain(error)
     except (sqlite3.Warning, sqlite3.ProgrammingError) as error:  # the latter in 3.11
         raise QueryError(str(error)) from error
 
 
-def read_columns(tx: Transaction) -> dict[tuple[str, str], bool]:
-    """Return the columns of all tables and views, in order, and whether each may be NULL."""
-    return {(table, column): bool(null) for table, column, null in tx.tuples(_COLUMNS[tx.dialect.name])}
-
-
-def without_markup(text: str) -> str:
-    """Return a Markdown text without markup; links become their texts."""
-    return _MARKUP.sub(lambda match: match[1] or "", text)
-
-
-def _explain(error: StorageError, statement: str) -> NoReturn:
-    """Raise the error for a user that a database error of the statement stands for."""
-    cause = driver_error(error)
+def _explain(error: StorageError) -> NoReturn:
+    """Raise the error for a user that a database error of a statement stands for."""
+    cause = error.__cause__ or error
     state = getattr(cause, "sqlstate", None)
     message = brief(str(cause), _LONGEST_MESSAGE)
-    writes = state in _WRITE_STATES or _WRITES_TO_VIEW.match(message) is not None
-    if writes or "readonly database" in message or "too many attached databases" in message:
-        instead = _INSTEAD.get(statement.lstrip()[:6].lower(), "")
-        raise AccessError(
-            f"statements only read here, and the database refused this one: {message}{instead}"
-        ) from error
-    if isinstance(error, StoppedError):
-        raise LockedError(f"{error}; raise --timeout if that is too soon") from error
-    if "multiple commands" in message or "one statement at a time" in message:
-        raise QueryError("give one statement at a time") from error
-    if "server expects" in message or "bindings" in message:
-        raise QueryError(f"the statement has parameters, which can't be given here: {message}") from error
+    if state in _WRITE_STATES or any(words in message for words in _WRITES):
+        raise AccessError(f"statements only read here, and the database refused this one: {message}") from error
     if type(error) is StorageError:
         # The statement is at fault: the message needs no URL.
-        hint = _hint(message, statement) or "`replaybuf sql URL` lists the views and their columns"
-        raise QueryError(f"{message}; {hint}") from error
+        raise QueryError(f"{message}; `replaybuf sql URL` lists the views and their columns") from error
     raise error
-
-
-#: How SQLite and PostgreSQL say that there is no such view or column.
-_UNKNOWN = re.compile(r'no such (column|table): (?:\w+\.)?(\w+)|(column|relation) "?(?:\w+\.)?(\w+)"? does not exist')
-
-
-def _hint(message: str, statement: str) -> str | None:
-    """Return a hint for an error about an unknown view or column: a similar name, or the quotes of a text."""
-    if (match := _UNKNOWN.search(message)) is None:
-        return None
-    name, candidates = (match[2] or match[4])[:100], [*VIEW_COLUMNS]
-    if is_column := "column" in match.group(1, 3):
-        words = set(re.findall(r"\w+", statement.lower()))
-        views = [view for view in VIEW_COLUMNS if view in words] or candidates
-        candidates = [column.name for view in views for column in VIEW_COLUMNS[view].columns]
-    longer = [column for column in candidates if column.startswith(f"{name}_")]
-    if nearest := next(iter(longer or difflib.get_close_matches(name, candidates, n=1)), None):
-        return f"did you mean {nearest}?"
-    is_value = is_column and re.search(rf'(?:[=<>]|\bin\s*\()\s*"?{name}\b', statement, re.IGNORECASE)
-    return f"a text is in single quotes: '{name}'" if is_value else None
-
-
-def _unique_names(names: Sequence[str]) -> list[str]:
-    """Return the names of columns, with numbers appended to repeated ones."""
-    result: list[str] = []
-    for name in names:
-        candidate, number = name, 1
-        while candidate in result:
-            number += 1
-            candidate = f"{name}_{number}"
-        result.append(candidate)
-    return result
 
 
 def _views(text: str) -> dict[str, View]:
@@ -205,8 +142,7 @@ batches: a row for each draw: who took how many groups, for which train step
 id | integer | later draws have higher ones
 buffer | text
 taken_at | time | when it was drawn
-step | integer | train step that it was drawn for ([what is recorded](looking.md#trace-a-step)); NULL for groups
-    drawn to be generated again
+step | integer | train step that it was drawn for; NULL for groups drawn to be generated again
 status | text | status of the groups that were drawn
 worker | text | that drew
 lease | integer | number of the lease; NULL: drawn for good

@@ -84,6 +84,11 @@ def last_worker(tx: Transaction, buffer: str | None) -> Worker | None:
     return max(workers, key=lambda worker: worker.left_at, default=None)
 
 
+def names_of_alive(tx: Transaction, buffer: str) -> list[str]:
+    """Return the names of the workers that have a buffer open."""
+    return sorted({worker.name for worker in read_workers(tx, buffer) if worker.is_alive(tx.clock())})
+
+
 def read_limits(tx: Transaction, buffer: str) -> Limits | None:
     """Return the limits of the worker that was seen last, if possible of one that draws; None if they can't be read."""
     activities = [row["activity"] for row in tx.rows(_WORKERS, buffer=buffer, after=0.0)]
@@ -93,7 +98,6 @@ def read_limits(tx: Transaction, buffer: str) -> Limits | None:
 
 def read_circumstances(tx: Transaction, buffer: str) -> Circumstances:
     """Return the circumstances of a buffer; what matches a wait's query isn't counted yet."""
-    errors, failed_by = _read_failures(tx, buffer)
     batch = next(iter(tx.rows(_LAST_BATCH, buffer=buffer)), None)
     last_take = None if batch is None else Taking(batch["worker"], batch["time"], int(batch["groups"]))
     earlier_at, earlier = _read_earlier(tx, buffer)
@@ -110,8 +114,7 @@ def read_circumstances(tx: Transaction, buffer: str) -> Circumstances:
         earlier_at=earlier_at,
         last_put=_read_last_puts(tx, buffer, batch),
         last_take=last_take,
-        errors=errors,
-        failed_by=failed_by,
+        errors=_read_errors(tx, buffer),
         restored=_read_restored(tx, buffer),
         others=() if tallies else tx.values(_OTHER_BUFFERS, buffer=buffer),
         datasets=_read_ended_datasets(tx, buffer),
@@ -207,34 +210,15 @@ def _read_ended_datasets(tx: Transaction, buffer: str) -> dict[str, int]:
 
 
 _FAILED_LANES = f"""
-SELECT l.task_name, l.id, {_COLUMN_OF_NEWEST.format(column="uid")} FROM rb_lane l
+SELECT l.task_name, {_COLUMN_OF_NEWEST.format(column="uid")} FROM rb_lane l
 WHERE l.buffer = :buffer AND l.status = 'failed'"""  # noqa: S608
-_FAILED_BY = """
-SELECT worker, count(*) FROM (
-    SELECT worker, error FROM rb_group
-    WHERE lane BETWEEN :lane AND :lane ORDER BY lane DESC, uid DESC LIMIT 1000) newest
-WHERE worker IS NOT NULL AND error IS NULL GROUP BY worker"""
-_SET_ASIDE = """
-SELECT worker, sum(groups) FROM rb_event
-WHERE buffer = :buffer AND kind = 'set_aside' AND task_name = :task AND worker IS NOT NULL GROUP BY worker"""
 
 
-def _read_failures(tx: Transaction, buffer: str) -> tuple[dict[str, str], dict[str, Counter[str]]]:
-    """Return by task the newest failed group's error, and counts by worker: who put failed groups, who drew others.
-
-    A group that was set aside after its put has an error of its own, and is the failure of who drew it.
-    """
-    errors: dict[str, str] = {}
-    failed_by: dict[str, Counter[str]] = {}
-    for task, lane, uid in tx.tuples(_FAILED_LANES, buffer=buffer):
-        if uid is not None:
-            failed_by[task] = Counter[str]()
-            for sql, values in ((_SET_ASIDE, {"buffer": buffer, "task": task}), (_FAILED_BY, {"lane": lane})):
-                for worker, count in tx.tuples(sql, **values):
-                    failed_by[task][worker] += int(count)
-            if error := tx.value("SELECT error FROM groups WHERE uid = :uid", uid=uid):
-                errors[task] = error
-    return errors, failed_by
+def _read_errors(tx: Transaction, buffer: str) -> dict[str, str]:
+    """Return the errors of the newest failed groups, by task."""
+    tasks = {uid: task for task, uid in tx.tuples(_FAILED_LANES, buffer=buffer) if uid is not None}
+    errors = tx.tuples("SELECT uid, error FROM groups WHERE uid {in:uids} AND error IS NOT NULL", uids=[*tasks])
+    return {tasks[uid]: error for uid, error in errors}
 
 
 _OTHER_BUFFERS = "SELECT DISTINCT buffer FROM rb_lane WHERE buffer <> :buffer ORDER BY buffer LIMIT 5"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 from replaybuf.errors import StorageError
+
+if TYPE_CHECKING:
+    from replaybuf.storage.sql.engine.transaction import Transaction
 
 #: The revisions of the alembic chain, oldest first; this version of replaybuf works with the last one.
 REVISIONS = ("0001",)
@@ -17,40 +20,22 @@ STALENESS = "CASE WHEN g.pinned_staleness IS NOT NULL THEN g.pinned_staleness EL
 REFRESHED_TO = "CASE WHEN g.pinned_staleness IS NULL THEN l.step ELSE g.pinned_step END"
 
 
-class State(Enum):
-    """The relation of a database's revision to this version of replaybuf."""
-
-    MISSING = auto()
-    CURRENT = auto()
-    OLDER = auto()
-    NEWER = auto()
-
-
-def state_of(revision: str | None) -> State:
-    """Return the state of a schema by its revision (None when it has none)."""
-    if revision is None:
-        return State.MISSING
-    if revision == HEAD:
-        return State.CURRENT
-    return State.OLDER if revision in REVISIONS else State.NEWER
-
-
-def check_revision(revision: str | None, where: str) -> bool:
+def check_schema(tx: Transaction, where: str) -> bool:
     """Return whether there is a schema. Raises StorageError when it is of another version of replaybuf."""
-    state = state_of(revision)
-    if state is State.OLDER:
+    revision = tx.revision()
+    if revision in (None, HEAD):
+        return revision is not None
+    if revision in REVISIONS:
         raise StorageError(
             f"{where} has the schema of an older replaybuf (revision {revision}, wanted {HEAD}); "
             f"close all users of it, then run: replaybuf doctor {where} --upgrade",
             reason="schema",
         )
-    if state is State.NEWER:
-        raise StorageError(
-            f"{where} has a schema that this replaybuf doesn't know (revision {revision}, newest known {HEAD}): "
-            "it was made by a newer version; upgrade replaybuf here, to the version that its run has",
-            reason="schema",
-        )
-    return state is State.CURRENT
+    raise StorageError(
+        f"{where} has a schema that this replaybuf doesn't know (revision {revision}, newest known {HEAD}): "
+        "it was made by a newer version; upgrade replaybuf here, to the version that its run has",
+        reason="schema",
+    )
 
 
 def no_tables_error(where: str) -> StorageError:

@@ -13,7 +13,7 @@ from sqlalchemy import Index
 from sqlalchemy.schema import CreateIndex, CreateSequence, CreateTable, ExecutableDDLElement
 
 from replaybuf.errors import StorageError
-from replaybuf.storage.sql.schema import HEAD, VERSION_TABLE, check_revision
+from replaybuf.storage.sql.schema import HEAD, VERSION_TABLE, check_schema
 from replaybuf.storage.sql.schema.tables import IDENTITY, metadata, uid_sequence
 from replaybuf.storage.sql.schema.views import CREATE_VIEWS, VIEWS
 
@@ -27,18 +27,12 @@ _CREATE_VERSION = f"""CREATE TABLE {VERSION_TABLE} (
     version_num VARCHAR(32) NOT NULL, CONSTRAINT {VERSION_TABLE}_pkc PRIMARY KEY (version_num))"""
 
 
-def check_schema(tx: Transaction, where: str) -> bool:
-    """Return whether there is a schema. Raises StorageError when it is of another version of replaybuf."""
-    return check_revision(tx.revision(), where)
-
-
 def create_schema(tx: Transaction, where: str) -> None:
     """Create the schema if missing; several processes may do so at once."""
     tx.lock_schema()
     if check_schema(tx, where):
         return
-    taken = (metadata.tables.keys() & tx.values("{tables}")) | _taken_by_others(tx)
-    if taken:
+    if taken := {*metadata.tables, *VIEWS} & {*tx.values("{tables}"), *tx.values("{views}")}:
         raise StorageError(
             f"{where} already has tables or views named {', '.join(sorted(taken))} that are not replaybuf's; "
             "use another database, or rename them",
@@ -61,7 +55,7 @@ def create_tables(tx: Transaction) -> None:
             if table.info:
                 parameters = ", ".join(f"{name} = {value}" for name, value in table.info.items())
                 tx.run(f"ALTER TABLE {table.name} SET ({parameters})")
-        # Payloads are stored out of line without TOAST compression: they are compressed already, or not worth it.
+        # Payloads are stored out of line without TOAST compression, which isn't worth its time.
         tx.run("ALTER TABLE rb_payload ALTER COLUMN data SET STORAGE EXTERNAL")
 
 
@@ -91,18 +85,6 @@ def create_views(tx: Transaction) -> None:
 
 
 def drop_views(tx: Transaction) -> None:
-    """Drop the views that exist. Raises StorageError when foreign tables or views have their names."""
-    if taken := _taken_by_others(tx):
-        raise StorageError(
-            f"the database has tables or views named {', '.join(sorted(taken))} that are not replaybuf's; its views "
-            "need these names: rename yours, and upgrade again; nothing was changed",
-            reason="schema",
-        )
+    """Drop the views that exist."""
     for view in VIEWS:
         tx.run(f"DROP VIEW IF EXISTS {view}")
-
-
-def _taken_by_others(tx: Transaction) -> set[str]:
-    """Return the names of our views that foreign tables or views have (our own views read our tables)."""
-    views = {name for name, definition in tx.tuples("{views}") if "rb_" not in (definition or "")}
-    return views.union(tx.values("{tables}")) & set(VIEWS)

@@ -129,12 +129,6 @@ _LAST_UID = {
 }
 
 
-def find_last_uid(tx: Transaction) -> int | None:
-    """Return the last uid of the database, 0 before the first; None when the counter is missing."""
-    uid: int | None = tx.value(_LAST_UID[tx.dialect.name])
-    return uid
-
-
 def last_uid(tx: Transaction) -> int:
     """Return the last uid of the database, 0 before the first."""
-    return find_last_uid(tx) or 0
+    return int(tx.value(_LAST_UID[tx.dialect.name]) or 0)

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic_core import to_json
 from sqlalchemy import Table
 
-from replaybuf.common.units import brief, listed
+from replaybuf.common.units import brief
 from replaybuf.rules import transitions
 from replaybuf.rules.transitions import LaneName, Tally
 from replaybuf.storage.places.store import EXTENT_BYTES, Extent, FileBatch
@@ -35,10 +35,8 @@ from replaybuf.values.codec.payload_format import Texts
 from replaybuf.values.rollouts.group_fields import fields_of
 from replaybuf.values.rollouts.marks import Marks
 from replaybuf.values.rollouts.outline import outline
-from replaybuf.values.rollouts.rewards import numeric_parts
 from replaybuf.values.rollouts.rollout import ASIDE
 from replaybuf.values.rollouts.rollout_type import RolloutType
-from replaybuf.values.rollouts.staleness import EXPIRING_STATUSES
 
 #: A row's values by column, in the driver's form: JSON as text.
 Row = dict[str, Any]
@@ -90,11 +88,8 @@ def encode_group(codec: Codec, group: NewGroup, apart: FileBatch | None = None) 
     if group.payload is not None:
         split = codec.split(group.payload)
     else:
-        numeric = codec.rollout_type.by_token if group.status in EXPIRING_STATUSES else frozenset()
         parents = None if group.segments is None else group.segments.parents
-        split = codec.encode_split(
-            group.rollouts, group.fetched or {}, sealed_from=threshold, numeric=numeric, parents=parents
-        )
+        split = codec.encode_split(group.rollouts, group.fetched, sealed_from=threshold, parents=parents)
     if apart is None or split.size < threshold:
         return describe(group, group.rollouts, split.joined(), codec.rollout_type)
     extent = apart.add(split)
@@ -139,15 +134,12 @@ def _warn_of_unreadable(task: str, rewards: Sequence[Any], numbers: Sequence[flo
     if place is None or kind.warned_of_reward:
         return
     kind.warned_of_reward = True
-    parts = numeric_parts(rewards[place])
-    advice = f"Name the part that counts, reward_key= in the config: {listed(parts)}" if parts else "Put finite ones"
     _logger.warning(
         "task %s: the reward of rollouts[%d] is %s. It is stored as it is, but means, orders and SQL take it for none. "
-        "%s",
+        "Put finite numbers, or name the part of a dict that counts (reward_key= in the config)",
         brief(task),
         place,
         brief(repr(rewards[place])),
-        advice,
     )
 
 
