@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 from benchmarks import groups
-from benchmarks.databases import TASK, fill, new_database, open_buffer, stop_announcing, stop_sweeping
+from benchmarks.databases import TASK, fill, new_database, open_buffer, stop_sweeping
 from benchmarks.million import refresh
 from benchmarks.round_trips import Count, counting_round_trips, counting_statements
 from replaybuf import ReplayBuffer
@@ -62,7 +62,6 @@ async def statements_and_round_trips(kind: str) -> tuple[dict[str, int], dict[st
         statements = stack.enter_context(counting_statements())
         buffer = await stack.enter_async_context(open_buffer(url))
         await stop_sweeping(buffer)
-        stop_announcing(buffer)
         lowest: tuple[dict[str, int], dict[str, int]] = ({}, {})
         for name, call in _calls(buffer).items():
             await fill(buffer, groups.small, 2 * REPEATS * BATCH)

@@ -120,11 +120,6 @@ async def until_swept(buffer: ReplayBuffer) -> None:
         await asyncio.sleep(0.05)
 
 
-def stop_announcing(buffer: ReplayBuffer) -> None:
-    """Tell no other process of commits: that is done in the background, at a time of its own."""
-    buffer.storage.watch._changes.announces = False
-
-
 async def put_all(buffer: ReplayBuffer, groups: Sequence[Any], *, model_step: int = MODEL_STEP) -> None:
     """Put groups from 256 coroutines at once; each waits for its put before the next."""
     waiting = iter(groups)

@@ -29,7 +29,6 @@ from benchmarks.databases import (
     new_folder,
     open_buffer,
     put_all,
-    stop_announcing,
     stop_sweeping,
 )
 from benchmarks.floor import TunedSqliteFloor
@@ -133,7 +132,6 @@ async def calls(kind: str, size: str) -> dict[str, float]:
     with counting_calls() as count:
         async with new_database(kind) as url, open_buffer(url) as buffer:
             await stop_sweeping(buffer)
-            stop_announcing(buffer)
             for _ in range(ROUNDS["calls"]):
                 fresh = [SIZES[size]() for _ in range(COUNT)]
                 for name, work in (("puts", partial(put_all, buffer, fresh)), ("takes", partial(_take, buffer))):

@@ -149,9 +149,9 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
     """With "full", commits to SQLite survive a power cut."""
 
     payloads: str = IN_DATABASE
-    """The place of large payloads: the `"database"`, a folder (a path or `file:///scratch/run1`, on a local disk or one
-    that all hosts mount), or an object store (`s3://bucket/prefix`, `gs://...`, `az://...`). Arrays, tensors and images
-    go there; all values for SQL stay in the database."""
+    """The place of large payloads: the `"database"`, a folder (on a local disk, or one that all hosts mount), or an
+    object store (`s3://bucket/prefix`, `gs://...`, `az://...`). Arrays, tensors and images go there; all values for SQL
+    stay in the database."""
 
     payload_threshold: int = Field(default=PAYLOAD_THRESHOLD, ge=0)
     """Groups with fewer bytes of arrays, tensors and images keep them in the database."""

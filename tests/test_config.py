@@ -366,10 +366,3 @@ async def test_a_change_of_the_working_directory_leads_to_no_other_file(
         monkeypatch.chdir(tmp_path / "there")
     assert sorted(os.listdir(tmp_path / "here")) == ["payloads", "run.db"]
     assert sorted(os.listdir(tmp_path / "there")) == ["all.jsonl", "run.db", "saved"]
-
-
-def test_files_that_a_url_names_stay_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Password files, also after a change of the working directory."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "pass").touch(0o600)
-    assert parse_url("postgresql://user@host/db?passfile=pass").query["passfile"] == str(tmp_path / "pass")

@@ -25,6 +25,7 @@ from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.inspection.reader import open_reader
 from tests import sql_example
 from tests.bad_input.conftest import refused_put
+from tests.cancellation.conftest import lent
 from tests.cli.conftest import run
 from tests.pages import DOCS
 from tests.postgres import execute, new_database
@@ -50,7 +51,7 @@ async def test_the_last_one_is_lent_again(pool: Pool) -> None:
         last = await process_of(pool)
         assert await process_of(pool) == last
     assert await process_of(pool) != last
-    assert (pool.size, pool.lent) == (2, 0)
+    assert (pool.size, lent(pool)) == (2, 0)
 
 
 async def test_who_waits_for_a_new_one_has_one_that_is_given_back_meanwhile(
@@ -139,7 +140,7 @@ async def test_one_in_an_unknown_state_is_closed(pool: Pool, first: str, error: 
     using.cancel()
     await asyncio.wait([using])
     assert bool(finished) == (error is not None)
-    assert (pool.size, pool.lent) == (0, 0)
+    assert (pool.size, lent(pool)) == (0, 0)
 
 
 async def test_one_that_the_server_ended_is_not_lent(pool: Pool) -> None:

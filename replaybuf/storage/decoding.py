@@ -115,7 +115,7 @@ async def read_tails(payloads: Sequence[Any], places: Places, patience: float = 
             for number in numbers:
                 store = open_known(urls[number], database or "", number, patience)
                 stores[number] = opened.enter_context(closing(store))
-            return tails_of(payloads, stores, patience)
+            return tails_of(payloads, stores)
 
     return await in_thread(read, patience, ", ".join(urls[number] for number in numbers)) if numbers else read()
 
@@ -136,7 +136,6 @@ def extent_of(payload: Any) -> Extent | None:
 def tails_of(
     payloads: Sequence[Any],
     stores: Mapping[int, PlaceStore],
-    patience: float,
     parts: Callable[[bytes], Iterable[tuple[int, int]]] | None = None,
 ) -> list[Any]:
     """Return the tail of each payload: None if the payload is whole, a DecodeError if the tail can't be read.
@@ -163,7 +162,7 @@ def tails_of(
             tails[number] = None if parts is None else {}
             by_place.setdefault(extent.place, []).extend(ranges)
     for place, requested in by_place.items():
-        raws = stores[place].read([extent for *_, extent in requested], patience)
+        raws = stores[place].read([extent for *_, extent in requested])
         for (number, at, _), raw in zip(requested, raws, strict=True):
             if isinstance(raw, DecodeError) or at is None:
                 tails[number] = raw

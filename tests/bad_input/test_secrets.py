@@ -50,24 +50,24 @@ from tests.web.conftest import client_of
         ("sqlite:///a\udcffb", "can't read the database url: expected"),
         ("postgresql://host:port/db", "a port from 1 to 65535"),
         ("postgresql://user@host:99999/db", "a port from 1 to 65535"),
-        ("postgresql://host/db?aplication_name=x", "no option 'aplication_name'; known are application_name"),
+        ("postgresql://user@host/db?password=secret", "user and password are before the host"),
         *(
-            (f"postgresql://host/db?{option}", "must be a number larger than 0")
-            for option in ("connect_timeout=soon", "statement_cache_size=-1", "timeout=0", "command_timeout=nan")
+            (f"postgresql://host/db?{option}", "must be a number, not a negative one")
+            for option in ("connect_timeout=soon", "statement_cache_size=-1", "command_timeout=nan")
         ),
         ("postgresql://user:a@b@host/db", "in a user or password : is written %3A, / %2F, @ %40"),
         *((f"postgresql://user:a{sign}b@host/db", f"[{sign}] %{ord(sign):X}") for sign in "/?#"),
-        ("postgresql://u:secret@a:1,:2/rl", "the host in place 2 of the url must be a name, or a name and a port from"),
-        ("postgresql://u:secret@a,,b/rl", "the host in place 2 of the url must be a name"),
-        ("postgresql://u:secret@,b/rl", "the host in place 1 of the url must be a name"),
+        ("postgresql://u:secret@a:1,:2/rl", "a host of the url must be a name, or a name and a port from"),
+        ("postgresql://u:secret@a,,b/rl", "a host of the url must be a name"),
+        ("postgresql://u:secret@,b/rl", "a host of the url must be a name"),
         (
             "postgresql://u:secret@a:0,b/rl",
-            "the host in place 1 of the url must be a name, or a name and a port",
+            "a host of the url must be a name, or a name and a port",
         ),
-        ("postgresql://u:secret@a:1,b:561l/rl", "the host in place 2 of the url"),
-        ("postgresql://u:secret,b/rl", "the host in place 1"),
+        ("postgresql://u:secret@a:1,b:561l/rl", "a host of the url"),
+        ("postgresql://u:secret,b/rl", "a host of the url"),
         *(
-            (f"postgresql://u:secret{rest}", "the host of the url must be a name")
+            (f"postgresql://u:secret{rest}", "a host of the url must be a name")
             for rest in ("@a:561l/rl", "/rl", "/s@a:1/rl", "@a/rl?port=7s")
         ),
     ],
@@ -80,8 +80,7 @@ def test_a_bad_url_says_what_would_be_right_without_its_password(url: str, messa
 
 async def test_the_known_options_of_libpq_reach_the_server(postgres_database: str) -> None:
     url = f"{postgres_database}&application_name=a%26b&connect_timeout=7&statement_cache_size=0&sslmode=prefer"
-    url += "&channel_binding=prefer"
-
+    url += "&channel_binding=prefer&target_session_attrs=read-write"
     async with build(url) as buffer:
         assert await buffer.put(group(1), TASK) == 1
         storage: Any = buffer.storage
@@ -136,11 +135,8 @@ def leaks(secret: str, texts: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("secret", SECRETS)
-@pytest.mark.parametrize("place", ["password", "query"])
-async def test_a_password_is_never_shown(secret: str, place: str) -> None:
-    quoted = quote(secret, safe="")
-    credentials, query = (f"user:{quoted}", "") if place == "password" else ("user", f"?password={quoted}")
-    url = f"postgresql://{credentials}@127.0.0.1:1/db{query}"
+async def test_a_password_is_never_shown(secret: str) -> None:
+    url = f"postgresql://user:{quote(secret, safe='')}@127.0.0.1:1/db"
     texts: list[str] = [redact(url)]
     with all_logs() as lines:
         config = ReplayBufferConfig(url=url)

@@ -28,7 +28,7 @@ async def test_a_database_that_becomes_read_only_says_so_and_goes_on_afterwards(
         execute(lent_database, END_ALL)
         for call in (buffer.put(group(3), TASK), buffer.get(1, TASK)):
             with pytest.raises(
-                AccessError, match=r"read-only transaction; it is a standby .* RESET default_transaction"
+                AccessError, match=r"read-only transaction; it is a standby .* default_transaction_read_only is set"
             ):
                 await call
         assert await buffer.count(TASK, "completed") == 3
@@ -102,14 +102,12 @@ def test_what_is_read_only_can_not_be_written_to(open_folder: Path, what: str) -
             await buffer.close()
 
         def look():
-            # Those who only look can export and save, too, after the run has ended.
+            # Those who only look can export and save, too, where SQLite can make its log.
             folder = tempfile.mkdtemp(dir="/tmp")
-            calls = (["export", url, "all.jsonl"], ["checkpoint", "save", url, "saved"])
-            for call in ([*words, f"{folder}/{name}"] for *words, name in calls):
-                done = CliRunner().invoke(app, call)
-                assert done.exit_code == 0, done.output
-            with open(f"{folder}/all.jsonl") as lines:
-                assert len(list(lines)) == 2
+            for words in (["export", url, f"{folder}/all.jsonl"], ["checkpoint", "save", url, f"{folder}/saved"]):
+                done = CliRunner().invoke(app, words)
+                assert (done.exit_code == 0) == (sys.argv[2] == "file" or os.getuid() == 0), done.output
+                assert done.exit_code == 0 or "check the permissions of the file and of its folder" in done.output
             shutil.rmtree(folder)
 
         if os.getuid() == 0:
@@ -122,6 +120,7 @@ def test_what_is_read_only_can_not_be_written_to(open_folder: Path, what: str) -
         look()
         """,
         f"sqlite:///{file}",
+        what,
     )
     open_folder.chmod(0o755)
     file.chmod(0o644)

@@ -14,6 +14,8 @@ import pytest
 from replaybuf import ReplayBuffer
 from replaybuf.storage.sql.engine import open_database
 from replaybuf.storage.sql.engine.database import Access
+from replaybuf.storage.sql.engine.postgres_pool import Pool
+from replaybuf.storage.sql.engine.sqlite_connection import _MOST_LENT
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.tasks.delivery import Drawing
@@ -56,13 +58,19 @@ async def end_background_work(buffer: ReplayBuffer) -> None:
     await state.thread.run(end)
 
 
+def lent(pool: Pool) -> int:
+    """The number of connections in use."""
+    return pool.size - len(pool._idle_connections)
+
+
 async def no_connection_out(buffer: ReplayBuffer) -> None:
-    """Wait until all connections are back, except for the one that listens for changes."""
+    """Wait until all connections are back."""
     state = buffer.storage
 
     async def all_back() -> bool:
-        pool = state.engine.pool if state.engine.dialect.is_remote else state.engine.connections
-        return bool(pool.lent <= (getattr(state.watch._changes, "_listening", None) is not None))
+        if state.engine.dialect.is_remote:
+            return lent(state.engine.pool) == 0
+        return bool(state.engine.connections._free_slots._value == _MOST_LENT)
 
     await until(all_back)
 

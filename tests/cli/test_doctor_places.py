@@ -144,26 +144,3 @@ def test_a_place_that_hangs_is_one_warning(url: str, folder: Path, monkeypatch: 
     assert wrong(findings) == {"places": "warning"}
     assert f"{folder} didn't answer within 0.1 s" in findings["places"][0]["text"]
     assert f"{folder} didn't answer within 0.2 s" in refused.stderr
-
-
-def test_a_place_that_hangs_in_a_write_is_one_warning(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_database, "PATIENCE", 0.05)
-    answering = threading.Event()
-    monkeypatch.setattr(FolderStore, "check_may_write", lambda _: answering.wait())
-    findings = examine(url)
-    answering.set()
-    assert wrong(findings) == {"places": "warning"}
-
-
-def test_a_place_that_this_user_may_not_write_to_is_one_warning(
-    url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    access = os.access  # who runs tests may be root, who may everything
-
-    def may(path: str | Path, mode: int) -> bool:
-        return access(path, mode) and not (mode & os.W_OK and folder in Path(path).parents)
-
-    monkeypatch.setattr(os, "access", may)
-    findings = examine(url)
-    assert wrong(findings) == {"places": "warning"}
-    assert "can't be written to by this user" in findings["places"][0]["text"]

@@ -23,7 +23,7 @@ from tests.faults.proxy import proxied
 from tests.postgres import execute, new_database, set_default
 from tests.stores import opened
 
-#: What the relay changes; the call that fails then, or None; and what is said.
+#: What the relay changes; the call that fails then; and what is said.
 LACKING = {
     "no advisory locks": ({b"advisory_xact_lock(": b"advisory_xact_lack("}, "", "pg_advisory_xact_lack"),
     "advisory locks that exclude nobody": (
@@ -31,8 +31,6 @@ LACKING = {
         "locks",
         "is accepted, and excludes nobody",
     ),
-    "no snapshots": ({b"pg_current_snapshot()": b"pg_current_snapshat()"}, None, "reads the buffer twice a second"),
-    "no LISTEN": ({b"LISTEN ": b"LISTAN "}, None, "notice by polling"),
     "no SKIP LOCKED": ({b"SKIP LOCKED": b"SKIP LACKED"}, "take_batch", "syntax error"),
 }
 _IDLE = "CREATE FUNCTION no_advisory_xact_lock(bigint) RETURNS void LANGUAGE sql AS 'SELECT'"
@@ -54,7 +52,7 @@ async def test_the_first_call_that_fails_is_named(with_tables: str, lacking: str
         proxy.instead = instead
         findings = list(await asyncio.to_thread(probe, open_reader(proxy.url)))
     failures = [finding for finding in findings if finding.level != "ok"]
-    assert {str(finding.level) for finding in failures} == {"warning" if call is None else "problem"}
+    assert {str(finding.level) for finding in failures} == {"problem"}
     assert any(finding.text.startswith(f"{call} failed: ") for finding in failures) or not call
     assert text in " ".join(finding.text for finding in failures)
 

@@ -18,7 +18,7 @@ from tests.faults.calling import calling, goes_on
 from tests.faults.conftest import Figures
 from tests.faults.processes import Ledger
 from tests.faults.proxy import Link, Proxy, is_commit, once, proxied
-from tests.faults.test_postgres_connections import all_told, end_background_work
+from tests.faults.test_postgres_connections import end_background_work
 from tests.faults.test_storm import Storm, judge_prompts
 from tests.histories.history import Recorder, calls_in, numbers_of_calls
 from tests.histories.workers import take_all_left
@@ -119,7 +119,6 @@ async def test_a_commit_whose_answer_dies_with_the_primary_is_made_once(synchron
 
     async with behind_proxy(synchronous, url) as (proxy, behind), build(behind) as buffer:
         await fill(buffer, 3)
-        await all_told(buffer)
         await end_background_work(buffer)
         commit.clear()
         proxy.fault = once(fail, at=at)
@@ -144,7 +143,6 @@ async def test_a_commit_that_was_interrupted_while_it_waited_for_the_standby_is_
 
     async with behind_proxy(synchronous, url) as (proxy, behind), build(behind) as buffer:
         await fill(buffer, 2)
-        await all_told(buffer)
         await end_background_work(buffer)
         synchronous.hold_back()
         proxy.fault = once(cut_soon)

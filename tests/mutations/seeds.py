@@ -211,7 +211,6 @@ _SQL = [
     ("reader-writes", f"{_ENGINE}/postgres.py", "' READ ONLY' if self.access.read_only else", "' READ ONLY' if False else", "a reader can't write, whatever its settings"),
     ("pool-busy-unsaid", f"{_ENGINE}/postgres_pool.py", "if self.size == MOST_CONNECTIONS and limit.expired():", "if False:", "who waits in vain for a connection is told why"),
     ("row-too-large", f"{_ENGINE}/dialect.py", "if size > MOST_ROW_BYTES:", "if False:", "what is larger than a row isn't sent"),
-    ("commits-not-together", f"{_ENGINE}/sqlite.py", "if self._has_changed:  # all", "if False:  # all", "who waits looks once at the commits of some milliseconds"),
     ("lease-wall-clock", f"{_ENGINE}/sqlite_dialect.py", "return time.time() if start is None else", "return time.time() if True else", "leases pass evenly, though the clock is set"),
 ]  # fmt: skip
 

@@ -108,7 +108,7 @@ async def listed(place: str) -> list[str]:
 
 def _listed(place: str) -> list[str]:
     with closing(open_place(place, 30.0)) as store:
-        return sorted(file.name for file in store.files()) if store.read_marker() is not None else []
+        return sorted(name for name, _ in store.files()) if store.read_marker() is not None else []
 
 
 async def until_rows(url: str, count: int) -> None:

@@ -80,7 +80,7 @@ def place(request: pytest.FixtureRequest) -> str:
 def store(place: str) -> Iterator[PlaceStore]:
     """An open place, which is marked."""
     store = open_place(place, PATIENCE)
-    store.check_writable()
+    store.prepare()
     claim(store, "d" * 32, 1, HOME)
     yield store
     store.close()
@@ -159,9 +159,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[list[Extent]]:
     calls: list[list[Extent]] = []
     read = FolderStore.read
 
-    def noted(store: FolderStore, extents: list[Extent], timeout: float) -> list[Any]:
+    def noted(store: FolderStore, extents: list[Extent]) -> list[Any]:
         calls.extend([[*extents]] if extents else [])
-        return read(store, extents, timeout)
+        return read(store, extents)
 
     monkeypatch.setattr(FolderStore, "read", noted)
     return calls
@@ -182,5 +182,5 @@ def written(store: PlaceStore, number: int, *payloads: Any, sync: bool = True) -
 
 
 def read(store: PlaceStore, *extents: Extent) -> list[Any]:
-    parts = store.read(extents, PATIENCE)
+    parts = store.read(extents)
     return [part if isinstance(part, Exception) else bytes(part) for part in parts]

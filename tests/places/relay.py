@@ -15,8 +15,7 @@ class Relay:
     """A WSGI application before another. What is set holds for the requests that begin afterwards.
 
     `status`: requests are answered with it. `away`: connections end without an answer.
-    `cut_after`: answers end after so many bytes, for so many answers as `cuts`. `when` says which requests are meant,
-    by their method. `requests` are the methods of all.
+    `cut_after`: answers end after so many bytes, for so many answers as `cuts`. `requests` are the methods of all.
     """
 
     app: Any
@@ -25,7 +24,6 @@ class Relay:
     away: bool = False
     cut_after: int = 0
     cuts: int = 0
-    when: Callable[[str], bool] = lambda method: True
     requests: list[str] = field(default_factory=list)
 
     def fail(self, way: str) -> None:
@@ -35,15 +33,13 @@ class Relay:
     def well(self) -> None:
         """Forward everything as it is."""
         self.status, self.away, self.cut_after, self.cuts = None, False, 0, 0
-        self.when = lambda method: True
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        method = environ["REQUEST_METHOD"]
-        self.requests.append(method)
+        self.requests.append(environ["REQUEST_METHOD"])
         if self.away:
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
             raise ConnectionAbortedError
-        if self.status is None or not self.when(method):
+        if self.status is None:
             return self._cut(self.app(environ, start_response))
         body = b"<Error><Code>Unkind</Code><Message>AKIASECRET said no</Message></Error>"
         headers = [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))]

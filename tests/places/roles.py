@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import signal
 import threading
 import time
@@ -24,8 +23,7 @@ from replaybuf.storage.sql.engine.sqlite import SqliteDatabase
 from replaybuf.storage.sql.statements.past import sweep
 from replaybuf.storage.sql.tasks import payload_files as tasks
 from replaybuf.storage.sql.tasks import sweeper
-from replaybuf.storage.sql.tasks.handles import load_all
-from tests.faults.disks import own_mounts, small_disk
+from tests.faults.disks import small_disk
 from tests.faults.failpoints import FailPoints
 from tests.faults.processes import Ledger
 from tests.histories.history import Recorder
@@ -54,7 +52,7 @@ class FilePoints(FailPoints):
 
     def __init__(self, ledger: Ledger, kill_at: int | None = None) -> None:
         super().__init__(ledger, kill_at)
-        self._surround(os, "writev", "write")
+        self._surround(folder, "_write_all", "write")
         self._surround(os, "fsync", "sync")
         self._surround(objects.ObjectStore, "write", "write")
         for store in (folder.FolderStore, objects.ObjectStore):
@@ -226,24 +224,6 @@ def stall(ledger: Ledger, url: str, place: str, variables: Variables) -> None:
 
 
 # On a disk of its own
-
-
-def other_host(ledger: Ledger, url: str, place: str, own: str, sent: str) -> None:
-    """Have the place at `own`, and something else where it is for others; load handles, put and look."""
-    mount = own_mounts(ledger)
-    mount(place, own, None, 0x1000, None)  # MS_BIND
-    mount("none", place, "tmpfs", 0, "size=1m")
-    handles = pickle.loads(Path(sent).read_bytes())
-
-    async def run() -> None:
-        async with apart(url, own) as buffer:
-            ledger.write("found", *sorted(numbers_in([item.item async for item in buffer.find({})])))
-            loaded = await asyncio.to_thread(load_all, handles)
-            ledger.write("loaded", *(int(array[0]) >> 32 for array in loaded))
-            await put(buffer, 10)
-            ledger.write("put", 10)
-
-    asyncio.run(run())
 
 
 def fill_up(ledger: Ledger, url: str, place: str, problem: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from replaybuf.errors import PartlyStoredError, PayloadStoreError, StorageError
+from replaybuf.storage.places import folder as folders
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.statements.new_rows import EncodedGroup
 from replaybuf.storage.sql.tasks import group_commit
@@ -127,16 +128,16 @@ async def test_an_array_that_cannot_be_written_is_not_committed(
     """Its group fails with the reason; small ones in the same commit are stored; then it goes on."""
     async with apart(url, folder) as buffer:
         await put(buffer, 1)
-        real = os.writev
+        real = folders._write_all
 
         def failing(*_: Any) -> int:
             raise OSError(5, "Input/output error")
 
-        monkeypatch.setattr(os, "writev", failing)
+        monkeypatch.setattr(folders, "_write_all", failing)
         outcomes = await asyncio.gather(buffer.put(heavy(2), TASK), buffer.put(group(3), TASK), return_exceptions=True)
         assert isinstance(outcomes[0], PayloadStoreError)
         assert isinstance(outcomes[1], int)
-        monkeypatch.setattr(os, "writev", real)
+        monkeypatch.setattr(folders, "_write_all", real)
         await put(buffer, 4)
         groups = await buffer.get(9, TASK)
         assert sorted(int(rollouts[0].rollout_id) for rollouts in groups) == [1, 3, 4]

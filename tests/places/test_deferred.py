@@ -190,10 +190,10 @@ async def test_a_cancelled_lease_gives_its_groups_back(kept_apart: Kept, monkeyp
     started, go_on = threading.Event(), threading.Event()
     original = FolderStore.read
 
-    def slow(store: FolderStore, ranges: Any, timeout: float) -> list[Any]:
+    def slow(store: FolderStore, ranges: Any) -> list[Any]:
         started.set()
         go_on.wait(30)
-        return original(store, ranges, timeout)
+        return original(store, ranges)
 
     async with kept_apart.opened() as buffer:
         await buffer.put([rollout(pixels=experts(1))], TASK)

@@ -166,7 +166,7 @@ async def test_a_folder_that_answers_nothing_fails_calls_after_the_patience(
     monkeypatch.setattr(folders, "filesystem_type", lambda path: "nfs4" if on_network else "ext4")
     async with apart(f"sqlite:///{tmp_path}/b.db", folder, reconnect_timeout=0.5) as buffer:
         await put(buffer, *range(5))
-        answers = _hang(monkeypatch, os, "preadv", "writev")
+        answers = _hang(monkeypatch, folders, "_read_range", "_write_all")
         await goes_on_when_it_is_back(buffer, answers.set, r"within 0\.5 s")
 
 

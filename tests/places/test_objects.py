@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from replaybuf.errors import PayloadStoreError, StorageError
+from replaybuf.storage.places import folder as folders
 from replaybuf.storage.places.folder import FolderStore
 from replaybuf.storage.places.objects import ObjectStore
 from replaybuf.storage.places.owners import claim
@@ -31,7 +32,7 @@ from tests.web.conftest import client_of
 @pytest.fixture
 def local(folder: Path) -> FolderStore:
     store = FolderStore(str(folder))
-    store.check_writable()
+    store.prepare()
     claim(store, DATABASE, 1, HOME)
     return store
 
@@ -82,27 +83,20 @@ def test_nothing_is_written_to_a_folder_that_nobody_finds(
 ) -> None:
     """It was there when the file was opened."""
     written(local, 1, b"one")
-    real, away = os.writev, local.path.with_name("away")
+    real, away = folders._write_all, local.path.with_name("away")
 
-    def writev(number: int, views: Any) -> int:
+    def write_all(file: Any, buffers: Any) -> None:
         local.path.rename(away)
         if what != "unmounted":
             (local.path / FILES).mkdir(parents=True)
             (local.path / MARKER).write_bytes((away / MARKER).read_bytes() if what == "moved" else b"{}")
-        return real(number, views)
+        real(file, buffers)
 
-    monkeypatch.setattr(os, "writev", writev)
+    monkeypatch.setattr(folders, "_write_all", write_all)
     with pytest.raises(
         PayloadStoreError, match="was moved during a write" if what == "moved" else "isn't there|another place"
     ):
         written(local, 2, b"two")
-
-
-def test_writes_that_are_cut_short_go_on(local: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.writev
-    monkeypatch.setattr(os, "writev", lambda number, views: real(number, [bytes(views[0])[:7]]))
-    raws = [os.urandom(100), os.urandom(33)]
-    assert read(local, *written(local, 1, *raws)) == raws
 
 
 def test_reads_that_are_cut_short_go_on(local: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +113,7 @@ def test_a_full_disk_is_said_to_be_full(local: FolderStore, monkeypatch: pytest.
     def full(*_: Any) -> int:
         raise OSError(code, "full")
 
-    monkeypatch.setattr(os, "writev", full)
+    monkeypatch.setattr(folders, "_write_all", full)
     with pytest.raises(StorageError, match="free some space", check=because("disk full")):
         written(local, 1, b"x")
     assert files(local.path) == {}
@@ -134,7 +128,7 @@ def test_what_is_synced_is_synced_with_its_folder(
         "replaybuf.storage.places.folder.filesystem_type", lambda path: "nfs4" if on_network else "ext4"
     )
     store = FolderStore(str(folder))
-    store.check_writable()
+    store.prepare()
     claim(store, DATABASE, 1, HOME)
     synced: list[str] = []
     real = os.fsync
@@ -192,35 +186,12 @@ def test_refused_credentials_are_said_at_once_and_not_shown(objects: ObjectStore
         written(objects, 2, b"y")
 
 
-@pytest.mark.parametrize(
-    ("url", "variable"),
-    [
-        ("s3://bucket/x", "AWS_ACCESS_KEY_ID"),
-        ("gs://bucket/x", "GOOGLE_APPLICATION_CREDENTIALS"),
-        ("az://container/x", "AZURE_STORAGE_ACCOUNT_NAME"),
-    ],
-)
-def test_refused_credentials_are_those_of_the_service(url: str, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://minio")
-    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
-    said = str(ObjectStore(url, PATIENCE).error(PermissionError(), "read"))
-    assert ("https://minio" in said) == url.startswith("s3:")
-    assert f"those of the environment are {variable}, ..." in said
-
-
 def test_one_object_that_is_gone_keeps_no_other_from_being_deleted(tmp_path: Path) -> None:
     """In stores that answer 404 for it, as a folder does, Google's and Azure's."""
     store, numbers = ObjectStore(f"file://{tmp_path}", PATIENCE), range(1, 41)
     store.write([(file_name(number), [b"x"]) for number in numbers if number != 3], sync=False)
     store.delete(map(file_name, numbers))
     assert [*store.files()] == []
-
-
-def test_who_may_only_read_is_found_out(objects: ObjectStore, relay: Relay) -> None:
-    relay.status, relay.when = 403, lambda method: method == "PUT"
-    objects.check_writable()
-    with pytest.raises(PayloadStoreError, match="refuses these credentials"):
-        objects.check_may_write()
 
 
 def test_a_body_that_is_cut_is_asked_for_again(objects: ObjectStore, relay: Relay) -> None:

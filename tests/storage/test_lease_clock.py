@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sqlite3
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -15,22 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from benchmarks.round_trips import counting_round_trips
 from replaybuf import ReplayBuffer, ReplayBufferConfig, Status
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.sql.engine import postgres, sqlite, sqlite_dialect
-from replaybuf.storage.sql.engine.database import HINT_SECONDS
-from replaybuf.storage.sql.engine.postgres import Notifications
+from replaybuf.storage.sql.engine import sqlite_dialect
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.engine.urls import parse_url
 from replaybuf.storage.sql.statements.files import keep_for_reading
 from replaybuf.storage.sql.statements.upkeep import find_chores
 from replaybuf.storage.sql.tasks import sweeper
-from tests.cancellation.conftest import locked
+from tests.cancellation.conftest import lent, locked
 from tests.contract.leasing import lease_of, set_clock
-from tests.faults.proxy import proxied
+from tests.faults.test_postgres_connections import END_ALL
+from tests.postgres import execute
 from tests.scripts import run
 from tests.stores import TASK, build, fill, group, numbers_of, rows, set_by, take_all, until, until_equal
 
@@ -282,12 +277,9 @@ async def woken(waiting: ReplayBuffer, other: ReplayBuffer) -> float:
     return time.monotonic() - committed
 
 
-@pytest.mark.parametrize("change", [("_writes_to", lambda path: None), ("_LONGEST_POLL", NEVER)])
 async def test_a_commit_to_a_file_is_noticed_after_a_wait_in_vain_and_after_the_log_was_begun_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, Any]
+    tmp_path: Path,
 ) -> None:
-    """By polling where the system doesn't tell of writes, and without where it does."""
-    monkeypatch.setattr(sqlite, *change)
     url = f"sqlite:///{tmp_path}/run.db"
     async with build(url) as waiting, build(url) as other:
         await other.count_where({})
@@ -304,99 +296,23 @@ async def test_while_the_writer_is_busy_a_commit_may_be_one_of_others(tmp_path: 
     async with build(f"sqlite:///{tmp_path}/run.db") as buffer:
         await fill(buffer, 1)
         store = buffer.storage
-        watch = store.transactions.engine.changes(lambda: None)
+        watch = store.transactions.engine.changes()
         await until_equal(False, lambda: store.thread.run(watch.poll))
         async with writing_for_long(store):
             assert await store.thread.run(watch.poll)
-        await store.thread.run(watch.close)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
-async def test_who_waits_behind_a_busy_writer_watches_the_file_once(tmp_path: Path) -> None:
-    """A system has few inotify instances for each user, and other programs need them, too."""
-    versions = iter([*[None] * 9, 7, 8])
-
-    async def read() -> int | None:
-        return next(versions)
-
-    (tmp_path / "run.db-wal").touch()
-    watch, before = sqlite.DataVersion(read, f"{tmp_path}/run.db"), len(os.listdir("/proc/self/fd"))
-    for _ in range(11):
-        assert await watch.poll()
-        assert len(os.listdir("/proc/self/fd")) <= before + 1
-    await watch.close()
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-async def test_who_waits_looks_once_at_what_is_committed_within_milliseconds(tmp_path: Path) -> None:
-    async def read() -> int:
-        return 7
-
-    log = tmp_path / "run.db-wal"
-    log.touch()
-    watch = sqlite.DataVersion(read, f"{tmp_path}/run.db")
-    assert await watch.poll()
-    start, pausing = time.monotonic(), asyncio.create_task(watch.pause())
-    await asyncio.sleep(0)
-    log.write_bytes(b"another commit")
-    await pausing
-    assert time.monotonic() - start >= HINT_SECONDS
-    await watch.close()
-
-
-#: What a server, or a pooler before it, may not have.
-LACKING = {
-    "LISTEN": {b'LISTEN "': b'LISTAN "'},
-    "pg_current_snapshot": {b"pg_current_snapshot": b"pg_current_snapshat"},
-}
-
-
-@pytest.mark.parametrize("lacking", LACKING)
-async def test_commits_are_noticed_where_a_server_lacks_what_tells_of_them(lent_database: str, lacking: str) -> None:
-    """By polling, twice a second; on connections that are kept."""
-    async with proxied(lent_database) as proxy:
-        proxy.instead = LACKING[lacking]
-        async with build(proxy.url) as waiting, build(proxy.url) as other:
-            await other.count_where({})
-            for _ in range(2):
-                await woken(waiting, other)
-        assert len(proxy.links) <= 12
-
-
-async def test_a_lost_announcement_is_made_up_for(monkeypatch: pytest.MonkeyPatch, lent_database: str) -> None:
-    async def lose(_: Notifications) -> None: ...
-
-    monkeypatch.setattr(Notifications, "announce", lose)
-    async with build(lent_database) as waiting, build(lent_database) as other:
-        await other.count_where({})
-        for _ in range(2):
-            assert await woken(waiting, other) < 5
-
-
-async def test_a_waiting_take_wakes_although_its_listening_connection_died(lent_database: str) -> None:
+async def test_a_waiting_take_wakes_although_its_connections_died(lent_database: str) -> None:
     async with build(lent_database) as buffer, build(lent_database) as other:
         task = asyncio.create_task(buffer.take_batch({TASK: 1}, timeout=20))
         await other.count_where({})
-        engine = create_async_engine(parse_url(lent_database))
-
-        async def listener_is_gone() -> bool:
-            async with engine.connect() as connection:
-                result = await connection.exec_driver_sql(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                    "WHERE datname = current_database() AND query LIKE 'LISTEN%%'"
-                )
-                return result.rowcount > 0
-
-        await until(listener_is_gone)
-        for _ in range(3):  # and it is neither leaked nor listened to again in vain
-            await asyncio.sleep(0.4)
-            await until(listener_is_gone)
+        await asyncio.sleep(0.3)
+        execute(lent_database, END_ALL)
         await other.put(group(7), TASK)
         batch, _ = await task
         assert numbers_of(batch[TASK]) == [7]
         pool = buffer.storage.engine.pool
-        await until(lambda: pool.lent <= 1)  # none is leaked: for a moment the sweep may have another one
-        await engine.dispose()
+        await until(lambda: lent(pool) == 0)  # none is leaked
 
 
 async def test_who_is_woken_asks_once(lent_database: str) -> None:
@@ -408,15 +324,6 @@ async def test_who_is_woken_asks_once(lent_database: str) -> None:
             await buffer.storage.fenced_tallies()  # type: ignore[attr-defined]
             query_counts.append(count.value - before)
         assert min(query_counts) == 1  # for a moment the sweep may ask, too
-
-
-async def test_an_announcement_is_enough(monkeypatch: pytest.MonkeyPatch, lent_database: str) -> None:
-    """Without further looks."""
-    monkeypatch.setattr(postgres, "_HEARING_SECONDS", NEVER)
-    async with build(lent_database) as waiting, build(lent_database) as other:
-        await other.count_where({})
-        for _ in range(3):
-            await woken(waiting, other)
 
 
 async def test_who_waits_for_something_else_is_woken_at_a_bounded_rate(shared_url: str) -> None:

@@ -16,7 +16,6 @@ from replaybuf.storage.sql.engine.postgres_dialect import inlined
 from replaybuf.storage.sql.tasks.group_commit import GroupCommit
 from tests.cancellation.conftest import end_background_work
 from tests.faults.proxy import Link, Proxy, proxied
-from tests.faults.test_postgres_connections import all_told
 from tests.postgres import ask
 from tests.stores import TASK, build, fill, group, numbers_of, take_all
 
@@ -33,7 +32,6 @@ async def test_a_put_is_three_round_trips_and_a_take_too(proxy: Proxy, policy: s
     """Of a store whose connections have prepared the statements."""
     async with build(proxy.url, policy=policy) as buffer:
         await end_background_work(buffer)
-        end_announcements(buffer)
         trips = [await messages(proxy, buffer, operation) for _ in range(8)]
     assert trips[-1] == most
 
@@ -42,18 +40,12 @@ async def test_a_put_that_may_have_to_wait_for_room_locks_its_task_for_two_round
     """BEGIN, the lock, the put that counts, COMMIT: others who put into this task wait from the second on."""
     async with build(proxy.url, capacity=8, on_full="reject") as buffer:
         await end_background_work(buffer)
-        end_announcements(buffer)
         trips = [await messages(proxy, buffer, "put") for _ in range(8)]
         assert trips[-1] == 4
         with pytest.raises(FullError):
             await put(buffer, 9)
         assert len(await take_all(buffer)) == 8
         assert await put(buffer, 9) == 9  # what was refused has taken no uid, on which draws with a seed depend
-
-
-def end_announcements(buffer: ReplayBuffer) -> None:
-    """They go after the commit, at a time of their own, and on any connection."""
-    buffer.storage.watch._changes.announces = False
 
 
 async def messages(proxy: Proxy, buffer: ReplayBuffer, operation: str) -> int:
@@ -66,7 +58,6 @@ async def messages(proxy: Proxy, buffer: ReplayBuffer, operation: str) -> int:
 
     if operation == "take":
         await put(buffer, 1)
-    await all_told(buffer)
     proxy.fault = note
     options: dict[str, Any] = {"dropped": []} if operation == "put told what leaves" else {}
     await (buffer.get(1, TASK) if operation == "take" else put(buffer, 1, **options))

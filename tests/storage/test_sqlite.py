@@ -126,6 +126,15 @@ def test_an_engine_that_is_disposed_of_has_no_threads_left(
     assert {thread for thread in threading.enumerate() if thread not in before} == set()
 
 
+async def test_a_read_that_outlasts_closing_leaves_no_connection(tmp_path: Path) -> None:
+    engine = open_database(Access(make_url(f"sqlite:///{tmp_path}/run.db"), lock_timeout=5))
+    assert isinstance(engine, SqliteDatabase)
+    await engine.write(lambda tx: run(tx, "CREATE TABLE numbers (id INTEGER)"))
+    async with engine.connections.lend():
+        await engine.dispose()
+    assert os.listdir(tmp_path) == ["run.db"]
+
+
 def test_a_locked_database_is_asked_again_until_the_time_is_over() -> None:
     locked = sqlite3.OperationalError("database is locked")
     locked.sqlite_errorcode = sqlite3.SQLITE_BUSY

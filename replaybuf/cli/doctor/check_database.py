@@ -176,7 +176,7 @@ def _places(tx: Transaction) -> list[_Place]:
 
 
 def check_places(examination: Examination) -> Iterator[Finding]:
-    """Check whether each place can be reached and written, and is this database's; no transaction is open meanwhile.
+    """Check whether each place can be reached, and is this database's; no transaction is open meanwhile.
 
     Unreachable places are recorded in `out_of_reach`. Whether the files are whole is seen by reading payloads.
     """
@@ -192,17 +192,13 @@ def check_places(examination: Examination) -> Iterator[Finding]:
 
 
 def _examine_place(place: _Place) -> Finding:
-    """Return whether a place is this database's, and this user may write there. Raises PayloadStoreError."""
+    """Return whether a place is this database's. Raises PayloadStoreError."""
     with closing(open_known(place.url, place.identity, place.number, PATIENCE)) as store:
         marker = parse(store, store.marker or b"")
         if not marker.belongs_to(place.home):
             text = f"{place.url} has the payloads of {described(marker.home)}, and this database is a copy of that: it "
             mend = "once nobody uses the other any more: replaybuf doctor URL --take-over"
             return warning(f"{text}reads there, and deletes nothing", mend)
-        try:
-            store.check_may_write()
-        except PayloadStoreError as error:
-            return warning(f"{error}; puts with arrays that belong there fail")
     return fine(place.url)
 
 
@@ -241,4 +237,4 @@ def _lacks_marker(store: PlaceStore, files: Collection[str]) -> bool:
             return False
     except PayloadStoreError:
         pass
-    return any(file.name in files for file in store.files())
+    return any(name in files for name, _ in store.files())

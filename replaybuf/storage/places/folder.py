@@ -6,18 +6,17 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from replaybuf.common.file_systems import filesystem_type, is_network, sync_folder
 from replaybuf.errors import DecodeError, PayloadStoreError, StorageError
-from replaybuf.storage.places.store import FILES, MARKER, Extent, PlaceStore, StoredFile
+from replaybuf.storage.places.store import FILES, MARKER, Extent, PlaceStore
 
-_MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))
 _FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -27,7 +26,6 @@ class FolderStore(PlaceStore):
     def __init__(self, path: str) -> None:
         self.path = Path(path).absolute()
         self.url = str(self.path)
-        self._folder: tuple[int, int] | None = None  # device and inode of the folder of files that is known to be ours
 
     @cached_property
     def on_network(self) -> bool:
@@ -58,44 +56,40 @@ class FolderStore(PlaceStore):
                 draft.unlink(missing_ok=True)
         return True
 
-    def check_writable(self) -> None:
+    def prepare(self) -> None:
         with self.ours("written to"):
             if not self.path.is_dir():
-                fault = "isn't there: make it (mkdir -p), mount it, or name another one"
-                fault = "is a file: name a folder" if self.path.exists() else fault
-                raise PayloadStoreError(f"the folder for payloads {self.path} {fault} (payloads=)")
+                raise PayloadStoreError(
+                    f"{self.path} is no folder: make it (mkdir -p), mount it, or name another one (payloads=)"
+                )
             if self.read_marker() is not None:
                 self.check_there()
             elif not (self.path / FILES).is_dir():
                 (self.path / FILES).mkdir(exist_ok=True)
                 sync_folder(self.path)
                 sync_folder(self.path.parent)  # the folder may be as new
-        self.check_may_write()
-
-    def check_may_write(self) -> None:
-        if not os.access(self.path / FILES, os.W_OK | os.X_OK):
-            raise PayloadStoreError(
-                f"the folder for payloads {self.path} can't be written to by this user: change its owner or its mode, "
-                "or mount it so that it can be written to"
-            )
 
     def write(self, files: Sequence[tuple[str, Sequence[Any]]], *, sync: bool) -> None:
         begun: list[Path] = []
         try:
             for name, buffers in files:
-                with open(self._file(name), "xb", buffering=0) as file:
+                with open(self._file(name), "xb") as file:
                     begun.append(self._file(name))
-                    _write_all(file.fileno(), buffers)
+                    _write_all(file, buffers)
                     if sync or self.on_network:
                         os.fsync(file.fileno())
             if sync:
                 sync_folder(self.path / FILES)
-            self._check_in_place(name for name, _ in files)
+            self.check_there()
+            if not all(path.exists() for path in begun):
+                raise PayloadStoreError(
+                    f"{self.url} was moved during a write; nothing of the put was stored: put again"
+                )
         except OSError as error:
             with contextlib.suppress(OSError):
                 for path in begun:
                     path.unlink(missing_ok=True)
-            if isinstance(error, PayloadStoreError):  # of `_check_in_place`
+            if isinstance(error, PayloadStoreError):  # nobody would find what was written
                 raise
             if error.errno in _FULL_ERRORS:
                 raise StorageError(
@@ -107,23 +101,8 @@ class FolderStore(PlaceStore):
                 self.check_there()
             raise self.error(error, "written to") from error
 
-    def _check_in_place(self, names: Iterable[str]) -> None:
-        """Raise PayloadStoreError when files were written to a folder that was moved or unmounted since."""
-        status = os.stat(self.path / FILES)
-        folder = status.st_dev, status.st_ino
-        if folder != self._folder:  # the first write, or another mount
-            self.check_there()
-            if not all(self._file(name).exists() for name in names):
-                raise PayloadStoreError(
-                    f"{self.url} was moved during a write; nothing of the put was stored: put again"
-                )
-            self._folder = folder
-
-    def read_files(self, ranges: Mapping[str, Sequence[Extent]], timeout: float) -> Iterable[Sequence[Any]]:
-        return map(self.read_file, ranges, ranges.values())
-
     def read_ranges(self, name: str, extents: Sequence[Extent]) -> Sequence[Any]:
-        number = os.open(self._file(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for a writer
+        number = os.open(self._file(name), os.O_RDONLY | os.O_CLOEXEC)
         try:
             return [_read_range(number, extent) for extent in extents]
         finally:
@@ -135,12 +114,11 @@ class FolderStore(PlaceStore):
             for name in names:
                 self._file(name).unlink(missing_ok=True)
 
-    def files(self) -> Iterator[StoredFile]:
+    def files(self) -> Iterator[tuple[str, float]]:
         with self.ours("read"), os.scandir(self.path / FILES) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
-                    status = entry.stat()
-                    yield StoredFile(entry.name, status.st_size, status.st_mtime)
+                    yield entry.name, entry.stat().st_mtime
 
     def check_there(self) -> None:
         super().check_there()
@@ -160,36 +138,18 @@ class FolderStore(PlaceStore):
         )
 
 
-def _write_all(number: int, buffers: Sequence[Any]) -> None:
-    """Write buffers from their own memory, with as few calls as the system allows."""
-    views = [view for buffer in buffers if (view := _bytes_of(buffer)).nbytes]
-    first = 0
-    while first < len(views):
-        batch = views[first : first + _MOST_BUFFERS]
-        written = os.writev(number, batch)
-        while batch and written >= batch[0].nbytes:
-            written -= batch.pop(0).nbytes
-            first += 1
-        if written:
-            views[first] = views[first][written:]
-
-
-def _bytes_of(buffer: Any) -> memoryview:
-    view = memoryview(buffer)
-    return view if view.nbytes == 0 or (view.ndim == 1 and view.format == "B") else view.cast("B")
+def _write_all(file: BinaryIO, buffers: Sequence[Any]) -> None:
+    """Write buffers, large ones from their own memory."""
+    file.writelines(buffers)
+    file.flush()
 
 
 def _read_range(number: int, extent: Extent) -> Any:
-    """Return bytes in newly allocated memory, or a DecodeError where the file ends too early or is none."""
+    """Return bytes in newly allocated memory, or a DecodeError where the file ends too early."""
     memory: Any = np.empty(extent.size, np.uint8)
     view, at = memoryview(memory), extent.at
     while view.nbytes:
-        try:
-            count = os.preadv(number, [view], at)
-        except OSError as error:
-            if error.errno not in (errno.EISDIR, errno.ESPIPE):
-                raise
-            return DecodeError(f"the file {extent.name} was replaced by a folder or a pipe")
+        count = os.preadv(number, [view], at)
         if count == 0:
             end = os.fstat(number).st_size
             return DecodeError(f"the file {extent.name} ends at byte {end}: it was cut short")

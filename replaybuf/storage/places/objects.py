@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, Final
@@ -15,12 +15,10 @@ import numpy as np
 
 from replaybuf.common.redact import redact
 from replaybuf.errors import ConfigError, DecodeError, MissingDriverError, PayloadStoreError
-from replaybuf.storage.places.store import FILES, MARKER, Extent, PlaceStore, StoredFile
+from replaybuf.storage.places.store import FILES, MARKER, Extent, PlaceStore
 
-#: The schemes of URLs, with the names of the services.
-SCHEMES: Final = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure Blob Storage", "abfs": "Azure Blob Storage"}
-#: The first of the variables with credentials, by the scheme; Azure has two schemes.
-_CREDENTIALS: Final = {"s3": "AWS_ACCESS_KEY_ID", "gs": "GOOGLE_APPLICATION_CREDENTIALS"}
+#: The schemes of URLs: of S3, Google Cloud Storage and Azure Blob Storage.
+SCHEMES: Final = ("s3", "gs", "az")
 _REQUESTS = 16  # concurrent
 #: The share of the caller's timeout after which a request is given up, so that the error can quote the answer.
 _PART_OF_PATIENCE = 0.8
@@ -78,30 +76,16 @@ class ObjectStore(PlaceStore):
                 return False
         return True
 
-    def check_writable(self) -> None:
-        self.read_marker()
-
-    def check_may_write(self) -> None:
-        if self.marker is not None:
-            self.write_marker(self.marker)  # it exists: the answer shows whether this process may write
-
     def write(self, files: Sequence[tuple[str, Sequence[Any]]], *, sync: bool) -> None:
         def put(file: tuple[str, Sequence[Any]]) -> None:
             name, buffers = file
             with self.ours("written to"):
                 self._obstore.put(self._store, f"{FILES}/{name}", b"".join(buffers), use_multipart=False)
 
-        for waiting in [self._pool.submit(put, file) for file in files]:
-            waiting.result()
+        list(self._pool.map(put, files))  # raises what a put has raised
 
-    def read_files(self, ranges: Mapping[str, Sequence[Extent]], timeout: float) -> Iterable[Sequence[Any]]:
-        for waiting in [self._pool.submit(self.read_file, name, extents) for name, extents in ranges.items()]:
-            try:
-                yield waiting.result(timeout)
-            except TimeoutError as error:
-                raise PayloadStoreError(
-                    f"{self.url} didn't answer within {timeout:g} s while payloads were read; nothing was taken"
-                ) from error
+    def read_files(self, names: Iterable[str], ranges: Iterable[Sequence[Extent]]) -> Iterable[Sequence[Any]]:
+        return self._pool.map(self.read_file, names, ranges)
 
     def read_ranges(self, name: str, extents: Sequence[Extent]) -> Sequence[Any]:
         filled = [extent for extent in extents if extent.size]
@@ -116,37 +100,32 @@ class ObjectStore(PlaceStore):
         return [np.frombuffer(next(contents) if extent.size else b"", np.uint8).copy() for extent in extents]
 
     def delete(self, names: Iterable[str]) -> None:
-        paths = [f"{FILES}/{name}" for name in names]
-        with self.ours("written to"):
-            try:
-                self._obstore.delete(self._store, paths)
-            except FileNotFoundError:  # of some stores, at one that is missing: others may not have been deleted
-                for path in paths:
-                    with contextlib.suppress(FileNotFoundError):
-                        self._obstore.delete(self._store, path)
+        def remove(name: str) -> None:
+            with self.ours("written to"), contextlib.suppress(FileNotFoundError):
+                self._obstore.delete(self._store, f"{FILES}/{name}")
 
-    def files(self) -> Iterator[StoredFile]:
+        list(self._pool.map(remove, names))
+
+    def files(self) -> Iterator[tuple[str, float]]:
         with self.ours("read"):
             for page in self._obstore.list(self._store, prefix=FILES):
                 for item in page:
-                    yield StoredFile(item["path"].rpartition("/")[2], item["size"], item["last_modified"].timestamp())
+                    yield item["path"].rpartition("/")[2], item["last_modified"].timestamp()
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def error(self, error: Exception, action: str) -> PayloadStoreError:
-        return PayloadStoreError(f"{self.url} can't be {action}: {self._reason(error)}")
-
-    def _reason(self, error: Exception) -> str:
         status, server = _status(error), redact(_endpoint(self.url)) or "the store"
         refusals = self._errors.UnauthenticatedError, self._errors.PermissionDeniedError, PermissionError
         if isinstance(error, refusals) or status in ("401", "403"):
-            variable = _CREDENTIALS.get(self.url.partition(":")[0], "AZURE_STORAGE_ACCOUNT_NAME")
-            return f"{server} refuses these credentials; those of the environment are {variable}, ..."
-        if isinstance(error, FileNotFoundError) or status == "404" or "NoSuchBucket" in str(error):
-            return "there is no such bucket; make it, or correct the name"
-        answer = f"answered {status}" if status else "didn't answer"
-        return f"{server} {answer}, and was asked again for {self._patience:g} s; is it up, and its endpoint right?"
+            reason = f"{server} refuses these credentials, which are those of the environment (docs/payloads.md)"
+        elif isinstance(error, FileNotFoundError) or status == "404" or "NoSuchBucket" in str(error):
+            reason = "there is no such bucket; make it, or correct the name"
+        else:
+            answer = f"answered {status}" if status else "didn't answer"
+            reason = f"{server} {answer}, and was asked again for {self._patience:g} s; is it up, its endpoint right?"
+        return PayloadStoreError(f"{self.url} can't be {action}: {reason}")
 
 
 _BACKOFF: Final = {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2}
@@ -170,6 +149,4 @@ def _check_process(url: str) -> None:
 
 def _endpoint(url: str) -> str:
     """Return the endpoint that the environment names for a URL, "" for the provider's own."""
-    if not url.startswith("s3:"):
-        return ""
-    return os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
+    return os.environ.get("AWS_ENDPOINT_URL", "") if url.startswith("s3:") else ""

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
 
 from replaybuf.common.redact import redact
 from replaybuf.errors import ConfigError, PayloadStoreError
@@ -24,8 +22,6 @@ from replaybuf.storage.places.store import MARKER, PlaceStore
 #: database that has no copies.
 Home = Mapping[str, str]
 
-_FORMAT = 1
-
 
 class Marker(NamedTuple):
     """The content of a marker: the identity of the database, the number of the place in it, and the database's home."""
@@ -36,7 +32,7 @@ class Marker(NamedTuple):
 
     def packed(self) -> bytes:
         """Return the content of the marker."""
-        return json.dumps({**self._asdict(), "home": dict(self.home), "format": _FORMAT}).encode()
+        return json.dumps({**self._asdict(), "home": dict(self.home)}).encode()
 
     def belongs_to(self, home: Home) -> bool:
         """Return whether this is the home: at least two facts are equal.
@@ -128,41 +124,14 @@ def parse_place(payloads: str) -> str | None:
     if payloads == IN_DATABASE:
         return None
     scheme, slashes, path = payloads.partition("://")
-    if scheme == "file" and slashes:
-        parts = urlsplit(payloads)
-        if parts.netloc in ("", "localhost") and parts.path.startswith("/"):
-            return FolderStore(unquote(parts.path)).url
-    elif slashes:
-        if scheme in SCHEMES and path.strip("/") and "@" not in path and "?" not in path:
-            return payloads.rstrip("/")
-    elif payloads and "\x00" not in payloads and not re.match(f"({'|'.join(SCHEMES)}|file|https?):", payloads):
+    if slashes and scheme in SCHEMES and path.strip("/") and "@" not in path and "?" not in path:
+        return payloads.rstrip("/")
+    if payloads and not slashes and "\x00" not in payloads:
         return FolderStore(os.path.expanduser(payloads)).url
     raise ConfigError(
-        "payloads names no place: write 'database', a folder (also as file:///absolute/path), or a bucket as in "
+        "payloads names no place: write 'database', a folder, or a bucket as in "
         f"{', '.join(f'{name}://bucket/prefix' for name in SCHEMES)}, whose credentials belong in the environment"
     )
-
-
-#: URLs of places that open buffers of this process write to, by process id, database and number of the place.
-_registered_urls: dict[tuple[int, str, int], list[str]] = {}
-
-
-def register_url(database: str, number: int, url: str) -> None:
-    """Register this process's URL of a place, which may differ from the URL that the database has."""
-    _registered_urls.setdefault((os.getpid(), database, number), []).append(url)
-
-
-def unregister_url(database: str, number: int, url: str) -> None:
-    """Undo one `register_url`."""
-    urls = _registered_urls.get((os.getpid(), database, number), [])
-    if url in urls:
-        urls.remove(url)
-
-
-def local_url(database: str, number: int, url: str) -> str:
-    """Return this process's URL of a place, by default the one that the database has."""
-    urls = _registered_urls.get((os.getpid(), database, number))
-    return urls[-1] if urls else url
 
 
 def open_place(place: str, patience: float) -> PlaceStore:
@@ -176,7 +145,7 @@ def open_known(url: str, database: str, number: int, patience: float) -> PlaceSt
     Raises PayloadStoreError if it can't be reached, or was replaced by another one.
     """
     try:
-        store = open_place(local_url(database, number, url), patience)
+        store = open_place(url, patience)
     except ConfigError as error:
         raise PayloadStoreError(str(error)) from error
     recognise(store, database, number)

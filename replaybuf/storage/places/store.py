@@ -14,7 +14,7 @@ from __future__ import annotations
 import secrets
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -33,8 +33,8 @@ EXTENT_BYTES: Final = _FIELDS.size + _CHECKSUM.size
 ALIGNMENT: Final = 64
 #: The size and the number of groups from which a file has no more: it is deleted when its last group has gone.
 FILE_BYTES, FILE_GROUPS = 4 << 20, 64
-#: Buffers with a smaller average size are joined first: a system call is slower for many small buffers.
-_SMALL_BUFFER = 8 << 10
+#: Buffers with a smaller average size are joined first: a file takes few calls, each of which waits for the GIL.
+_SMALL_BUFFER = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,6 @@ class Extent:
     def part(self, at: int, size: int) -> Extent:
         """Return the range of `size` bytes that begins `at` bytes into this one."""
         return Extent(self.place, self.file, self.at + at, size)
-
-    @property
-    def end(self) -> int:
-        """The offset behind the bytes."""
-        return self.at + self.size
 
     def packed(self) -> bytes:
         """Return the encoded extent."""
@@ -106,15 +101,6 @@ class GoneError(DecodeError):
     """The bytes no longer exist: their file was deleted."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredFile:
-    """A file in a place's listing: its name, size, and last modification (seconds since the epoch)."""
-
-    name: str
-    nbytes: int
-    written_at: float
-
-
 class PlaceStore(ABC):
     """A place for payloads. All calls block, may be made in any thread, and raise PayloadStoreError.
 
@@ -135,13 +121,8 @@ class PlaceStore(ABC):
     def write_marker(self, marker: bytes, *, replace: bool = False) -> bool:
         """Write the marker durably, unless there is one that isn't to be replaced; return whether it was written."""
 
-    @abstractmethod
-    def check_writable(self) -> None:
-        """Raise PayloadStoreError, with advice, if files can't be written."""
-
-    @abstractmethod
-    def check_may_write(self) -> None:
-        """Raise PayloadStoreError if this process may not write to a marked place; changes nothing."""
+    def prepare(self) -> None:  # noqa: B027
+        """Make a new place ready for files. Raises PayloadStoreError, with advice, if it isn't there."""
 
     @abstractmethod
     def write(self, files: Sequence[tuple[str, Sequence[Any]]], *, sync: bool) -> None:
@@ -150,24 +131,21 @@ class PlaceStore(ABC):
         Raises PayloadStoreError and StorageError when not all are written, or would be lost.
         """
 
-    def read(self, extents: Sequence[Extent], timeout: float) -> list[Any]:
-        """Return the bytes of ranges, each in newly allocated memory, or a DecodeError for a damaged one.
-
-        PayloadStoreError when the place doesn't answer within `timeout` seconds.
-        """
+    def read(self, extents: Sequence[Extent]) -> list[Any]:
+        """Return the bytes of ranges, each in newly allocated memory, or a DecodeError for a damaged one."""
         positions: dict[str, list[int]] = {}
         for position, extent in enumerate(extents):
             positions.setdefault(extent.name, []).append(position)
         contents: list[Any] = [None] * len(extents)
-        ranges = {name: [extents[position] for position in members] for name, members in positions.items()}
-        for members, raws in zip(positions.values(), self.read_files(ranges, timeout), strict=True):
+        ranges = [[extents[position] for position in members] for members in positions.values()]
+        for members, raws in zip(positions.values(), self.read_files(positions, ranges), strict=True):
             for position, raw in zip(members, raws, strict=True):
                 contents[position] = raw
         return contents
 
-    @abstractmethod
-    def read_files(self, ranges: Mapping[str, Sequence[Extent]], timeout: float) -> Iterable[Sequence[Any]]:
-        """Return the answers of `read` for each file in turn, by `read_file`."""
+    def read_files(self, names: Iterable[str], ranges: Iterable[Sequence[Extent]]) -> Iterable[Sequence[Any]]:
+        """Return the answers of `read_file` for each file in turn."""
+        return map(self.read_file, names, ranges)
 
     def read_file(self, name: str, extents: Sequence[Extent]) -> Sequence[Any]:
         """Return the answers of `read` for one file."""
@@ -187,8 +165,8 @@ class PlaceStore(ABC):
         """Delete those of these files that exist."""
 
     @abstractmethod
-    def files(self) -> Iterator[StoredFile]:
-        """Yield all files."""
+    def files(self) -> Iterator[tuple[str, float]]:
+        """Yield the name and the last modification, in seconds since the epoch, of all files."""
 
     def check_there(self) -> None:
         """Raise PayloadStoreError if the place is gone or replaced by another one, as after an unmount."""

@@ -6,7 +6,6 @@ transaction waits for nothing but the database. All of this runs in the event lo
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -121,8 +120,8 @@ class Database(ABC):
         """Return a transaction of several steps: committed at the end of the block, rolled back on errors, no retry."""
 
     @abstractmethod
-    def changes(self, hint: Callable[[], object]) -> CommitWatch:
-        """Return a watch for commits of other processes from now on. `hint()` is called after a possible commit."""
+    def changes(self) -> CommitWatch:
+        """Return a watch for commits of other processes from now on."""
 
     def cut_retries(self) -> None:  # noqa: B027
         """Shorten the retries after a lost connection, because the store is being closed."""
@@ -132,29 +131,15 @@ class Database(ABC):
         """Close all connections."""
 
 
-#: The shortest time between two hints that wake callers, which then read the store, however often others commit.
-HINT_SECONDS = 0.02
-
-
 class CommitWatch:
-    """Detects commits of other processes, and notifies them of commits of this store.
+    """Polls for commits of other processes.
 
     This class is for a database in memory, which no other process can open.
     """
 
-    #: Whether other processes listen for notifications, besides polling.
-    announces: bool = False
+    #: The longest time between two polls, in seconds.
+    longest_gap: float = 1.0
 
     async def poll(self) -> bool:
         """Poll: return whether another process may have committed since the last poll."""
         return False
-
-    async def pause(self) -> None:
-        """Pause before the next poll."""
-        await asyncio.sleep(1.0)
-
-    async def announce(self) -> None:
-        """Notify other processes of a commit by this one."""
-
-    async def close(self) -> None:
-        """Release connections; another poll opens new ones."""

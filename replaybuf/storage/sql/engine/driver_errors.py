@@ -23,10 +23,6 @@ from replaybuf.storage.sql.engine.database import Access
 from replaybuf.storage.sql.engine.sqlite_files import translate_sqlite
 
 
-class OtherServerError(ConnectionResetError):
-    """A connection through a pooler is answered by another server than before, and can't be used any more."""
-
-
 class CommitUnansweredError(TimeoutError):
     """A commit was given up: perhaps it waits for a synchronous standby."""
 
@@ -72,7 +68,7 @@ def _translate(error: BaseException, access: Access, patience: float | None) -> 
         return ConfigError(f"{where}: {cause}")
     state = _state(cause)
     if state != "not admitted" and is_lost(error, connected=False):
-        return _unreachable(cause, where, shows_certificate="sslcert" in access.url.query)
+        return _unreachable(cause, where)
     text = driver_message(cause)
     state = state or ""
     kind, message = _MESSAGES.get(state, (StorageError, ": {0}"))
@@ -104,16 +100,10 @@ _MESSAGES: dict[str, tuple[type[ReplayBufError], str]] = {
     "refused": (AccessError, " refused access: {0}"),
     "read-only": (
         AccessError,
-        " refused to write: {0}; it is a standby (give the URL of the primary), or default_transaction_read_only is "
-        "set (ALTER DATABASE or ROLE ... RESET default_transaction_read_only)",
+        " refused to write: {0}; it is a standby (name the primary), or default_transaction_read_only is set",
     ),
     "no database": (UnreachableError, ": {0}; create the database first (createdb)"),
     "locked": (LockedError, ": waited more than {seconds:g} s for a lock: {0}"),
-    "cancelled": (
-        StorageError,
-        " cancelled a statement: {0}; if that was its statement_timeout, allow more time: ALTER ROLE ... SET "
-        "statement_timeout",
-    ),
     "disk full": (StorageError, ": {0}; free some space (what was committed before is safe)"),
 }
 #: States by SQLSTATE: https://www.postgresql.org/docs/current/errcodes-appendix.html
@@ -124,7 +114,6 @@ _STATES = {
     "25006": "read-only",
     "3D000": "no database",
     "55P03": "locked",  # lock_timeout
-    "57014": "cancelled",  # by statement_timeout, or by a user
     "53100": "disk full",
     "57P01": "lost",  # terminated by an administrator
     "57P02": "lost",  # another server process crashed
@@ -156,23 +145,10 @@ def driver_message(error: BaseException) -> str:
     return "; ".join(text.splitlines())
 
 
-def _unreachable(error: BaseException, where: str, *, shows_certificate: bool) -> UnreachableError:
-    text = driver_message(error)
-    if isinstance(error, OtherServerError):
-        return UnreachableError(f"{where}: another server than before answers on a connection; a new one is made")
-    if getattr(error, "sqlstate", "") == "53300":
-        return UnreachableError(
-            f"{where} has no connection left: {text}{_advice(error)}, or open fewer buffers at once",
-            reason="no connection left",
-        )
-    if _is_about_tls(error):
-        return UnreachableError(f"{where} can't be reached by TLS: {text}; see TLS in docs/operating.md")
-    if what_to_do := _advice(error):
-        return UnreachableError(f"can't reach {where}: {text}{what_to_do}")
-    questions = "is the server running, and are host and port right"
-    if shows_certificate:  # the disconnect may overtake the TLS alert with the reason
-        questions += ", and does it accept the client's certificate (sslcert)"
-    return UnreachableError(f"can't reach {where}: {text}; {questions}?")
+def _unreachable(error: BaseException, where: str) -> UnreachableError:
+    what_to_do = _advice(error) or "; is the server running, and are host and port right?"
+    reason = "no connection left" if getattr(error, "sqlstate", "") == "53300" else ""
+    return UnreachableError(f"can't reach {where}: {driver_message(error)}{what_to_do}", reason=reason)
 
 
 # Classification for retries
@@ -217,21 +193,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__
 
 
-def explains_refusal(error: BaseException) -> bool:
-    """Return whether an error explains why a reachable server of the right role refuses a connection."""
-    return (
-        isinstance(error, ReplayBufError)
-        or _state(error) in (*_FINAL_STATES, "not admitted")
-        or getattr(error, "sqlstate", None) in ("53300", "08P01")  # the latter: as PgBouncer refuses
-        or _is_about_tls(error)
-    )
-
-
-def lacks_feature(error: BaseException) -> bool:
-    """Return whether a server lacks or forbids a feature, by the class of its SQLSTATE."""
-    return str(getattr(error, "sqlstate", "")).startswith(("0A", "42"))
-
-
 def is_refusal(error: BaseException) -> bool:
     """Return whether the database or its driver refused a row, as opposed to being unreachable, locked or full."""
     by_sqlite = (sqlite3.IntegrityError, sqlite3.DataError, sqlite3.ProgrammingError, sqlite3.InterfaceError)
@@ -242,7 +203,7 @@ def is_refusal(error: BaseException) -> bool:
         not isinstance(error, ReplayBufError)
         or reason_of(error) == "too large"
         or isinstance(cause, by_sqlite)
-        or (cause is not None and _is_asyncpg(cause) and _state(cause) in (None, "cancelled"))
+        or (cause is not None and _is_asyncpg(cause) and _state(cause) is None)
     )
 
 
@@ -254,23 +215,15 @@ _ADVICE = {
         "give the one that holds now, in the url, or in a password file or by a function (passfile, password=), which "
         "are asked anew for each connection"
     ),
-    "28000": (
-        "create the role if it isn't there (CREATE ROLE ... LOGIN), and let the server's pg_hba.conf admit it from "
-        "this host, by TLS (sslmode=verify-full) or with a certificate of its name (sslcert, sslkey) if it wants one"
-    ),
-    "53300": "raise its max_connections (or the CONNECTION LIMIT of the role or the database)",
-    "42501": (
-        "let the owner make the tables (replaybuf doctor URL --upgrade) and GRANT the role what docs/operating.md lists"
-    ),
+    "28000": "create the role if it isn't there (CREATE ROLE ... LOGIN), and see TLS and Roles in docs/operating.md",
+    "53300": "raise its max_connections (or the CONNECTION LIMIT of the role), or open fewer buffers at once",
+    "42501": "let the owner make the tables (replaybuf doctor URL --upgrade), and see Roles in docs/operating.md",
     "08P01": "PgBouncer says this, and docs/operating.md what it means",
 }
 
 
 def _advice(error: BaseException) -> str:
     """Return advice about an error as the rest of a sentence; an empty string if there is none."""
-    advice = _ADVICE.get(str(getattr(error, "sqlstate", "")))
+    is_about_tls = isinstance(error, ssl.SSLError) or "rejected SSL upgrade" in str(error)
+    advice = "see TLS in docs/operating.md" if is_about_tls else _ADVICE.get(getattr(error, "sqlstate", ""))
     return f"; {advice}" if advice else ""
-
-
-def _is_about_tls(error: BaseException) -> bool:
-    return isinstance(error, ssl.SSLError) or "rejected SSL upgrade" in str(error)

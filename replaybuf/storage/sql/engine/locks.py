@@ -8,8 +8,7 @@ SQLite has a single writer and needs none of them. The advisory locks are:
 2. SCHEMA: creating the tables, so that two processes may open a new database.
 3. SWEEP: by one sweep at a time, which only tries it: two with versions of one group would each leave its payload to
    the other.
-4. TASK (by name): puts and draws of tasks with limits, which depend on counts that they read. A put into several
-   buffers takes 4 to 6 for one buffer after the other, by name.
+4. TASK (by name): puts and draws of tasks with limits, which depend on counts that they read.
 5. Names of groups that fill, which are locked as keys; then rows of groups, by uid; lanes, by id.
 6. KEY (by name): puts with a key, so that the second of two finds the first one's group; then that group's row.
 7. MINUTE: recording a buffer's statistics, once a minute, by one process at a time.

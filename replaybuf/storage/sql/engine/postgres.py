@@ -1,4 +1,4 @@
-"""PostgreSQL through asyncpg: transactions, repeated until the outcome of each is known; notices of commits.
+"""PostgreSQL through asyncpg: transactions, repeated until the outcome of each is known; polls for commits.
 
 A transaction that wasn't committed is repeated, one that was isn't: if the answer to a COMMIT is lost, the transaction
 is repeated with the same commit stamp (`engine.locks`). So even if a connection is lost at any moment, no put is
@@ -8,10 +8,8 @@ stored twice, and taken groups reach their taker.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -21,10 +19,8 @@ from replaybuf.storage.sql.engine import locks
 from replaybuf.storage.sql.engine.database import Access, CommitWatch, Database, Function, Step
 from replaybuf.storage.sql.engine.driver_errors import (
     CommitUnansweredError,
-    OtherServerError,
     is_conflict,
     is_lost,
-    lacks_feature,
     translated,
 )
 from replaybuf.storage.sql.engine.locks import READ_STAMP, is_raised, raise_stamp
@@ -39,8 +35,6 @@ from replaybuf.storage.sql.engine.transaction import DEFAULT, Scope, on_statemen
 _ATTEMPTS = 5
 
 T = TypeVar("T")
-
-_watch_logger = logging.getLogger("replaybuf.watch")
 
 #: For all write transactions. After a wait for a lock, a statement must see concurrent commits: fences, counts and the
 #: creation of the schema depend on that.
@@ -177,7 +171,7 @@ class PostgresDatabase(Database):
                 status = await send(connection, begin)
             except Exception as error:
                 if is_other_server(error):
-                    raise OtherServerError from None  # the server's error would mean nothing to a user
+                    raise ConnectionResetError("another server than before answers on a connection") from None
                 raise
             yield status
         except Exception as error:
@@ -295,8 +289,8 @@ class PostgresDatabase(Database):
                     await self._commit(connection)
                     self._note_commit(attempt)
 
-    def changes(self, hint: Callable[[], object]) -> CommitWatch:
-        return Notifications(self.pool, hint)
+    def changes(self) -> CommitWatch:
+        return Stamps(self.pool)
 
     async def dispose(self) -> None:
         await self.pool.close()
@@ -304,78 +298,22 @@ class PostgresDatabase(Database):
 
 # Commits of other processes
 
-_CHANNEL = "replaybuf"
-# Only the notification depends on its commit, so synchronous_commit can be off.
-_ANNOUNCE = f"SELECT set_config('synchronous_commit', 'off', true), pg_notify('{_CHANNEL}', '')"
-# Every commit on the server changes its snapshot.
-SNAPSHOT = "SELECT CAST(pg_current_snapshot() AS text)"
+# Every commit of an open buffer raises it, and nothing that is rolled back does.
+_STAMPS = "SELECT sum(number) FROM rb_info"
+#: The seconds of a poll at most.
 _LONGEST_SECONDS = 5.0
-#: The seconds between two polls: of a server that may not deliver notifications, and once one has been heard.
-_POLL_SECONDS, _HEARING_SECONDS = 0.5, 1.0
-#: What it means for a run that a server has no LISTEN or NOTIFY, or no snapshots.
-_NO_HINTS = "waits notice by polling, within half a second, what others have put"
-_NO_SNAPSHOTS = "who waits reads the buffer twice a second"
 
 
-class Notifications(CommitWatch):
-    """NOTIFY as an immediate hint, and polls of the server's snapshot as the guarantee.
+class Stamps(CommitWatch):
+    """Polls the commit stamps (`engine.locks`)."""
 
-    A notification may be lost with its sender, and a LISTEN connection can die silently. Where a server lacks either
-    feature, waiting calls poll (`tasks.commit_watch`), which a warning says once.
-    """
+    longest_gap = 0.1
 
-    announces = True
-
-    def __init__(self, pool: Pool, hint: Callable[[], object]) -> None:
-        self._pool, self._hint = pool, hint
-        self._listening: Connection | None = None
-        self._snapshot: str | None = None
-        self._lacking_effects: set[str] = set()
-        self._pause_seconds = _POLL_SECONDS
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._sum: Any = None
 
     async def poll(self) -> bool:
-        if (old := self._listening) is not None and (old.is_closed() or self._pool.servers.is_superseded(old.server)):
-            await self.close()
-        if self._listening is None and self.announces:
-            self._listening = await self._pool.take()
-            with self._tolerate_lack(_NO_HINTS):
-                await self._listening.add_listener(_CHANNEL, self._on_notification)
-            await self.announce()  # hearing it oneself shows that notifications arrive
-        with self._tolerate_lack(_NO_SNAPSHOTS):
-            previous, self._snapshot = self._snapshot, await self._ask(SNAPSHOT)
-        return self._snapshot != previous
-
-    def _on_notification(self, *_: object) -> None:
-        self._pause_seconds = _HEARING_SECONDS
-        self._hint()
-
-    async def pause(self) -> None:
-        await asyncio.sleep(self._pause_seconds)
-
-    async def announce(self) -> None:
-        # Only a hint, and not retried: if it is lost, other processes notice the commit at their next poll.
-        with self._tolerate_lack(_NO_HINTS):
-            await self._ask(_ANNOUNCE)
-
-    @contextlib.contextmanager
-    def _tolerate_lack(self, effect: str) -> Iterator[None]:
-        """Warn once of the effect when the server refuses this block as unknown, and ask for no more notifications."""
-        try:
-            yield
-        except Exception as error:
-            if lacks_feature(error) and effect not in self._lacking_effects:
-                self._lacking_effects.add(effect)
-                _watch_logger.warning("the server lacks what a wait asks for (%s): %s", error, effect)
-            self.announces = _NO_HINTS not in self._lacking_effects
-            raise
-
-    async def _ask(self, statement: str) -> Any:
         async with asyncio.timeout(_LONGEST_SECONDS), self._pool.lend() as connection:
-            return await connection.fetchval(statement)
-
-    async def close(self) -> None:
-        connection, self._listening, self._snapshot = self._listening, None, None
-        self._pause_seconds = _POLL_SECONDS
-        if connection is not None:
-            with contextlib.suppress(Exception):
-                await self._pool.discard(connection)
+            previous, self._sum = self._sum, await connection.fetchval(_STAMPS)
+        return self._sum != previous  # type: ignore[no-any-return]

@@ -42,9 +42,6 @@ class ServerState(NamedTuple):
         return self.timeline is not None and followed.timeline is not None and self.timeline < followed.timeline
 
 
-#: For a server that wasn't queried.
-UNKNOWN = ServerState()
-
 _ASK_STATE = """
 SELECT CASE WHEN pg_is_in_recovery() THEN NULL
        ELSE CAST(CAST('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) AS bit(32)) AS bigint) END,
@@ -74,8 +71,6 @@ class Connector:
             # synchronous_commit.)
             "default_transaction_read_only" if access.read_only else "synchronous_commit": "on",
         }
-        if not access.read_only:  # `Servers` chooses
-            url = url.difference_update_query(["target_session_attrs"])
         self._arguments = driver_arguments(url, settings) | {"connection_class": Connection}
 
     async def connect(self, host: Host | None = None) -> Connection:
@@ -109,25 +104,17 @@ class Connection(asyncpg.Connection):
         #: Whether its running transaction has sent any statement but queries.
         self.has_written = False
         #: The server's role and timeline when the connection was made, as far as it was asked.
-        self.server = UNKNOWN
+        self.server = ServerState()
         #: When it was given back to its pool, by the monotonic clock.
         self.used_at = 0.0
 
-    async def ask_state(self) -> ServerState:
+    async def ask_state(self) -> None:
         """Ask the server for its role and timeline, and remember them."""
         with contextlib.suppress(  # a server that only speaks PostgreSQL's protocol has no WAL
             asyncpg.SyntaxOrAccessError, asyncpg.FeatureNotSupportedError, asyncpg.ObjectNotInPrerequisiteStateError
         ):
             row: Any = await self.fetchrow(_ASK_STATE)
             self.server = ServerState(*row)
-        return self.server
-
-    async def end(self, seconds: float) -> None:
-        """Close the connection, also in the middle of a query, within so many seconds."""
-        try:
-            await self.close(timeout=seconds)  # cancels a query still running there
-        except Exception:
-            self.terminate()
 
     def next_stamp(self) -> Stamp:
         """Return the stamp of the next transaction."""

@@ -39,11 +39,6 @@ class Pool:
         """The number of open connections."""
         return len(self._open_connections)
 
-    @property
-    def lent(self) -> int:
-        """The number of connections in use."""
-        return len(self._open_connections) - len(self._idle_connections)
-
     async def take(self) -> Connection:
         """Return a connection outside any transaction, to be given back or discarded. Raises UnreachableError."""
         async with asyncio.timeout(self._lock_timeout) as limit:
@@ -93,7 +88,8 @@ class Pool:
 
     async def _close(self, connection: Connection) -> None:
         try:
-            await connection.end(_CLOSING_SECONDS)
+            with contextlib.suppress(Exception):  # then it was aborted
+                await connection.close(timeout=_CLOSING_SECONDS)  # also in the middle of a query
         finally:
             self._open_connections.discard(connection)
             self._freed.set()

@@ -17,12 +17,11 @@ from collections.abc import Iterable, Mapping
 
 import asyncpg
 
-from replaybuf.errors import AccessError, ConfigError, ReplayBufError, UnreachableError
+from replaybuf.errors import AccessError, ReplayBufError, UnreachableError
 from replaybuf.storage.sql.engine.database import Access
-from replaybuf.storage.sql.engine.driver_errors import explains_refusal
 from replaybuf.storage.sql.engine.locks import Stamp
 from replaybuf.storage.sql.engine.postgres_connect import Connection, Connector, ServerState
-from replaybuf.storage.sql.engine.urls import Host, hosts_of, session_attrs
+from replaybuf.storage.sql.engine.urls import Host, hosts_of
 
 #: How long to wait for the answers of several servers before one that answered is chosen.
 _GRACE_SECONDS = 1.0
@@ -103,16 +102,7 @@ class Servers:
 
     def __init__(self, access: Access) -> None:
         self._connector, self._writes, self._where = Connector(access), not access.read_only, access.where
-        attrs = session_attrs(access.url)
-        if self._writes and attrs in ("read-only", "standby", "prefer-standby"):
-            raise ConfigError(
-                f"the PostgreSQL url: target_session_attrs={attrs} is for readers; an open buffer writes, and needs "
-                "read-write or primary"
-            )
-        hosts: list[Host | None] = [*dict.fromkeys(hosts_of(access.url))]
-        self._hosts = hosts or [None]
-        # Readers' `target_session_attrs` are the driver's.
-        self._asks_state = self._writes or (bool(hosts) and attrs is None)
+        self._hosts: list[Host | None] = [*dict.fromkeys(hosts_of(access.url))] or [None]
         #: The host of the last connection, of several.
         self.last: Host | None = None
         self._meeting_lock = asyncio.Lock()
@@ -122,8 +112,6 @@ class Servers:
 
     async def connect(self) -> Connection:
         """Return a connection to the server that the URL asks for."""
-        if not self._asks_state:
-            return await self._connector.connect()
         if self.last is not None:
             try:
                 async with asyncio.timeout(_DIRECT_SECONDS):
@@ -187,7 +175,7 @@ class Servers:
     def _choose(self, tasks: Mapping[Host | None, asyncio.Future[Connection]]) -> Host | None:
         """Return the host to use of those that have answered.
 
-        Raises the driver's error for a single host; for several, the first one that explains why none can be used.
+        Raises the driver's error for the first host if none has told its state.
         """
         answers: dict[Host | None, ServerState | str] = {}
         errors = []
@@ -202,8 +190,9 @@ class Servers:
         try:
             return choose(answers, self.followed, writes=self._writes)
         except ReplayBufError as refusal:
-            explanations = (error for error in errors if len(tasks) == 1 or explains_refusal(error))
-            cause = next(explanations, type(refusal)(f"{self._where}: {refusal}", reason=refusal.reason))
+            has_state = any(isinstance(answer, ServerState) for answer in answers.values())
+            own = type(refusal)(f"{self._where}: {refusal}", reason=refusal.reason)
+            cause = own if has_state or not errors else errors[0]
         raise cause
 
     # Another server than before
@@ -243,7 +232,8 @@ async def _end(tasks: Iterable[asyncio.Future[Connection]]) -> None:
     for task in tasks:
         task.cancel()
     opened = await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.gather(*(result.end(_CLOSING_SECONDS) for result in opened if isinstance(result, Connection)))
+    closing = (result.close(timeout=_CLOSING_SECONDS) for result in opened if isinstance(result, Connection))
+    await asyncio.gather(*closing, return_exceptions=True)
 
 
 # These writes needn't be replicated: every later commit follows them in the WAL, and on another timeline they are

@@ -7,7 +7,6 @@ a store share one connection, whose page cache stays valid until another process
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import os
 import sqlite3
@@ -16,7 +15,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
-from replaybuf.storage.sql.engine.database import HINT_SECONDS, Access, CommitWatch, Database, Function, Step
+from replaybuf.storage.sql.engine.database import Access, CommitWatch, Database, Function, Step
 from replaybuf.storage.sql.engine.driver_errors import translated
 from replaybuf.storage.sql.engine.sqlite_connection import Connections, SqliteConnection
 from replaybuf.storage.sql.engine.sqlite_dialect import SQLITE
@@ -125,10 +124,10 @@ class SqliteDatabase(Database):
             lambda _: checkpoint_wal(copier.raw), DEFAULT, write=True, brief=False, patience=self.lock_timeout
         )
 
-    def changes(self, hint: Callable[[], object]) -> CommitWatch:
-        return CommitWatch() if self.path is None else DataVersion(self._data_version, self.path)
+    def changes(self) -> CommitWatch:
+        return CommitWatch() if self.path is None else DataVersion(self)
 
-    async def _data_version(self) -> int | None:
+    async def data_version(self) -> int | None:
         """Return a number that changes when another connection than the writer's commits; None while that is busy."""
 
         def read() -> int:
@@ -215,70 +214,16 @@ class WalCheckpoints:
 # Commits of other processes
 
 
-#: The seconds between two polls after a write, at first, and the longest ones.
-_FIRST_POLL, _LONGEST_POLL = 0.002, 0.5
-#: The seconds between two polls where the system doesn't tell who writes to a file (it isn't Linux).
-_BLIND_POLL = 0.01
-_IN_MODIFY = 2
-
-
 class DataVersion(CommitWatch):
-    """Polls the writer's `data_version`, which changes when others commit, after writes to the WAL.
+    """Polls the writer's `data_version`, which changes when others commit."""
 
-    While the writer is busy, a write to the WAL may be a commit of others.
-    """
+    longest_gap = 0.02
 
-    def __init__(self, read: Callable[[], Awaitable[int | None]], path: str) -> None:
-        self._read_version, self._wal_path = read, f"{path}-wal"
+    def __init__(self, database: SqliteDatabase) -> None:
+        self._database = database
         self._version: int | None = None
-        self._writes_fd: int | None = None  # a descriptor that can be read after writes to the WAL
-        self._has_changed = False
-        self._hint_gap = 0.0
-        self._seconds = _LONGEST_POLL
 
     async def poll(self) -> bool:
-        if self._writes_fd is None:
-            self._writes_fd = _writes_to(self._wal_path)
-        previous, version = self._version, await self._read_version()
-        if version is not None:
-            self._version = version
-        self._has_changed = version is not None and version != previous
-        return version is None or self._has_changed
-
-    async def pause(self) -> None:
-        if self._has_changed:  # all of these milliseconds' commits are one hint
-            self._hint_gap = 0.0
-            await asyncio.sleep(HINT_SECONDS)
-            return
-        if self._writes_fd is None:
-            await asyncio.sleep(_BLIND_POLL)
-            return
-        loop, written = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(self._writes_fd, written.set)
-        try:
-            await asyncio.wait_for(written.wait(), self._seconds)
-        except TimeoutError:
-            self._seconds, self._hint_gap = min(_LONGEST_POLL, 2 * self._seconds), 0.0
-            return
-        finally:
-            loop.remove_reader(self._writes_fd)
-        os.read(self._writes_fd, 1 << 16)
-        # A commit can be seen some time after its last write, at least that of an fsync; a long one writes often.
-        await asyncio.sleep(self._hint_gap)
-        self._seconds, self._hint_gap = _FIRST_POLL, min(_FIRST_POLL, self._hint_gap + _FIRST_POLL / 4)
-
-    async def close(self) -> None:
-        writes, self._writes_fd, self._version = self._writes_fd, None, None
-        if writes is not None:
-            os.close(writes)
-
-
-def _writes_to(path: str) -> int | None:
-    """Return a descriptor that can be read once the file was written to; None where the system has none (inotify)."""
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "inotify_init1") or (watch := libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)) < 0:
-        return None
-    if libc.inotify_add_watch(watch, os.fsencode(path), _IN_MODIFY) < 0:
-        os.close(watch)
-        return None
-    return int(watch)
+        previous, version = self._version, await self._database.data_version()
+        self._version = previous if version is None else version
+        return version is None or version != previous  # while the writer is busy, others may have committed

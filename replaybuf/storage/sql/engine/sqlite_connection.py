@@ -25,7 +25,7 @@ from replaybuf.storage.sql.engine.sqlite_files import (
     PAGE_SIZE,
     OpenFiles,
     check_version,
-    read_only_files,
+    read_only_uri,
     refuse_foreign_file,
 )
 from replaybuf.storage.sql.engine.sqlite_raw import FORK_GUARD, RawConnection, Script, patiently
@@ -125,7 +125,6 @@ class SqliteConnection:
 
     def commit(self) -> None:
         """Commit the transaction."""
-        self._files.confirm()
         on_commit()
         self.raw.commit()
         after_commit()
@@ -150,13 +149,11 @@ class Connections:
 
     def __init__(self, access: Access) -> None:
         self._access, self._files = access, OpenFiles(access.path)
-        self._connect = partial(connect, access)
-        if access.path is not None and access.read_only:
-            self._files, uri = read_only_files(access.path)
-            self._connect = partial(connect, access, uri)
+        uri = read_only_uri(access.path) if access.path is not None and access.read_only else None
+        self._connect = partial(connect, access, uri)
         self._idle: list[SqliteConnection] = []
+        self._is_closed = False
         self._free_slots = asyncio.Semaphore(_MOST_LENT)
-        self.lent = 0
         self._running: list[SqliteConnection] = []
 
     async def open(self) -> SqliteConnection:
@@ -166,13 +163,9 @@ class Connections:
         self._running = [*(running for running in self._running if not running.has_ended), connection]
         try:
             await connection.open()
-        except BaseException:
-            await asyncio.shield(connection.close())
-            raise
-        try:
             self._files.opened()
         except BaseException:
-            await self.close(connection)
+            await asyncio.shield(connection.close())
             raise
         return connection
 
@@ -197,12 +190,12 @@ class Connections:
             ) from error
         try:
             connection = self._idle.pop() if self._idle else await self.open()
-            self.lent += 1
             try:
                 yield connection
             finally:
-                self.lent -= 1
                 self._idle.append(connection)  # its thread first finishes the work of a cancelled caller
+                if self._is_closed:
+                    await asyncio.shield(self.close_all())
         finally:
             self._free_slots.release()
 
@@ -212,6 +205,7 @@ class Connections:
         The thread of a connection whose opening or closing was cancelled runs for a moment longer, and would then call
         into a closed event loop.
         """
+        self._is_closed = True
         while self._idle:
             await self.close(self._idle.pop())
         deadline = time.monotonic() + _ENDING_SECONDS
@@ -223,8 +217,6 @@ def connect(access: Access, uri: str | None = None) -> RawConnection:
     """Return a `sqlite3` connection, usable by any thread, to the file of an access, or to that of a URI."""
     check_version()
     path, patience = access.path, access.lock_timeout
-    if access.ours_only and path is not None and uri is None:
-        patiently(partial(refuse_foreign_file, path, access.where), patience)
     raw = sqlite3.connect(
         uri or path or ":memory:",
         uri=uri is not None,
@@ -234,6 +226,8 @@ def connect(access: Access, uri: str | None = None) -> RawConnection:
         factory=RawConnection,
     )
     try:
+        if access.ours_only and path is not None and uri is None:
+            patiently(partial(refuse_foreign_file, raw, path, access.where), patience)
         for pragma in _pragmas(access):
             patiently(partial(raw.execute, f"PRAGMA {pragma}"), patience)
     except BaseException:

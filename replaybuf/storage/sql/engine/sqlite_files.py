@@ -14,8 +14,8 @@ import sqlite3
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
+from urllib.parse import quote
 
 from replaybuf.common.file_systems import MOUNTINFO, filesystem_type, is_network
 from replaybuf.common.redact import redact
@@ -60,10 +60,10 @@ class OpenFiles:
         """
         if self._connections:
             self.check()
-        if self._path is None or not _exists(f"{self._path}-shm") or _exists(f"{self._path}-wal"):
+        if self._path is None or not os.path.exists(f"{self._path}-shm") or os.path.exists(f"{self._path}-wal"):
             return
         time.sleep(_LOOK_AGAIN_SECONDS)  # another process may be deleting both right now
-        if _exists(f"{self._path}-shm") and not _exists(f"{self._path}-wal"):
+        if os.path.exists(f"{self._path}-shm") and not os.path.exists(f"{self._path}-wal"):
             name = Path(self._path).name
             raise StorageError(
                 f"{self._path}: its write-ahead log ({name}-wal) was deleted while the database was in use, and with "
@@ -73,9 +73,9 @@ class OpenFiles:
             )
 
     def opened(self) -> None:
-        """Record a new connection, and check the files."""
-        self._connections += 1
+        """Check the files, and record a new connection."""
         self.check()
+        self._connections += 1
 
     def closing(self) -> None:
         """Record that a connection is about to be closed: with the last one, SQLite deletes the WAL."""
@@ -104,9 +104,6 @@ class OpenFiles:
                 reason="not a database",
             )
 
-    def confirm(self) -> None:
-        """Raise LockedError at the end of a transaction if what it read may be mixed up."""
-
     @contextlib.contextmanager
     def read(self) -> Iterator[None]:
         """Translate an error of Python: malformed stored values may have caused it, or a defect of the program."""
@@ -124,21 +121,6 @@ class OpenFiles:
             ) from error
 
 
-class QuietFile(OpenFiles):
-    """A file in WAL mode that is read as immutable, because its folder, where a WAL would be, is not writable."""
-
-    def __init__(self, path: str, state: tuple[int, ...]) -> None:
-        super().__init__(None)
-        self._quiet, self._state = path, state
-
-    def confirm(self) -> None:
-        if quiet_state(self._quiet) != self._state:
-            raise LockedError(
-                f"{self._quiet} was opened for writing while it was read by one who may not write to its folder: what "
-                "was read may be mixed up; do it again when that run has ended, or with more permissions"
-            )
-
-
 def quiet_state(path: str | Path) -> tuple[int, ...] | None:
     """Return a value that changes with every write to a SQLite file; None while another process may be writing."""
     for suffix in ("-wal", "-journal"):
@@ -148,28 +130,16 @@ def quiet_state(path: str | Path) -> tuple[int, ...] | None:
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
-def read_only_files(path: str) -> tuple[OpenFiles, str]:
-    """Return the files of a database that is only read, and its URI.
+def read_only_uri(path: str) -> str:
+    """Return the URI of a database that is only read.
 
-    In a folder that this user may not write to, SQLite reads a file in WAL mode without a WAL only as immutable. In
-    another one, the last connection leaves an empty WAL behind, unless it might write; on a network file system it may
-    not, since it would copy a WAL that another host writes.
+    The last connection leaves an empty WAL behind, unless it might write; on a network file system it may not, since it
+    would copy a WAL that another host writes.
     """
     file = Path(path).absolute()
     may_write = os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)
-    if may_write and is_wal(file) and not is_network(filesystem_type(file)):
-        return OpenFiles(path), f"file:{quote_path(file)}?mode=rw"
-    uri = f"file:{quote_path(file)}?mode=ro"
-    if os.path.exists(file) and not os.access(file.parent, os.W_OK) and (state := quiet_state(file)) is not None:
-        return QuietFile(str(file), state), f"{uri}&immutable=1"
-    return OpenFiles(None), uri
-
-
-def is_wal(path: str | Path) -> bool:
-    """Return whether the header of a file is that of a SQLite database in WAL mode."""
-    with open(path, "rb") as file:
-        header = file.read(20)
-    return header.startswith(b"SQLite format 3") and header[18:19] == b"\x02"
+    mode = "rw" if may_write and not is_network(filesystem_type(file)) else "ro"
+    return f"file:{quote(os.fsencode(file))}?mode={mode}"
 
 
 def _identity(path: str) -> _Identity:
@@ -178,15 +148,6 @@ def _identity(path: str) -> _Identity:
     except OSError:
         return None
     return status.st_dev, status.st_ino
-
-
-def _exists(path: str) -> bool:
-    return _identity(path) is not None
-
-
-def quote_path(path: Path) -> str:
-    """Return a path quoted for a SQLite URI."""
-    return str(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
 
 
 # Errors
@@ -253,48 +214,27 @@ def refuse_network_filesystem(path: str | os.PathLike[str], mountinfo: str = MOU
         )
 
 
-# Only an empty file or a database of ours is opened for writing.
-
 #: Tables that every revision of the schema has.
 _OUR_TABLES = {VERSION_TABLE, "rb_lane", "rb_group", "rb_payload"}
 _LEFT = "it was left as it is: give the path of a file that isn't there yet"
 
 
-def refuse_foreign_file(path: str, where: str) -> None:
-    """Raise StorageError unless the file is missing, empty, or a database of ours. It isn't changed.
+def refuse_foreign_file(raw: sqlite3.Connection, path: str, where: str) -> None:
+    """Raise StorageError unless the file of a new connection is empty, or a database of ours. Nothing is written to it.
 
-    SQLite rolls back a hot journal at its first read, except as `immutable`, which would leave out a WAL. Only a file
-    that can't be read without that is rolled back here. Raises errors of `sqlite3` for an unreadable file.
+    (As that of any program, the first read may finish the rollback or the checkpoint of a process that was killed.)
     """
     path = os.path.realpath(path)
     logged = _size(f"{path}-wal")  # read before the file, which another process creates first
-    size = _size(path)
-    if not size and not logged:
-        return
-    if size < 2:  # which SQLite takes for none
-        raise StorageError(f"{where} is not a database: it has {size} bytes; {_LEFT}", reason="not a database")
-    try:
-        names, application_id = _read_content(path, "mode=ro" if logged else "immutable=1")
-    except sqlite3.DatabaseError:
-        if logged or not _size(f"{path}-journal"):
-            raise
-        names, application_id = _read_content(path, "mode=rw")
-    if set(names) >= _OUR_TABLES or not (names or application_id):
-        return
-    suffix = f", {len(names) - 1} more" if len(names) > 1 else ""
-    contents = f"{brief(names[0])}{suffix}" if names else f"the application_id {application_id}"
-    raise StorageError(
-        f"{where} is a database of another program: it has {contents} and not the tables of replaybuf; {_LEFT}",
-        reason="not a database",
-    )
-
-
-def _read_content(path: str, options: str) -> tuple[list[str], int]:
-    """Return the names in the schema of a database, and its application_id."""
-    with closing(sqlite3.connect(f"file:{quote_path(Path(path))}?{options}", uri=True)) as raw:
-        names = [name for (name,) in raw.execute("SELECT name FROM sqlite_master ORDER BY name")]
-        [(application_id,)] = raw.execute("PRAGMA application_id")
-    return names, application_id
+    if logged and not _size(path):
+        raise StorageError(f"{where} is not a database: it is empty, beside a log; {_LEFT}", reason="not a database")
+    names = {name for (name,) in raw.execute("SELECT name FROM sqlite_master")}
+    if names and not names >= _OUR_TABLES:
+        raise StorageError(
+            f"{where} is a database of another program: it has {brief(min(names))} and not the tables of replaybuf; "
+            f"{_LEFT}",
+            reason="not a database",
+        )
 
 
 def _size(path: str) -> int:

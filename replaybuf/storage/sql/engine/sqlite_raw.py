@@ -111,9 +111,6 @@ class ForkGuard:
 
 FORK_GUARD = ForkGuard()
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=FORK_GUARD.before,
-        after_in_parent=FORK_GUARD.after_in_parent,
-        after_in_child=FORK_GUARD.after_in_child,
-    )
+os.register_at_fork(
+    before=FORK_GUARD.before, after_in_parent=FORK_GUARD.after_in_parent, after_in_child=FORK_GUARD.after_in_child
+)

@@ -200,15 +200,10 @@ class DatabaseThread:
 
     def run_blocking(self, work: Callable[[], Coroutine[Any, Any, T]], timeout: float | None) -> T:
         """Run `work()` as `run` does, blocking the calling thread; raises LockedError after `timeout` seconds."""
-        coroutine = self._run_after_drain(work)
-        try:
-            with self._posting_lock:
-                if self._closed:
-                    raise ClosedError
-                future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-        except ClosedError:
-            coroutine.close()
-            raise
+        with self._posting_lock:
+            if self._closed:
+                raise ClosedError
+            future = asyncio.run_coroutine_threadsafe(self._run_after_drain(work), self.loop)
         try:
             return future.result(timeout)
         except concurrent.futures.TimeoutError as error:

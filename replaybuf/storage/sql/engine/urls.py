@@ -7,6 +7,7 @@ option `host=a:5432,b:5433`.
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -34,11 +35,10 @@ class Host(NamedTuple):
         return name if self.port is None else f"{name}:{self.port}"
 
 
-_ATTRS = "target_session_attrs"
 _EXAMPLE = "several are written postgresql://user@a:5432,b:5433/database"
 _SIGNS = "in a user or password : is written %3A, / %2F, @ %40, ? %3F, # %23, and % %25"
 # Up to the last @ before the path, since a password may have one, too.
-_URL_PARTS = re.compile(r"(postgres(?:ql)?(?:\+asyncpg)?|pgsql)://((?:[^/?#]*@)?)([^/?#@]*)(.*)", re.DOTALL)
+_URL_PARTS = re.compile(r"(postgres(?:ql)?(?:\+asyncpg)?)://((?:[^/?#]*@)?)([^/?#@]*)(.*)", re.DOTALL)
 _HOST = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]*)(?::(.*))?", re.DOTALL)
 _PLACEHOLDER = "hosts.invalid"
 _PORTS = range(1, 65536)
@@ -69,13 +69,12 @@ def _read_hosts(texts: Sequence[str]) -> list[Host]:
     Errors quote nothing, since what seems to be a host or a port may be a part of a password.
     """
     hosts = []
-    for position, text in enumerate(map(unquote, texts), 1):
+    for text in map(unquote, texts):
         match = _HOST.fullmatch(text)
         name, port = match.groups() if match else ("", None)
         if not (name or len(texts) == 1) or not re.fullmatch("[0-9]{0,5}", port or "") or int(port or 1) not in _PORTS:
-            where = f"in place {position} " if len(texts) > 1 else ""
             raise ConfigError(
-                f"the host {where}of the url must be a name, or a name and a port from 1 to 65535; {_EXAMPLE}; {_SIGNS}"
+                f"a host of the url must be a name, or a name and a port from 1 to 65535; {_EXAMPLE}; {_SIGNS}"
             )
         hosts.append(Host(name.strip("[]"), int(port) if port else None))
     return hosts
@@ -85,11 +84,6 @@ def hosts_of(url: URL) -> list[Host]:
     """Return the hosts of a parsed URL that has several; an empty list for any other."""
     names = _split_option(url.query.get("host", ""))
     return _read_hosts(names) if len(names) > 1 else []
-
-
-def session_attrs(url: URL) -> str | None:
-    """Return the URL's `target_session_attrs`, None if it has none."""
-    return next(iter(_split_option(url.query.get(_ATTRS, ""))), None)
 
 
 def written(url: URL) -> str:
@@ -102,12 +96,6 @@ def written(url: URL) -> str:
 
 
 # URLs
-
-_SQLITE_NAMES = {"sqlite", "sqlite3"}
-#: Another scheme of a SQLite database in memory; the rest of the URL is ignored.
-_MEMORY_NAME = "memory"
-_POSTGRES_NAMES = {"postgresql", "postgres", "postgresql+asyncpg", "pgsql"}
-
 
 # Signs of a URL, which may hold a password, in a file path.
 _URL_SIGNS = re.compile("[:@=?]")
@@ -129,9 +117,9 @@ def parse_url(url: str) -> URL:
     if parsed is None:
         hint = "" if _URL_SIGNS.search(url) else f"; for a file write sqlite:///{url}"
         raise ConfigError(f"can't read the database url: expected {_EXPECTED}{hint}")
-    if parsed.drivername == _MEMORY_NAME:
+    if parsed.drivername == "memory":
         return make_url("sqlite:///:memory:")
-    if parsed.drivername in _SQLITE_NAMES:
+    if parsed.drivername == "sqlite":
         if parsed.host:
             raise ConfigError("the sqlite url has a host; a relative file is sqlite:///run.db, an absolute one has 4 /")
         if "?" in url:
@@ -139,8 +127,8 @@ def parse_url(url: str) -> URL:
         if "\x00" in (parsed.database or ""):
             raise ConfigError("the url holds a NUL, which no file name can have")
         path = os.path.expanduser(parsed.database or ":memory:")
-        return parsed.set(drivername="sqlite", database=path)
-    if parsed.drivername in _POSTGRES_NAMES:
+        return parsed.set(database=path)
+    if parsed.drivername in ("postgresql", "postgres", "postgresql+asyncpg"):
         if importlib.util.find_spec("asyncpg") is None:
             raise MissingDriverError("PostgreSQL needs the driver asyncpg, which is not installed: pip install asyncpg")
         _check_parts(url, parsed)
@@ -152,19 +140,12 @@ def url_or_path(url: str) -> URL:
     """Return the parsed URL, or the URL of the SQLite file at a path. Raises the errors of `parse_url`."""
     if not url or "://" in url:
         return parse_url(url)
-    if _URL_SIGNS.search(url) and not _exists(url):  # a mistyped URL, rather than a new file with such a name
+    if _URL_SIGNS.search(url) and not os.path.exists(url):  # a mistyped URL, rather than a new file with such a name
         raise ConfigError(
             f"there is no such file, and it is no url: expected {_EXPECTED} (a new file with one of :@=? in its path "
             "needs the sqlite:///)"
         )
     return parse_url("sqlite://").set(database=url)
-
-
-def _exists(path: str) -> bool:
-    try:
-        return Path(path).exists()
-    except (OSError, ValueError):  # the path is too long, or has a NUL
-        return False
 
 
 def _parse_url(url: str) -> URL | None:
@@ -201,22 +182,19 @@ def public_url(url: URL) -> str:
     return redact(written(url.set(query=places)))
 
 
-#: Options that name files. asyncpg reads them, with the defaults of libpq (the environment, ~/.postgresql, ~/.pgpass).
-_FILES = ("passfile", "sslrootcert", "sslcert", "sslkey", "sslcrl")
-#: In place of a file: the CAs that this machine trusts.
-_SYSTEM = "system"
-#: Other options that asyncpg takes in a URL; those that are arguments of its own; and those of libpq that it lacks.
-_OPTIONS = ("sslmode", "ssl_min_protocol_version", "ssl_max_protocol_version", "krbsrvname", "gsslib")
-_NUMBERS = {"timeout": float, "command_timeout": float, "statement_cache_size": int}
-_SPELLINGS = {"ssl": "sslmode", "connect_timeout": "timeout"}
-_IGNORED_OPTIONS = ("channel_binding", "gssencmode")
-_KNOWN_OPTIONS = ("host", "port", "application_name", _ATTRS, *_FILES, *_OPTIONS, *_NUMBERS)
-#: Seconds for making a connection, and for a password function's answer; and for a statement.
-_CONNECT_SECONDS, _COMMAND_SECONDS = 10.0, 600.0
+#: Options with numbers, the arguments of asyncpg that they are, and their defaults: the seconds for making a connection
+#: (and for a password function's answer), and for a statement; the number of prepared statements that are kept.
+_NUMBERS = {
+    "connect_timeout": ("timeout", 10.0),
+    "command_timeout": ("command_timeout", 600.0),
+    "statement_cache_size": ("statement_cache_size", 100),
+}
+#: Options of libpq that asyncpg lacks, or that are decided here: who writes follows the primary, who reads prefers it.
+_IGNORED_OPTIONS = ("channel_binding", "gssencmode", "target_session_attrs")
 
 
-def _last_value(values: str | Sequence[str] | None) -> str | None:
-    return values if values is None or isinstance(values, str) else values[-1]
+def _last_value(values: str | Sequence[str]) -> str:
+    return values if isinstance(values, str) else values[-1]
 
 
 def _check_parts(url: str, parsed: URL) -> None:
@@ -234,57 +212,45 @@ def _check_parts(url: str, parsed: URL) -> None:
 
 
 def _checked_postgres(url: URL) -> URL:
-    """Return the URL with its password in one place and options that are known. Raises ConfigError."""
-    query, secret = dict(url.query), "password" in url.query
+    """Return the URL with hosts, port and numbers that are valid, without options that are ignored. Raises ConfigError.
+
+    All other options are asyncpg's, with the defaults of libpq (the environment, ~/.postgresql, ~/.pgpass), or settings
+    of the server, which refuses those that it doesn't know.
+    """
+    query: dict[str, Any] = {name: value for name, value in url.query.items() if name not in _IGNORED_OPTIONS}
+    if not query.keys().isdisjoint(("user", "password")):
+        raise ConfigError("the PostgreSQL url: user and password are before the host, as in user:password@host")
     if len(hosts := _split_option(query.get("host", ""))) > 1:
         query["host"] = ",".join(map(str, _read_hosts(hosts)))
     if "port" in query:
         [(_, port)] = _read_hosts([f":{_last_value(query['port'])}"])
         if url.host:
             url, _ = url.set(port=url.port or port), query.pop("port")
-    url = url.set(username=_last_value(query.pop("user", None)), password=_last_value(query.pop("password", None)))
-    options: dict[str, Any] = {
-        _SPELLINGS.get(name, name): value if name in ("host", "port") else _last_value(value)
-        for name, value in query.items()
-        if name not in _IGNORED_OPTIONS
-    }
-    for name, value in options.items():
-        if name not in _KNOWN_OPTIONS:
-            # A text that is no identifier, or follows a password with an &, may be a part of the password.
-            unknown = f"there is no option {name!r}" if name.isidentifier() and not secret else "an option is unknown"
-            names = ", ".join(sorted({*_KNOWN_OPTIONS, *_SPELLINGS, "user", "password"}))
-            raise ConfigError(f"the PostgreSQL url: {unknown}; known are {names}")
-        if name in _NUMBERS and not _is_valid(name, str(value)):
-            raise ConfigError(f"the PostgreSQL url: the option {name} must be a number larger than 0")
-        if name in _FILES and value and value != _SYSTEM:
-            options[name] = os.path.abspath(str(value))
-    unused = [name for name in options if name in _FILES and "ssl" in name and options[name] != _SYSTEM]
-    if unused and options.get("sslmode", "prefer") in ("prefer", "allow"):
-        raise ConfigError(
-            f"the PostgreSQL url: the option {unused[0]} needs sslmode=verify-full (or verify-ca, or require): without "
-            "it a server without TLS is accepted, too"
-        )
-    return url.set(query=options)
+    url = url.set(query=query)
+    _numbers(url)
+    return url
 
 
-def _is_valid(name: str, value: str) -> bool:
-    try:
-        return float(_NUMBERS[name](value)) > (-1 if name == "statement_cache_size" else 0)
-    except ValueError:
-        return False
+def _numbers(url: URL) -> dict[str, float]:
+    """Return the arguments of asyncpg that are numbers. Raises ConfigError."""
+    arguments = {}
+    for name, (argument, default) in _NUMBERS.items():
+        try:
+            number = type(default)(_last_value(url.query.get(name, str(default))))
+        except ValueError:
+            number = math.nan
+        if not number >= 0:
+            raise ConfigError(f"the PostgreSQL url: the option {name} must be a number, not a negative one")
+        arguments[argument] = number
+    return arguments
 
 
 def driver_arguments(url: URL, settings: Mapping[str, str]) -> dict[str, Any]:
     """Return the arguments of `asyncpg.connect` for a PostgreSQL URL, with these settings of the connection."""
-    query = {name: str(_last_value(value)) for name, value in url.query.items()}
-    arguments: dict[str, Any] = {"timeout": _CONNECT_SECONDS, "command_timeout": _COMMAND_SECONDS}
-    arguments |= {name: convert(query[name]) for name, convert in _NUMBERS.items() if name in query}
-    if query.get("sslrootcert") == _SYSTEM:
+    arguments: dict[str, Any] = _numbers(url)
+    if _last_value(url.query.get("sslrootcert", "")) == "system":  # the CAs that this machine trusts
         arguments["ssl"] = True  # as verify-full
         url = url.difference_update_query(["sslrootcert"])
-    hosts = _split_option(query.get("host", "")) if not url.host else []
-    if hosts and all(host.startswith("/") for host in hosts):  # Unix sockets have no TLS
-        arguments["ssl"] = False
+    settings = {"application_name": _last_value(url.query.get("application_name", "replaybuf")), **settings}
     dsn = url.set(drivername="postgresql").difference_update_query([*_NUMBERS, "application_name"])
-    settings = {"application_name": query.get("application_name", "replaybuf"), **settings}
     return {**arguments, "dsn": dsn.render_as_string(hide_password=False), "server_settings": settings}

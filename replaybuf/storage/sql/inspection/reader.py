@@ -16,11 +16,12 @@ from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote
 
 from replaybuf.common.redact import redact
 from replaybuf.errors import AccessError, ConfigError, LockedError, UnreachableError
 from replaybuf.storage.sql.engine.sqlite_dialect import SqliteTransaction
-from replaybuf.storage.sql.engine.sqlite_files import check_version, quiet_state, quote_path, translate_sqlite
+from replaybuf.storage.sql.engine.sqlite_files import check_version, quiet_state, translate_sqlite
 from replaybuf.storage.sql.engine.sqlite_raw import RawConnection
 from replaybuf.storage.sql.engine.transaction import Transaction as Transaction
 from replaybuf.storage.sql.schema import check_schema, no_tables_error
@@ -140,7 +141,7 @@ class SqliteReader(Reader):
             raise translate_sqlite(error, self.where, str(self._path), LOCK_TIMEOUT) from error
 
     def _connect(self, clock: _Clock, immutable: bool) -> RawConnection:
-        uri = f"file:{quote_path(self._path)}?mode=ro{'&immutable=1' if immutable else ''}"
+        uri = f"file:{quote(os.fsencode(self._path))}?mode=ro{'&immutable=1' if immutable else ''}"
         check_version()
         connection = sqlite3.connect(uri, timeout=LOCK_TIMEOUT, isolation_level=None, factory=RawConnection, uri=True)
         connection.execute("PRAGMA query_only = ON")

@@ -89,7 +89,8 @@ def name_files(tx: Transaction, extents: Iterable[Extent]) -> None:
     ends: dict[int, tuple[int, int]] = {}
     for extent in extents:
         numbers[extent.file] += 1
-        ends[extent.file] = extent.place, max(extent.end, ends[extent.file][1] if extent.file in ends else 0)
+        _, end = ends.get(extent.file, (0, 0))
+        ends[extent.file] = extent.place, max(extent.at + extent.size, end)
     for number, count in sorted(numbers.items()):
         place, end = ends[number]
         if not tx.tuples(_ADD_FILE, id=number, place=place, bytes=end, groups=count):

@@ -1,6 +1,6 @@
 """Wakes callers that wait for a commit, of this process or, as the engine detects it, of another one.
 
-While a caller waits, the engine's `CommitWatch` is polled: that is the guarantee. Notifications only shorten the wait.
+While a caller waits, the engine's `CommitWatch` is polled.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import logging
 import threading
 from collections.abc import Callable
 
-from replaybuf.storage.sql.engine.database import HINT_SECONDS, Database
+from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.thread import DatabaseThread
 
-# The first commit is published at once; those of the next milliseconds are published together.
-_ANNOUNCE_SECONDS = 0.005
-
 _logger = logging.getLogger("replaybuf.watch")
+
+#: Between two polls: at least, after a commit (all meanwhile wake callers once, who then read the store), and after an
+#: error, in seconds.
+_SHORTEST_GAP, _GAP_AFTER_COMMIT, _GAP_AFTER_ERROR = 0.002, 0.02, 1.0
 
 
 class Watch:
@@ -26,12 +27,8 @@ class Watch:
     def __init__(self, thread: DatabaseThread, engine: Database) -> None:
         self._thread = thread
         self._wakes = Wakes()
-        self._changes = engine.changes(self._hint)
-        self._next_hint = 0.0
-        self._wake_timer: asyncio.TimerHandle | None = None
+        self._changes = engine.changes()
         self._poll_task: asyncio.Task[None] | None = None
-        self._announce_task: asyncio.Task[None] | None = None
-        self._is_due = False
         self._stopped = False
         self._in_poll = False
 
@@ -45,70 +42,53 @@ class Watch:
             await self._wakes.wait(timeout, since, lambda: self._thread.post(self._start))
 
     def committed(self) -> None:
-        """Publish a commit of this process that other callers may wait for (database's thread)."""
+        """Wake callers after a commit of this process (any thread)."""
         self._wakes.wake()
-        if self._changes.announces and not self._stopped:
-            self._is_due = True
-            if self._announce_task is None:
-                self._announce_task = self._thread.loop.create_task(self._announce())
 
     async def stop(self) -> None:
-        """Wake all callers and end; pending notifications are sent first (database's thread)."""
+        """Wake all callers and end (database's thread)."""
         self._stopped = True
         self._wakes.wake()
         if self._poll_task is not None:
             if not self._in_poll:
                 self._poll_task.cancel()
             await asyncio.wait([self._poll_task])
-        if self._announce_task is not None:
-            await asyncio.wait([self._announce_task])
-        if self._wake_timer is not None:
-            self._wake_timer.cancel()
-        await self._changes.close()
-
-    def _hint(self) -> None:
-        """Wake callers, rate-limited, after a hint of a commit (database's thread)."""
-        if self._wake_timer is None and not self._stopped:
-            self._wake_timer = self._thread.loop.call_at(self._next_hint, self._wake)
-
-    def _wake(self) -> None:
-        self._wake_timer = None
-        self._next_hint = self._thread.loop.time() + HINT_SECONDS
-        self._wakes.wake()
 
     def _start(self) -> None:
         if not self._stopped and self._poll_task is None:
             self._poll_task = self._thread.loop.create_task(self._poll())
 
     async def _poll(self) -> None:
+        quiet_since = self._thread.loop.time()
         try:
             while self._wakes.awaited:
                 self._in_poll = True
+                began = self._thread.loop.time()
                 try:
-                    if await self._changes.poll():
-                        self._hint()
+                    has_changed = await self._changes.poll()
+                    now = self._thread.loop.time()
+                    gap = _GAP_AFTER_COMMIT if has_changed else self._gap(now - quiet_since, now - began)
                 except Exception as error:  # waiting callers then poll the store themselves
                     _logger.debug("can't look for changes: %s", error)
-                    await self._changes.close()
+                    has_changed, now, gap = True, self._thread.loop.time(), _GAP_AFTER_ERROR
+                if has_changed:
+                    quiet_since = now
                     self._wakes.wake()
                 self._in_poll = False
                 if not self._stopped:
-                    await self._changes.pause()
+                    await asyncio.sleep(gap)
         finally:
             self._poll_task = None
             if self._wakes.awaited:  # a caller came while this was ending
                 self._start()
 
-    async def _announce(self) -> None:
-        try:
-            while self._is_due:
-                self._is_due = False
-                await self._changes.announce()
-                await asyncio.sleep(_ANNOUNCE_SECONDS)
-        except Exception as error:  # only a hint
-            _logger.debug("can't announce a commit: %s", error)
-        finally:
-            self._announce_task = None
+    def _gap(self, quiet: float, took: float) -> float:
+        """Return the seconds until the next poll, after so many without a commit and a poll that took so long.
+
+        A commit is seen late by a twentieth of the time that it was waited for, at most, and polls take a tenth of the
+        time.
+        """
+        return max(min(self._changes.longest_gap, max(_SHORTEST_GAP, quiet / 20)), 10 * took)
 
 
 class Wakes:

@@ -15,7 +15,7 @@ import numpy as np
 from replaybuf.common.checks import check_seconds
 from replaybuf.errors import DecodeError, InputError, LeaseLostError
 from replaybuf.storage.decoding import in_thread, wait_for
-from replaybuf.storage.places.owners import local_url, open_place
+from replaybuf.storage.places.owners import open_place
 from replaybuf.storage.places.store import Extent, GoneError, PlaceStore
 from replaybuf.values.codec.blocks import DeferredArray, Instead, StandIn, checked_array
 from replaybuf.values.codec.payload import Replacing
@@ -79,12 +79,12 @@ def load_all(handles: Iterable[ArrayHandle], *, timeout: float = PATIENCE) -> li
     for handle in requested:
         if not isinstance(handle, ArrayHandle):
             raise InputError(f"handles must be ArrayHandles, got {type(handle).__name__}")
-    by_place: dict[Any, dict[tuple[ByteSource, int], DeferredArray]] = {}
+    by_place: dict[str, dict[tuple[ByteSource, int], DeferredArray]] = {}
     uses: Counter[tuple[ByteSource, int]] = Counter()
     for handle in requested:
         if not isinstance(handle.source, bytes):
             blocks = {(handle.source, part.block_at): part for part in handle.array.parts or (handle.array,)}
-            by_place.setdefault(handle.source.place, {}).update(blocks)
+            by_place.setdefault(handle.source.url, {}).update(blocks)
             uses.update(blocks.keys())
     read: dict[tuple[ByteSource, int], Any] = {}
     for blocks in by_place.values():
@@ -138,27 +138,17 @@ def _is_handle(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ByteSource:
-    """The location of arrays' bytes: in the file of an `extent`.
-
-    `url` is that of the place, in the process that made the handle, `database` the id of the database that has it.
-    """
+    """The location of arrays' bytes: in the file of an `extent`, in the place at a URL."""
 
     url: str
     extent: Extent
-    database: str
-
-    @property
-    def place(self) -> Any:
-        """A key of the place, whose arrays are read together."""
-        return self.url, self.database, self.extent.place
 
 
 def _read_arrays(arrays: Sequence[tuple[ByteSource, DeferredArray]], timeout: float) -> list[Any]:
     """Return the bytes of arrays in one place, or an error for each that can't be read."""
-    first = arrays[0][0]
-    url = local_url(first.database, first.extent.place, first.url)
+    url = arrays[0][0].url
     ranges = [source.extent.part(at.block_at, at.block_size) for source, at in arrays]
-    read = partial(_store(url, timeout, os.getpid()).read, ranges, timeout)
+    read = partial(_store(url, timeout, os.getpid()).read, ranges)
     return wait_for(in_thread(read, timeout, url))
 
 
@@ -168,17 +158,17 @@ def _store(url: str, timeout: float, process: int) -> PlaceStore:
     return open_place(url, timeout)
 
 
-def handles_of(database: str, places: Mapping[int, str], uid: int, payload: bytes) -> Instead:
+def handles_of(places: Mapping[int, str], uid: int, payload: bytes) -> Instead:
     """Return the maker of handles of a payload: of arrays that are kept apart, or that the payload has.
 
-    `database` is the id of the database, `places` has the URLs of the places where payloads are kept apart.
+    `places` has the URLs of the places where payloads are kept apart.
     """
     if not is_apart(payload):
         return partial(_handle, None)
     extent = Extent.at_end_of(payload)
     if extent.place not in places:
         raise DecodeError(f"group {uid}: the database doesn't know the place {extent.place} of its arrays")
-    return partial(_handle, ByteSource(places[extent.place], extent, database))
+    return partial(_handle, ByteSource(places[extent.place], extent))
 
 
 def _handle(source: ByteSource | None, array: DeferredArray | np.ndarray[Any, Any]) -> ArrayHandle:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from replaybuf.common.file_systems import sync_folder
 from replaybuf.errors import PayloadStoreError, ReplayBufError
 from replaybuf.storage.decoding import PATIENCE, Deferral, in_thread, places_of, tails_of
-from replaybuf.storage.places.owners import claim, open_known, open_place, register_url, unregister_url
+from replaybuf.storage.places.owners import claim, open_known, open_place
 from replaybuf.storage.places.store import MARKER, Extent, FileBatch, PlaceStore, file_name, file_number
 from replaybuf.storage.sql.engine.database import Database
 from replaybuf.storage.sql.engine.sqlite import sync_wal
@@ -95,8 +95,6 @@ class PayloadFiles:
                     pass
         except (ReplayBufError, TimeoutError) as error:
             _logger.debug("files were left: %s", error)
-        if self._own_store is not None:
-            unregister_url(self._scope.database or "", self._own_store[0], self._own_store[1].url)
         stores = [*self._stores.values()]
         if stores:  # at the end of the interpreter no thread can be started
             with contextlib.suppress(TimeoutError, RuntimeError):
@@ -200,7 +198,7 @@ class PayloadFiles:
 
         def list_old() -> list[str]:
             store.check_there()
-            return [file.name for file in store.files() if file.written_at <= latest]
+            return [name for name, written_at in store.files() if written_at <= latest]
 
         listed = await self._in_thread(list_old)
         old = [file for name in listed if (file := file_number(name)) is not None]
@@ -230,7 +228,7 @@ class PayloadFiles:
         payloads = [row.payload for row in apart]
         await self._open_places(places := places_of(payloads))
         parts = partial(self._codec.wanted, deferred=deferred) if deferred else None
-        read = partial(tails_of, payloads, self._stores, self._patience, parts)
+        read = partial(tails_of, payloads, self._stores, parts)
         names = ", ".join(sorted(self._stores[place].url for place in places if place in self._stores))
         for row, tail in zip(apart, await in_thread(read, self._patience, names), strict=True):
             row.tail = tail
@@ -258,17 +256,17 @@ class PayloadFiles:
         if not deferred:
             return None
         places = {number: store.url for number, store in self._stores.items()}
-        return Deferral(deferred, partial(handles_of, self._scope.database or "", places))
+        return Deferral(deferred, partial(handles_of, places))
 
     # The place of this process
 
     async def _open_own(self, url: str) -> tuple[int, PlaceStore]:
         """Return the id of the place at a configured URL, and the place, claimed for this database if it is new.
 
-        The URL is this process's own, and is recorded for processes without one, which use the last one recorded.
+        The URL is recorded for processes without one, which use the last one recorded.
         """
         engine, scope, store = self._engine, self._scope, open_place(url, self._patience)
-        await in_thread(store.check_writable, self._patience, url)
+        await in_thread(store.prepare, self._patience, url)
         number = await self._claimed(store)
         if number is None:
             new = await engine.write(partial(statements.add_place, url=store.url), scope)
@@ -283,7 +281,6 @@ class PayloadFiles:
                 )
         if (await engine.read(Transaction.places, scope))[0].get(number) != store.url:
             await engine.write(partial(statements.record_url, number=number, url=store.url), scope)
-        register_url(scope.database or "", number, store.url)
         self._stores[number] = store
         return number, store
 
