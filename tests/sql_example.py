@@ -88,7 +88,7 @@ def _say_who(connection: Connection) -> None:
         is_trainer = row["name"] == "trainer"
         counts = (0, 0, 0, 0, 17) if is_trainer else (12, 24, 9600, int(row["name"] == "gpu-2"), 0)
         row["activity"] = dict(zip(ACTIVITIES, counts, strict=True)) | {"marks": {str(since): counts}}
-        row["activity"] |= {"limits": {}, "policies": {}, "epoch": 0, "draws": is_trainer}
+        row["activity"] |= {"limits": {}, "epoch": 0, "draws": is_trainer}
         row["waits"] = [_waiting(now)] if is_trainer else []
     connection.execute(insert(worker), workers)
     connection.execute(insert(event), _event(now))

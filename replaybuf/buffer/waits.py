@@ -20,7 +20,7 @@ from replaybuf.buffer.wait_reports import WaitReport
 from replaybuf.errors import FullError, InputError, NotReadyError, StorageError
 from replaybuf.rules.causes import diagnose
 from replaybuf.rules.circumstances import Circumstances, Wait
-from replaybuf.rules.diagnosis import Diagnosis, Reason, and_also, too_large
+from replaybuf.rules.diagnosis import Diagnosis, Reason, too_large
 from replaybuf.rules.limits import Limits
 from replaybuf.rules.query import LogicNode, ScalarNode, to_text
 from replaybuf.rules.transitions import LaneName, Tallies, Tally, level_of
@@ -129,7 +129,7 @@ class Waits:
                     )
                     if remaining <= 0 or diagnosis.final:
                         after = min(timeout, time.time() - began)
-                        error = NotReadyError(and_also(f"after {after:.3g} s: {diagnosis}", "nothing was taken"))
+                        error = NotReadyError(f"after {after:.3g} s: {diagnosis}; nothing was taken")
                         error.diagnosis = diagnosis
                         await report.timed_out(diagnosis.sentence, diagnosis.task_name)
                         raise error
@@ -279,7 +279,7 @@ class Waits:
                 sentence, details = (diagnosis.sentence, str(diagnosis)) if full else (reason, reason)
                 if remaining <= 0:
                     await report.timed_out(sentence, new.task_name)
-                    details = and_also(f"after {timeout:g} s: {details}", "nothing was stored")
+                    details = f"after {timeout:g} s: {details}; nothing was stored"
                     await self._refuse(new, details, diagnosis=diagnosis)
                 report.update(sentence, details)
             await self._storage.changed(min(remaining, report.pause), version)

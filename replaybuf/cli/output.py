@@ -37,7 +37,6 @@ STYLES = {
     "init": "blue",
     "archived": "dim",
     "filling": "blue",
-    "replaced": "dim",
     "alive": "green",
     "silent": "red",
     "fenced": "red",

@@ -52,13 +52,13 @@ def trace(
 ) -> None:
     """Show what a train step was trained on, who made it, and what became of a group.
 
-    Without WHAT it lists the last train steps, with the mean reward of their groups and its change from the step
-    before. Above are the workers that are below the others over the last steps, and how far each is above (+) or below
-    (-) them in each task. A step is red where a task is lower than in the steps before, or another worker is lower than
-    the others. "step 413" says what it was trained on: from which weights, how stale, and made by whom, the workers
-    first whose groups are worst compared with those that others made of the same tasks; then the groups themselves.
-    With --task and --worker, both are about these groups. "uid 17" is the life of a group: put, drawn, given back, by
-    whom, replaced by what, in which checkpoints.
+    Without WHAT it lists the last train steps, with the mean reward of their groups. Above are the workers that are
+    below the others over the last steps, and how far each is above (+) or below (-) them in each task. A step is red
+    where a task is lower than in the steps before, or another worker is lower than the others. "step 413" says what it
+    was trained on: from which weights, how stale, and made by whom, the workers first whose groups are worst compared
+    with those that others made of the same tasks; then the groups themselves. With --task and --worker, both are about
+    these groups. "uid 17" is the life of a group: put, drawn, given back, by whom, replaced by what, in which
+    checkpoints.
 
     The last 10,000 draws of a buffer are recorded, unless its config says otherwise. Of a step that was trained on
     again after a restore, both are shown, the last first.
@@ -154,10 +154,10 @@ def _show_step(
         name = choose(tx, buffer)
         number = last_step(tx, name) if step is None else step
         if number is None:
-            raise InputError(no_groups(tx, name, "for a step", None, None))
+            raise InputError(no_groups(tx, name, "for a step"))
         runs = read_step(tx, name, number, worst, task=task, worker=worker)
         if not runs:
-            raise InputError(no_groups(tx, name, f"for step {number}", task, worker, step=number))
+            raise InputError(no_groups(tx, name, f"for step {number}", task, worker))
         return number, runs, tx.now()
 
     train_step, runs, now = reader.read(read)

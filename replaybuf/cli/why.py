@@ -17,15 +17,7 @@ from replaybuf.rules.query import query_of
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.values.rollouts.statuses import Status
 from replaybuf.view.columns import LEASES, PROCESSES
-from replaybuf.view.wait_reasons import (
-    TASKS,
-    DrawQuestion,
-    Waits,
-    expired_sentences,
-    idle_sentence,
-    read_waits,
-    unequal_sentence,
-)
+from replaybuf.view.wait_reasons import TASKS, DrawQuestion, Waits, idle_sentence, read_waits
 
 _MOST_WORKERS = 20
 
@@ -47,10 +39,9 @@ def why(
     that somebody might do now; --size and --where ask about another draw. Causes that may come next follow as "also".
 
     Below are the groups of each task, leases, workers, the limits in force, the last draw, and the last wait that timed
-    out, which comes first while nothing was drawn since. Of workers of one name those that are alive are shown, or else
-    the last one. A "silent" worker was killed, or sent no heartbeat for a minute (15 seconds of a wait): its counts are
-    those of its last heartbeat. It is "replaced" once a later one does the same. A "fenced" one had the buffer open
-    when another process restored it.
+    out. Of workers of one name those that are alive are shown, or else the last one. A "silent" worker was killed, or
+    sent no heartbeat for a minute (15 seconds of a wait): its counts are those of its last heartbeat. A "fenced" one
+    had the buffer open when another process restored it.
 
     With --format json all of it is there.
 
@@ -72,16 +63,13 @@ def why(
     several = len(rows) > 1
     for number, row in enumerate(rows):
         write(["\n"] if number else [])
-        notes, about_a_draw = _further_notes(row), asked or task is not None
-        if row.gave_up and not about_a_draw:
-            print_line(notes.pop())
-        print_waits(row, several=several, about_a_draw=about_a_draw)
+        print_waits(row, several=several, about_a_draw=asked or task is not None)
         if row.tasks:
             write(["\n"])
             print_table(row.tasks, [column for column in TASKS if column.name != "buffer"], row.now)
         print_processes(row)
         write(["\n"])
-        for line in notes:
+        for line in _further_notes(row):
             print_line(line)
 
 
@@ -97,10 +85,7 @@ def print_waits(waits: Waits, *, several: bool, about_a_draw: bool = False) -> b
     causes = [queue[0] for queue in queues.values()]
     for wait in causes:
         lead = _lead(queues[wait["sentence"]], waits, scope) if waits.somebody_waits else f"If somebody drew now{scope}"
-        if waits.somebody_waits or wait is causes[0]:
-            print_line(f"{lead}: {wait['sentence']}")
-        else:  # the next task of the same question
-            print_line(wait["sentence"], indent="  ")
+        print_line(f"{lead}: {wait['sentence']}")
         for fact in wait["facts"]:
             if fact["reason"] is not None:
                 print_line(f"also: {fact['text']}", indent="  ")
@@ -146,11 +131,8 @@ def _further_notes(waits: Waits) -> list[str]:
         lines.append(f"limits in force{owner}: {values or 'none'}")
     if not limits:
         lines.append("limits in force: none that a worker has noted")
-    if (sentence := unequal_sentence(waits)) is not None:
-        lines.append(sentence)
     if waits.trainer is not None:
         lines.append(trainer_text(waits.trainer))
-    lines += expired_sentences(waits)
     if draw := waits.last_draw:
         consumer = f" by {draw['worker']}" if draw["worker"] else ""
         age = units.ago(draw["time"], waits.now)

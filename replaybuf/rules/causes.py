@@ -10,7 +10,6 @@ A row's function returns the sentence for a need, or None if this isn't a cause;
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -25,8 +24,8 @@ _IDLE_SECONDS = 600.0
 #: Advice for workers that a restore fenced off.
 _REJOIN = "; a worker that catches FencedError and builds its buffer again outlives restores"
 _ADOPT = "those of an earlier process come back then, or by restore or buffer.adopt"
-#: The maximum length of compared names and quoted errors, and the number of tasks compared with an unknown name.
-_LONGEST_TEXT, _TASKS_COMPARED = 200, 1000
+#: The maximum length of quoted errors.
+_LONGEST_TEXT = 200
 # Of more tasks, only the first are explained: a wait for hundreds of tasks must not block the event loop.
 _TASKS_EXPLAINED, _TASKS_NAMED = 20, 5
 
@@ -49,13 +48,11 @@ def diagnose(wait: Wait, about: Circumstances) -> Diagnosis:
     if wait.kind != "room" and (last_take := about.last_take) is not None:
         taker = "" if last_take.worker is None else f" by {named(last_take.worker)}"
         facts.append(Fact(f"last drawn: {groups(last_take.groups)}{taker} at {clock(last_take.time, about.now)}"))
-    end = first.advice if first.advice.endswith("?") else f"{first.advice}."
     coming = about.unfinished(need.task) or total(about.tallies, need.task, Tally.LEASED)  # may still be completed
     final = first.cause.final and wait.kind == "groups" and not coming
     prefix = "in each, " if len(needs) > 1 and first.text.removeprefix("all ")[:1].isdigit() else ""
-    return Diagnosis(
-        first.cause.reason, f"{head_of(needs)}: {prefix}{first.text}. {end}", need.task or None, tuple(facts), final
-    )
+    sentence = f"{head_of(needs)}: {prefix}{first.text}. {first.advice}."
+    return Diagnosis(first.cause.reason, sentence, need.task or None, tuple(facts), final)
 
 
 def _explain(wait: Wait, about: Circumstances) -> list[tuple[Need, list[Found]]]:
@@ -86,16 +83,13 @@ def _ready(wait: Wait, about: Circumstances) -> Diagnosis:
 
 def _no_such_task(need: Need) -> Said:
     tasks, name = need.about.tasks, need.task
-    return None if name in tasks or not tasks or name in need.about.datasets else never_put(name, tasks)
+    return None if name in tasks or not tasks or name in need.about.datasets else never_put(tasks)
 
 
-def never_put(name: str, tasks: Sequence[str]) -> tuple[str, str]:
-    """Return a sentence about a task that never had a group, with the existing name that was probably meant."""
-    comparable = [task for task in tasks[:_TASKS_COMPARED] if len(task) <= _LONGEST_TEXT]
-    similar = difflib.get_close_matches(name[:_LONGEST_TEXT], comparable, n=1, cutoff=0.5)
-    question = f"Did you mean {named(similar[0])}" if similar else "Is it the name under which the producers put"
+def never_put(tasks: Sequence[str]) -> str:
+    """Return a sentence about a task that never had a group; these are the existing ones."""
     existing = f"there {'is the task' if len(tasks) == 1 else 'are the tasks'} {listed(tasks, 5)}"
-    return f"nothing was ever put into this task; {existing}", f"{question}?"
+    return f"nothing was ever put into this task; {existing}"
 
 
 def _held_back(need: Need) -> Said:
@@ -130,11 +124,7 @@ def _leased(need: Need) -> Said:
     if [*holders] == [need.wait.worker]:
         advice = f"Acknowledge them, or give them back, before the draw; {_ADOPT}"
         return f"{text} by {named(*holders)}, this process or an earlier one of its name, {until}", advice
-    text = f"{text} by {counted(holders) if len(holders) > 1 else named(*holders)} {until}"
-    gone_workers = [worker for worker in about.gone if worker.name in holders]
-    if len({worker.name for worker in gone_workers}) < len(holders):
-        return text
-    return f"{text}, but {_ends_of(gone_workers, about)}", "They come back by themselves then, or at once by a restore"
+    return f"{text} by {counted(holders) if len(holders) > 1 else named(*holders)} {until}"
 
 
 def _last_end(leases: Sequence[Held], about: Circumstances) -> str:
@@ -297,10 +287,8 @@ def _absent(need: Need) -> Said:
         restart = f"Start them again{_REJOIN if any(map(about.is_fenced, about.producers)) else ''}"
         return f"no producer is left: {_ends_of(about.producers, about)}", restart
     if not about.tasks:
-        names = [user.name for user in about.workers if user.is_alive(about.now) and user.name != need.wait.worker]
-        open_too = f"; {people(names, 'has it open', 'have it open')}" if names else ""
         elsewhere = f", but into {listed(about.others)}" if about.others else ""
-        return f"nothing was ever put into this buffer{elsewhere}{open_too}", start
+        return f"nothing was ever put into this buffer{elsewhere}", start
     if not about.producers:  # who has put the last group may not have given a sign of life yet
         known_soon = last_put is not None and about.now - last_put < SILENT_SECONDS
         return None if known_soon else ("nobody is known to put any", start)
@@ -338,12 +326,12 @@ def _slow(need: Need) -> Said:
 
 def _full(need: Need) -> Said:
     limits = need.wait.limits
-    state, advice = _consumers(need, "Is the consumer running?")
+    state, advice = _consumers(need, "See that the consumer runs")
     return f"{'' if limits is None else limits.why_full(need.level, need.status)}; {state}", advice
 
 
 def _unpublished(need: Need) -> Said:
-    state, advice = _consumers(need, "Is it running?")
+    state, advice = _consumers(need, "See that it runs")
     return f"the trainer has published {_last_published(need.about)}; {state}", advice
 
 
@@ -374,7 +362,7 @@ _LOOK = "(replaybuf ls --status {}, where unfit=, or keep_unfit=True of a put, k
 
 _GROUP_CAUSES = (
     Cause(Reason.HELD_BACK, lambda need: too_large(need.wait.limits, need.task, need.status, need.least), final=True),
-    Cause(Reason.NO_SUCH_TASK, _no_such_task),
+    Cause(Reason.NO_SUCH_TASK, _no_such_task, "See that the producers put under this name"),
     Cause(Reason.HELD_BACK, _held_back),
     Cause(Reason.NO_MATCH, _no_match, "Relax the query, or wait for groups that match it"),
     Cause(

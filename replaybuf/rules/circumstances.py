@@ -6,6 +6,7 @@ time and the tallies may be missing. Times are in seconds since the epoch, by th
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -75,19 +76,14 @@ class TrainState:
 
     def encode(self) -> bytes:
         """Return the state as the store keeps it."""
-        import msgpack  # type: ignore[import-untyped]  # slow, and needed only here
-
-        return bytes(msgpack.packb(asdict(self)))
+        return json.dumps(asdict(self)).encode()
 
     @classmethod
     def decode(cls, value: bytes) -> TrainState:
         """Decode a state from `encode`. Raises InputError for anything else."""
-        import msgpack
-
         try:
-            fields: Any = msgpack.unpackb(value)
-            return cls(**fields)
-        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            return cls(**json.loads(value))
+        except (ValueError, TypeError) as error:
             raise InputError(f"this is not what a trainer has published: {error}") from error
 
 
@@ -108,8 +104,7 @@ class Worker:
 
     `groups` were put, of which `failures` failed (including deliveries returned as failed), and `taken` were drawn.
     `waits`: it was waiting at its last heartbeat. `killed`: it ran on the reader's machine, and isn't there any more.
-    `epoch` is the number of restores of the buffer before it was opened there. `settings` are the policies, and the
-    limits that differ from the defaults.
+    `epoch` is the number of restores of the buffer before it was opened there.
     """
 
     name: str
@@ -124,7 +119,6 @@ class Worker:
     waits: bool = False
     killed: bool = False
     epoch: int = 0
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def left_at(self) -> float:
@@ -152,9 +146,8 @@ class Taking:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The last restore of the buffer: its train step, time and worker. `epoch` is the number of restores up to it."""
+    """The last restore of the buffer: its time and worker. `epoch` is the number of restores up to it."""
 
-    step: int | None
     time: float
     worker: str | None = None
     epoch: int = 1
@@ -288,20 +281,6 @@ class Circumstances:
         return end >= restored.time and (worker.host, worker.pid) not in restorers
 
     def state_of(self, worker: Worker) -> str:
-        """Return `Worker.state`, "replaced" for a silent one that has a successor, or "fenced" for a live one."""
-        state = "replaced" if worker in self._replaced_workers else worker.state(self.now)
+        """Return `Worker.state`, or "fenced" for a live one that is fenced off."""
+        state = worker.state(self.now)
         return "fenced" if state == "alive" and self.is_fenced(worker) else state
-
-    @cached_property
-    def _replaced_workers(self) -> list[Worker]:
-        """The silent workers that have a successor each: a live one that began later, and puts or draws as it did."""
-        alive = [worker for worker in self.workers if worker.is_alive(self.now)]
-        replaced = []
-        for worker in (worker for worker in self.workers if worker.state(self.now) == "silent"):
-            activity = bool(worker.groups), bool(worker.taken)
-            for later in alive:
-                if later.started_at >= worker.seen_at and (bool(later.groups), bool(later.taken)) == activity:
-                    alive.remove(later)
-                    replaced.append(worker)
-                    break
-        return replaced

@@ -11,7 +11,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from operator import sub
+from typing import Any, NamedTuple, Protocol
 
 #: Standard errors beyond which a part of a step stands out, and a worker over the last steps: by chance one of 300,000
 #: comparisons does, and one of 30,000, since there are fewer of these.
@@ -20,7 +21,7 @@ _LEVEL_OF_STEP, _LEVEL_OVER_STEPS = 4.5, 4.0
 _BLOCK_SIZE = 24
 #: Fewer groups than this, on either side, are no evidence; nor are fewer rewards beyond one for each mean.
 _FEWEST_SAMPLES = 3
-#: The least spread of rewards, relative to the largest one: few groups may be equal.
+#: The least spread of rewards, relative to their root mean square: few groups may be equal.
 _LEAST_SPREAD = 0.05
 _MOST_NAMED = 3
 
@@ -64,10 +65,18 @@ class Part:
     stands_out: bool
 
 
+class _Sums(NamedTuple):
+    """The number of usable rewards, their sum, and that of their squares: infinite rather than an error."""
+
+    number: int
+    total: float
+    squares: float
+
+
 def mean(values: Iterable[float | None]) -> float | None:
     """Return the mean of the values that are finite numbers, or None when there are none."""
     finite = [value for value in values if value is not None and math.isfinite(value)]
-    return _mean(finite) if finite else None
+    return sum(finite) / len(finite) if finite else None
 
 
 def tabulate(groups: Iterable[Drawn]) -> dict[tuple[str, str | None], list[Drawn]]:
@@ -88,15 +97,17 @@ def by_worker(steps: Sequence[Table], level: float = _LEVEL_OF_STEP) -> list[Par
     """Return the groups of steps by worker, the worst first, each compared with its task's groups of others."""
     pairs = defaultdict[str | None, list[_Pair]](list)
     for table in steps:
+        totals = {task: _sums(_groups_of_task(table, task)) for task in {task for task, _ in table}}
         for (task, worker), groups in table.items():
-            pairs[worker].append((groups, _groups_of_task(without([worker], table), task)))
+            pairs[worker].append((groups, _Sums(*map(sub, totals[task], _sums(groups)))))
     return _compare(pairs, level)
 
 
 def by_task(groups: Table, before: Sequence[Table]) -> list[Part]:
     """Return a step's groups by task, the worst first, each compared with those of the steps `before`."""
     earlier = {task: [group for table in before for group in _groups_of_task(table, task)] for task, _ in groups}
-    return _compare({task: [(_groups_of_task(groups, task), past)] for task, past in earlier.items()}, _LEVEL_OF_STEP)
+    pairs = {task: [(_groups_of_task(groups, task), _sums(past))] for task, past in earlier.items()}
+    return _compare(pairs, _LEVEL_OF_STEP)
 
 
 def over_steps(steps: Sequence[Table]) -> dict[str | None, list[Part]]:
@@ -129,8 +140,8 @@ def _blocks(steps: Sequence[Table], size: int) -> list[Table]:
 
 def _stands_out_again(part: Part, steps: Sequence[Table], size: int) -> bool:
     def lacks(table: Table) -> float:
-        rewards = [value for (_, worker), groups in table.items() if worker == part.name for value in _rewards(groups)]
-        return sum((part.others or 0.0) - reward for reward in rewards)
+        own = _sums(group for (_, worker), groups in table.items() if worker == part.name for group in groups)
+        return (part.others or 0.0) * own.number - own.total
 
     worst = max(range(len(steps)), key=lambda place: lacks(steps[place]))
     parts = by_worker(_blocks([*steps[:worst], *steps[worst + 1 :]], size), _LEVEL_OVER_STEPS)
@@ -148,8 +159,8 @@ def worse_workers(compared: Mapping[str | None, Sequence[Part]]) -> list[tuple[s
     return [marks[0 if len(marks) == 2 and several else -1] for marks in by_name.values()]
 
 
-#: Groups, and those that they are compared with.
-_Pair = tuple[Sequence[Drawn], Sequence[Drawn]]
+#: Groups, and the sums of those that they are compared with.
+_Pair = tuple[Sequence[Drawn], _Sums]
 
 
 def _compare(pairs_of: Mapping[Any, Sequence[_Pair]], level: float) -> list[Part]:
@@ -157,44 +168,43 @@ def _compare(pairs_of: Mapping[Any, Sequence[_Pair]], level: float) -> list[Part
     for name, pairs in pairs_of.items():
         groups = [group for own, _ in pairs for group in own]
         reward, stale = mean(group.reward for group in groups), mean(group.staleness for group in groups)
-        samples = [(sample, other) for own, rest in pairs if (sample := _rewards(own)) and (other := _rewards(rest))]
+        samples = [(sums, rest) for own, rest in pairs if (sums := _sums(own)).number and rest.number]
         others, below, errors = _measure_distance(samples) if samples else (None, None, 0.0)
         parts.append(Part(name, len(groups), reward, stale, others, below, errors, errors >= level))
     return sorted(parts, key=lambda part: (-part.errors, -(part.below or 0.0), part.name or ""))
 
 
-def _measure_distance(pairs: Sequence[tuple[list[float], list[float]]]) -> tuple[float, float, float]:
+def _measure_distance(pairs: Sequence[tuple[_Sums, _Sums]]) -> tuple[float, float, float]:
     """Return the mean of others, how far rewards are below it, and that in standard errors by the spread in samples.
 
     Student's t is normalised as in Wallace, "Bounds on normal approximations to Student's and the chi-square
     distributions" (1959).
     """
-    count, fewest = sum(len(own) for own, _ in pairs), sum(len(rest) for _, rest in pairs)
-    others = sum(len(own) * _mean(rest) for own, rest in pairs) / count
-    below = others - sum(sum(own) for own, _ in pairs) / count
+    count, fewest = sum(own.number for own, _ in pairs), sum(rest.number for _, rest in pairs)
+    others = sum(own.number * rest.total / rest.number for own, rest in pairs) / count
+    below = others - sum(own.total for own, _ in pairs) / count
     samples = [sample for pair in pairs for sample in pair]
-    dof = sum(map(len, samples)) - len(samples)
+    dof = sum(sample.number for sample in samples) - len(samples)
     if min(dof, count, fewest) < _FEWEST_SAMPLES:
         return others, below, 0.0
-    squares = sum(_square(value - middle) for sample in samples for middle in [_mean(sample)] for value in sample)
-    spread = max(math.sqrt(squares / dof), _LEAST_SPREAD * max(abs(value) for sample in samples for value in sample))
-    error = spread * math.sqrt(sum((1 / len(own) + 1 / len(rest)) * _square(len(own) / count) for own, rest in pairs))
+    squares = sum(max(0.0, sample.squares - _square(sample.total) / sample.number) for sample in samples)
+    typical = math.sqrt(sum(sample.squares for sample in samples) / (dof + len(samples)))
+    spread = max(math.sqrt(squares / dof), _LEAST_SPREAD * typical)
+    shares = ((1 / own.number + 1 / rest.number) * _square(own.number / count) for own, rest in pairs)
+    error = spread * math.sqrt(sum(shares))
     if not error or not math.isfinite(error) or not math.isfinite(below):
         return others, below, 0.0
     normal = math.sqrt(dof * math.log1p(_square(below / error) / dof)) * (8 * dof + 1) / (8 * dof + 3)
     return others, below, math.copysign(normal, below)
 
 
+def _sums(groups: Iterable[Drawn]) -> _Sums:
+    rewards = [group.reward for group in groups if group.reward is not None and math.isfinite(group.reward)]
+    return _Sums(len(rewards), sum(rewards), sum(map(_square, rewards)))
+
+
 def _groups_of_task(table: Table, task: str) -> list[Drawn]:
     return [group for (name, _), groups in table.items() if name == task for group in groups]
-
-
-def _rewards(groups: Sequence[Drawn]) -> list[float]:
-    return [group.reward for group in groups if group.reward is not None and math.isfinite(group.reward)]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)  # infinite rather than an error
 
 
 def _square(number: float) -> float:
@@ -202,18 +212,12 @@ def _square(number: float) -> float:
 
 
 def verdict(
-    workers: Sequence[Part],
-    tasks: Sequence[Part],
-    reward: float | None,
-    before: float | None,
-    others: Sequence[Part] = (),
-    *,
-    besides: bool = False,
+    workers: Sequence[Part], tasks: Sequence[Part], others: Sequence[Part] = (), *, besides: bool = False
 ) -> str:
     """Return a sentence about what stands out in a step: workers, else tasks, else nothing.
 
-    `reward` and `before` are the mean rewards of the step and of the steps before it. `others` are the tasks without
-    the groups of workers that stand out. `besides`: it follows one about workers that stand out over the last steps.
+    `others` are the tasks without the groups of workers that stand out. `besides`: it follows a sentence about workers
+    that stand out over the last steps.
     """
     if worse := [part for part in workers if part.stands_out]:
         total = sum(part.groups for part in tasks)
@@ -226,14 +230,8 @@ def verdict(
         fell = _fallen_tasks(others)
         return "; ".join([*sentences, *([f"the groups of others are lower than before, too: {fell}"] if fell else [])])
     no_worker = "no other worker" if besides else "no worker"
-    if fell := _fallen_tasks(tasks):
-        return f"{no_worker} stands out, but {fell}"
-    if reward is None:
-        return "none of the groups has a reward"
-    if before is None:
-        return f"{no_worker} stands out; the mean reward is {reward:.3f}"
-    means = f"the mean reward is {reward:.3f}, in the steps before it was {before:.3f}"
-    return f"{no_worker} and no task stands out; {means}"
+    fell = _fallen_tasks(tasks)
+    return f"{no_worker} stands out, but {fell}" if fell else f"{no_worker} and no task stands out"
 
 
 def _fallen_tasks(tasks: Sequence[Part]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import reduce
 
 from replaybuf.common.units import groups, joined, listed, named
 from replaybuf.rules.circumstances import IN_FLIGHT, Circumstances, Wait
@@ -57,12 +56,7 @@ class Diagnosis:
     final: bool = False
 
     def __str__(self) -> str:
-        return reduce(and_also, (fact.text for fact in self.facts), self.sentence.removesuffix("."))
-
-
-def and_also(text: str, more: str) -> str:
-    """Return a text that goes on; after a question, with a sentence of its own."""
-    return f"{text} {more[:1].upper()}{more[1:]}" if text.endswith("?") else f"{text}; {more}"
+        return "; ".join([self.sentence.removesuffix("."), *(fact.text for fact in self.facts)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,20 +121,16 @@ class Need:
 
     @property
     def is_covered(self) -> bool:
-        """Whether groups arrive that don't all expire, or what is generated will do if it passes as earlier ones did.
+        """Whether groups arrive that don't all expire, or as many as are missing are being generated.
 
         What only the waiting worker puts arrives if it has put some since it waits.
         """
         about, since = self.about, self.wait.since
-        losses = about.losses(self.task, lately=True)
-        expired, arrived = losses.pop(Status.EXPIRED)
+        expired, arrived = about.losses(self.task, lately=True)[Status.EXPIRED]
         alone = self.puts_alone and since is not None and (about.last(self.task) or since) <= since
         if about.arrives(self.task, self.status) and 2 * expired < max(1, arrived) and not alone:
             return True
-        passes = 1.0
-        for lost, arrived in losses.values():
-            passes *= (arrived - lost) / arrived if lost else 1.0
-        return self.flying * passes >= self.missing
+        return self.flying >= self.missing
 
     @property
     def line(self) -> str:
@@ -151,8 +141,7 @@ class Need:
         leased = sum(about.count(task, kind, Tally.LEASED) for kind in Status)
         details += [f"{leased} leased"] if leased else []
         if self.wait.query is not None:
-            filters = "mix or where" if '"times_sampled"' in self.wait.query else "where"
-            details.insert(0, f"{self.stored} {status} before the {filters}")
+            details.insert(0, f"{self.stored} {status} before the query")
         suffix = f" ({', '.join(details)})" if details else ""
         least = f"at least {self.least:,}" if self.wait.at_least else f"{self.least:,}"
         blocked = "" if limits is None or self.available >= self.matching else f", but {limits.why_slow(self.level)}"

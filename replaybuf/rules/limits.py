@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from replaybuf.common.checks import shown
 from replaybuf.common.units import are, groups
@@ -68,39 +68,16 @@ class Rate:
     def __post_init__(self) -> None:
         ratio, error = self.samples_per_insert, self.error_buffer
         _check_number("samples_per_insert", ratio)
-        if isinstance(error, tuple):
-            self._check_range(error)
-        elif error is not None:
+        if error is not None and not isinstance(error, tuple):
             _check_number("error_buffer", error)
-            if error < max(1.0, ratio):
-                raise ConfigError(
-                    f"error_buffer {error:g} is too small for samples_per_insert {ratio:g}: neither puts nor draws "
-                    f"could go on; use at least {max(1.0, ratio):g}"
-                )
-
-    def _check_range(self, error: tuple[float, ...]) -> None:
-        ratio = self.samples_per_insert
-        if len(error) != 2 or any(isinstance(end, bool) or not isinstance(end, (int, float)) for end in error):
+        elif error is not None and not (len(error) == 2 and all(map(_is_finite, error))):
+            raise ConfigError(f"error_buffer must be one number, or the lowest and highest error, got {error!r:.100}")
+        (low, high), begins, wide = self.errors, ratio * self.min_size, max(1.0, ratio)
+        if self.drawable_when_puts_wait < 1 or low > begins or (self.min_size == 0 and high < ratio):
             raise ConfigError(
-                f"error_buffer must be one number, or the lowest and the highest error, got {error!r:.100}"
-            )
-        low, high = error
-        if not (math.isfinite(low) and math.isfinite(high) and self.drawable_when_puts_wait >= 1):
-            raise ConfigError(
-                f"error_buffer {self.tolerance} is too narrow for samples_per_insert {ratio:g}: neither puts nor "
-                f"draws could go on; its ends must be finite, {2 * max(1.0, ratio):g} apart are enough"
-            )
-        begins = ratio * self.min_size
-        if low > begins:
-            raise ConfigError(
-                f"error_buffer {self.tolerance} is above samples_per_insert * min_size, {begins:g}: min_size groups "
-                f"would be there, and none could be drawn; use a first number of at most {begins:g}, or a min_size of "
-                f"at least {math.ceil(low / ratio)}"
-            )
-        if self.min_size == 0 and high < ratio:
-            raise ConfigError(
-                f"error_buffer {self.tolerance} allows no put of the first group: use a second number of at least "
-                f"{ratio:g}, the samples_per_insert, or a min_size of at least 1"
+                f"error_buffer {self.tolerance} is too small for samples_per_insert {ratio:g} and min_size "
+                f"{self.min_size}: puts or draws would wait for ever; use at least {wide:g}, or a range from at most "
+                f"{begins:g} to at least {begins + 2 * wide:g}"
             )
 
     @property
@@ -159,8 +136,12 @@ class Rate:
 
 
 def _check_number(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+    if not _is_finite(value) or value <= 0:
         raise ConfigError(f"{name} must be a positive number, got {shown(value)}")
+
+
+def _is_finite(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value < math.inf
 
 
 OnFull = Literal["evict", "block", "reject"]
@@ -274,14 +255,11 @@ class Limits:
                 f"on_full={self.on_full!r} the buffer fills up and nothing moves any more; use on_full='evict', or the "
                 "same number for both"
             )
-        if rate.drawable_when_full(self.capacity) < 1:
-            missing = 1 - rate.drawable_when_full(self.capacity)
-            low, high = rate.errors
-            least = f"at least {(high - low) / 2 + missing:g}"
-            use = f"a first number of at most {low - missing:g}" if isinstance(error, tuple) else least
+        if (drawable := rate.drawable_when_full(self.capacity)) < 1:
             raise ConfigError(
                 f"error_buffer {rate.tolerance} is too small for capacity {self.capacity} and min_size "
-                f"{self.min_size}: nothing could be drawn from a full buffer; use {use}"
+                f"{self.min_size}: nothing could be drawn from a full buffer; widen it, or raise the capacity to "
+                f"{self.capacity + 1 - drawable}"
             )
 
     # Draws

@@ -135,7 +135,6 @@ COLUMNS = {
         Column("max_reward", "high", "reward", title="the highest of the groups' mean rewards"),
         Column("others", "others", "reward", title="mean reward of the groups that others made of the same tasks"),
         Column("below", "below", "reward", bad="stands_out", title="how far it is below the others"),
-        Column("change", "change", "change", title="of the mean reward, from the step before"),
         Column("priority", "priority", "plain", usual=1.0),
         Column("oldest_model_step", "weights", "id", title="train step of the oldest weights"),
         Column("weights", "weights", "word", title="train steps of the weights"),
@@ -233,7 +232,7 @@ STEPS = [
     Column("consumed", "consumed", spare=True, usual=None),
     Column("reward", "reward", "reward", bad="lower"),
     Column("others", "others", "reward", usual=None, title="of the same tasks"),
-    *columns("min_reward", "max_reward", "change", "staleness", "max_staleness", "weights", "run", "taken_by",
+    *columns("min_reward", "max_reward", "staleness", "max_staleness", "weights", "run", "taken_by",
              spare=("min_reward", "max_reward", "max_staleness", "weights", "taken_by")),
 ]  # fmt: skip
 CHECKPOINTS = [*columns("buffer", "step"), Column("created_at", "made", "time"), *columns("groups", "bytes")]

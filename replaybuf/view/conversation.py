@@ -1,8 +1,7 @@
 """A rollout as people read it: its conversation, its response and its other fields, as texts that may be cut; tokens.
 
 Tokens are coloured by log-probability, mask or model step, if the rollout has these. Without its tokenizer, a response
-can be split into tokens only if the data suffices: token texts in one of its fields, or ids that are bytes or
-characters. Otherwise the tokens' ids are shown.
+can be split into tokens only if one of its fields has their texts. Otherwise the tokens' ids are shown.
 """
 
 from __future__ import annotations
@@ -222,8 +221,6 @@ def _number_list(rollout: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
 
 def _token_texts(ids: Sequence[Any], response: Any, rollout: Mapping[str, Any]) -> list[str] | None:
     """Return the texts of the tokens, which together are the response; None if unknown."""
-    if not isinstance(response, str) or not response:
-        return None
     extra = rollout.get("extra_fields")
     for value in (*rollout.values(), *(extra.values() if isinstance(extra, dict) else ())):
         if (
@@ -233,20 +230,4 @@ def _token_texts(ids: Sequence[Any], response: Any, rollout: Mapping[str, Any]) 
             and "".join(value) == response
         ):
             return value
-    if list(response.encode(errors="replace")) == list(ids):  # bytes: each character is shown at its first byte
-        return [piece for char in response for piece in (char, *[""] * (len(char.encode(errors="replace")) - 1))]
-    return _characters(ids, response)
-
-
-def _characters(ids: Sequence[Any], response: str) -> list[str] | None:
-    """Return the characters if each token is one: ids and characters correspond one to one; else None.
-
-    One further token is the end of the response.
-    """
-    end = [""] if len(ids) == len(response) + 1 else []
-    if len(ids) - len(end) != len(response):
-        return None
-    pairs = set(zip(ids, response, strict=False))
-    if len(pairs) != len({token for token, _ in pairs}) or len(pairs) != len({char for _, char in pairs}):
-        return None
-    return [*response, *end]
+    return None

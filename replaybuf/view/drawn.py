@@ -24,7 +24,7 @@ Drawn = Mapping[StepKey, Sequence[Batch]]
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """The draws for a train step in one run, with the change of the mean reward from the step before.
+    """The draws for a train step in one run.
 
     `restores` is the number of restores before it; `resumed`: the run continues from a checkpoint; `undone`: a later
     restore returned to a point before the step. `lower` says what stands out in it, if anything. Of one worker's groups
@@ -48,7 +48,6 @@ class StepRow:
     oldest_model_step: int | None
     newest_model_step: int | None
     taken_by: list[str]
-    change: float | None = None
     others: float | None = None
     lower: str = ""
 
@@ -78,8 +77,9 @@ class StepRow:
 
     @property
     def weights(self) -> str:
-        """The train steps of the weights that made its groups, as text."""
-        return span_text(self.oldest_model_step, self.newest_model_step)
+        """The train steps of the weights that made its groups: `410`, `408 to 410`, or a dash."""
+        oldest, newest = self.oldest_model_step, self.newest_model_step
+        return "-" if oldest is None else str(oldest) if oldest == newest else f"{oldest} to {newest}"
 
     @property
     def run(self) -> str:
@@ -93,13 +93,6 @@ class StepRow:
         return None if self.settled == self.groups else self.settled
 
 
-def span_text(oldest: int | None, newest: int | None) -> str:
-    """Return the train steps of weights: `410`, `408 to 410`, or a dash."""
-    if oldest is None:
-        return "-"
-    return str(oldest) if oldest == newest else f"{oldest} to {newest}"
-
-
 @dataclass(frozen=True, slots=True)
 class Compared:
     """A step's parts compared with the earlier steps of its run: `others` are its tasks without outlying workers."""
@@ -108,15 +101,14 @@ class Compared:
     tasks: list[Part]
     others: list[Part]
     before: float | None
-    steps_before: int
 
     @property
     def stands_out(self) -> bool:
         return any(part.stands_out for part in (*self.workers, *self.others))
 
-    def verdict(self, reward: float | None, *, besides: bool = False) -> str:
+    def verdict(self, *, besides: bool = False) -> str:
         """Describe the workers and tasks that stand out. `besides`: it continues a sentence about all steps."""
-        return verdict(self.workers, self.tasks, reward, self.before, self.others, besides=besides)
+        return verdict(self.workers, self.tasks, self.others, besides=besides)
 
 
 def with_steps_before(tx: Transaction, buffer: str, steps: set[int]) -> Drawn:
@@ -136,7 +128,7 @@ def compare(drawn: Drawn, tables: Mapping[StepKey, Table], key: StepKey) -> Comp
     worse = [part.name for part in workers if part.stands_out]
     others = by_task(without(worse, table), [without(worse, earlier) for earlier in before])
     reward = mean(group.reward for earlier in before for groups in earlier.values() for group in groups)
-    return Compared(workers, tasks, others, reward, len(before))
+    return Compared(workers, tasks, others, reward)
 
 
 def _tables_before(drawn: Drawn, tables: Mapping[StepKey, Table], key: StepKey) -> list[Table]:

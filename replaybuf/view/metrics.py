@@ -1,21 +1,19 @@
-"""Numbers of a batch for loggers (`batch_metrics`), and the time series of a database for Prometheus.
+"""The time series of a database for Prometheus.
 
 Names are stable. First draws and replays of groups have separate names, as in `buffer.metrics()`:
-`replaybuf_groups_sampled_new_total` and `replaybuf_groups_sampled_again_total`. Prometheus's format lacks gauge
-histograms: there the buckets are a `histogram`, and `_gcount` and `_gsum` are separate gauges.
+`replaybuf_groups_sampled_new_total` and `replaybuf_groups_sampled_again_total`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 from replaybuf import __version__
 from replaybuf.buffer.buffer_metrics import DISTRIBUTIONS, TOTALS, add_distributions, of_tasks
-from replaybuf.errors import InputError
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.sql.inspection.group_metadata import chosen_buffers
 from replaybuf.storage.sql.inspection.measures import (
@@ -33,9 +31,9 @@ from replaybuf.storage.sql.inspection.reader import Reader, Transaction, open_re
 from replaybuf.storage.sql.inspection.wait_facts import read_trainer
 
 if TYPE_CHECKING:
-    from replaybuf.storage.values import Cursor, StorageItem
+    from replaybuf.storage.values import Cursor
 
-Kind = Literal["counter", "gauge", "gaugehistogram"]
+Kind = Literal["counter", "gauge"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,7 @@ class Metric:
     """A metric. `path` is the path of its value in the figures of a buffer, or of the database.
 
     Each `*` in the path matches all keys at this place, which are the values of `labels`, in order; metrics of a buffer
-    have the label `buffer` before them. `bounds` are the upper bounds of a histogram's buckets.
+    have the label `buffer` before them.
     """
 
     name: str
@@ -51,7 +49,6 @@ class Metric:
     path: str
     help: str
     labels: tuple[str, ...] = ()
-    bounds: tuple[int, ...] = ()
 
 
 _TOTAL_TEXTS = {
@@ -78,14 +75,12 @@ _LAST_HOUR_TEXTS = {
     "failures": "Failed groups put in the last hour",
     "taken": "Groups taken in the last hour",
 }
-_STEPS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
-_DRAWS = (0, 1, 2, 4, 8, 16, 32, 64)
-_STALENESS_TEXT = "Completed groups by staleness, in train steps."
-_DRAWS_TEXT = "Completed groups by the number of their draws."
+_FIGURES = {"mean": "Mean", "p50": "Median", "p90": "90th percentile of the", "max": "Largest"}
+_OF_GROUPS = {"staleness": "staleness, in train steps,", "times_sampled": "number of draws"}
 
 
-def _gauge(name: str, path: str, help: str, *labels: str, bounds: tuple[int, ...] = ()) -> Metric:
-    return Metric(f"replaybuf_{name}", "gaugehistogram" if bounds else "gauge", path, help, labels, bounds)
+def _gauge(name: str, path: str, help: str, *labels: str) -> Metric:
+    return Metric(f"replaybuf_{name}", "gauge", path, help, labels)
 
 
 def _counter(name: str, path: str, help: str, *labels: str) -> Metric:
@@ -101,8 +96,11 @@ OF_BUFFER = (
     _gauge("archived_groups", "tasks/*/archived", "Groups that are kept for SQL.", "task"),
     _gauge("payload_bytes", "tasks/*/bytes", "Size of the groups' payloads.", "task"),
     _gauge("oldest_group_timestamp_seconds", "tasks/*/oldest_at", "When the oldest completed group was put.", "task"),
-    _gauge("staleness", "tasks/*/staleness/counts", _STALENESS_TEXT, "task", bounds=_STEPS),
-    _gauge("times_sampled", "tasks/*/times_sampled/counts", _DRAWS_TEXT, "task", bounds=_DRAWS),
+    *(
+        _gauge(f"{name}_{figure}", f"tasks/*/{name}/{figure}", f"{text} {what} of the completed groups.", "task")
+        for name, what in _OF_GROUPS.items()
+        for figure, text in _FIGURES.items()
+    ),
     _gauge("reward_mean", "tasks/*/reward/mean", "Mean reward of the completed groups.", "task"),
     _gauge("reward_min", "tasks/*/reward/min", "Lowest reward of a completed group.", "task"),
     _gauge("reward_max", "tasks/*/reward/max", "Highest reward of a completed group.", "task"),
@@ -232,22 +230,19 @@ def prometheus(figures: Mapping[str, Any], *, buffer: str = "default") -> str:
 
 def _families(figures: Mapping[str, Any], buffer: str) -> Iterator[Any]:
     """Yield the metric families of prometheus_client that have any sample."""
-    from prometheus_client.core import CounterMetricFamily, GaugeHistogramMetricFamily, GaugeMetricFamily
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     database = figures if "buffers" in figures else {"buffers": {buffer: figures}}
     of_database = [((), {"up": 1, "info": {__version__: 1}, **database})]
     of_buffers = [((name,), numbers) for name, numbers in database["buffers"].items()]
-    kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "gaugehistogram": GaugeHistogramMetricFamily}
+    kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
     rows = [(item, ("buffer",), of_buffers) for item in OF_BUFFER] + [(item, (), of_database) for item in OF_DATABASE]
     for metric, labels, sources in rows:
         family = kinds[metric.kind](metric.name, metric.help, labels=[*labels, *metric.labels])
         for names, numbers in sources:
             for values, figure in _follow(metric.path.split("/"), numbers):
-                shown = [_encodable(text) for text in (*names, *values)]
-                if metric.bounds:
-                    family.add_metric(shown, *_histogram(metric.bounds, figure))
-                elif figure is not None:
-                    family.add_metric(shown, figure)
+                if figure is not None:
+                    family.add_metric([_encodable(text) for text in (*names, *values)], figure)
         if family.samples:
             yield family
 
@@ -263,56 +258,6 @@ def _follow(path: list[str], value: Any) -> Iterator[tuple[tuple[str, ...], Any]
                 yield ((str(name), *names) if star else names), leaf
 
 
-def _histogram(bounds: Sequence[int], counts: Mapping[int, int]) -> tuple[list[tuple[str, int]], int]:
-    """Return the numbers up to each bound, and the sum of all values."""
-    numbers = {int(value): count for value, count in counts.items()}
-    upto = [(str(bound), sum(n for value, n in numbers.items() if value <= bound)) for bound in bounds]
-    return [*upto, ("+Inf", sum(numbers.values()))], sum(value * n for value, n in numbers.items())
-
-
 def _encodable(text: str) -> str:
     """Escape the lone surrogates of a label's value, which may be any text."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-# Numbers of a batch
-
-#: The kinds of groups in a batch: drawn for the first time, and drawn before.
-KINDS = ("new", "replayed")
-
-
-def batch_metrics(
-    drawn: Mapping[str, Sequence[StorageItem]] | Iterable[StorageItem], *, now: float, prefix: str = "batch/"
-) -> dict[str, float]:
-    """Return numbers of a batch for a logger, flat: `{"batch/new/groups": 60, "batch/replayed/groups": 4, ...}`.
-
-    `drawn` is the result of `sample`, or `lease.items`; `now` is in seconds since the epoch (`time.time()`). Groups
-    never drawn before are `new`, the others `replayed`. A kind without groups has only its number, and one without
-    rewards no figures of rewards. Raises InputError.
-    """
-    from replaybuf.storage.values import StorageItem  # a slow import, which metrics don't need
-
-    items = [item for items in drawn.values() for item in items] if isinstance(drawn, Mapping) else list(drawn)
-    for item in items:
-        if not isinstance(item, StorageItem):
-            raise InputError(
-                f"expected StorageItems, as sample(), lease.items and find() give them, got {type(item).__name__}"
-            )
-    numbers: dict[str, float] = {}
-    for kind in KINDS:
-        chosen = [item for item in items if (item.times_sampled > 1) == (kind == "replayed")]
-        numbers |= {f"{prefix}{kind}/{name}": value for name, value in _numbers(chosen, now).items()}
-    return numbers
-
-
-def _numbers(items: Sequence[StorageItem[Any]], now: float) -> dict[str, float]:
-    from statistics import fmean
-
-    figures: dict[str, float] = {"groups": len(items), "rollouts": sum(item.rollouts for item in items)}
-    if rewards := [item.reward for item in items if item.reward is not None]:
-        figures |= {"reward/mean": fmean(rewards), "reward/min": min(rewards), "reward/max": max(rewards)}
-    if items:
-        staleness = [item.staleness for item in items]
-        figures |= {"staleness/mean": fmean(staleness), "staleness/max": max(staleness)}
-        figures["age_seconds/max"] = max(now - item.created_at for item in items)
-    return figures

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,11 +17,8 @@ from replaybuf.storage.sql.inspection.measures import list_places, tallies_of
 from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.storage.sql.inspection.run_records import history_of, last_batches, newest
 from replaybuf.storage.sql.inspection.wait_facts import last_worker
-from replaybuf.view.columns import Column, columns
 
-_EVENTS, _BATCHES = 8, 200
-#: Readings of the history are a minute apart while a process has the buffer open.
-_GAP_MINUTES = 3
+_EVENTS, _BATCHES = 20, 200
 _DRAW_TOTALS = ("sampled_new", "sampled_again")
 #: A buffer, a time, and the buffer's figures by task at that time.
 _Reading = tuple[str, datetime, Mapping[str, Any]]
@@ -30,11 +26,10 @@ _Reading = tuple[str, datetime, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Minute:
-    """The groups by status and by task at a time, and the puts and draws up to then."""
+    """The groups by status at a time, and the puts and draws up to then."""
 
     time: datetime
     statuses: dict[str, int]
-    tasks: dict[str, int]
     put: int
     drawn: int
 
@@ -51,8 +46,8 @@ class Rates:
 class Overview:
     """The history of some hours and the rates of the last minutes.
 
-    `last_worker` is the name of the one that was seen last if no process has the buffer open. `batches` are the last
-    draws, `events` the last ones that people should know of; `wal_bytes` of the `bytes` are a SQLite file's WAL.
+    `batches` are the last draws, `events` the last ones that people should know of; `wal_bytes` of the `bytes` are a
+    SQLite file's WAL.
     """
 
     rates: Rates | None
@@ -63,7 +58,6 @@ class Overview:
     bytes: int
     wal_bytes: int
     places: list[dict[str, Any]]
-    last_worker: str | None
 
 
 def read_overview(tx: Transaction, buffer: str | None, task: str | None, first: datetime) -> Overview:
@@ -83,15 +77,14 @@ def read_overview(tx: Transaction, buffer: str | None, task: str | None, first: 
         history,
         [{**batch, "taken_at": time_of(batch["taken_at"])} for batch in batches],
         next(iter(newest(tx, "checkpoints", buffer, 1)), None),
-        read_events(tx, buffer, _EVENTS, f"kind NOT IN ('{_ROUTINE_KINDS}')"),
+        read_events(tx, buffer, _EVENTS),
         *tx.database_bytes(),
         list_places(tx),
-        None if worker is None else worker.name,
     )
 
 
 def _minutes(history: Sequence[_Reading], task: str | None) -> list[Minute]:
-    """Return for each time the groups by status and by task, and the cumulative puts and draws.
+    """Return for each time the groups by status, and the cumulative puts and draws.
 
     A buffer without a reading at a time, because no process had it open, counts with its previous one, or its first.
     """
@@ -104,7 +97,7 @@ def _minutes(history: Sequence[_Reading], task: str | None) -> list[Minute]:
 
 
 def _minute(time: datetime, buffers: Iterable[Mapping[str, Any]], task: str | None) -> Minute:
-    statuses, by_task = defaultdict[str, int](int), defaultdict[str, int](int)
+    statuses = defaultdict[str, int](int)
     put = drawn = 0
     for tasks in buffers:
         for name, numbers in tasks.items():
@@ -112,23 +105,18 @@ def _minute(time: datetime, buffers: Iterable[Mapping[str, Any]], task: str | No
                 continue
             for status, n in numbers.get("buffered", {}).items():
                 statuses[status] += n
-                by_task[name] += n
             put += numbers.get("put", 0)
             drawn += sum(numbers.get(total, 0) for total in _DRAW_TOTALS)
-    return Minute(time, dict(statuses), dict(by_task), put, drawn)
+    return Minute(time, dict(statuses), put, drawn)
 
 
 def rates_of(history: Sequence[Minute]) -> list[tuple[datetime, Rates]]:
-    """Return puts and draws per minute between consecutive readings; never negative (after a restore).
-
-    Where nobody read for minutes, as after the end of a run, the rate holds from the beginning of the gap.
-    """
+    """Return puts and draws per minute between consecutive readings; never negative (after a restore)."""
     series = []
     for before, after in pairwise(history):
         minutes = (after.time - before.time).total_seconds() / 60
         rates = Rates(max(0, after.put - before.put) / minutes, max(0, after.drawn - before.drawn) / minutes)
-        begins = [before.time + timedelta(seconds=1)] if minutes > _GAP_MINUTES else []
-        series += [(time, rates) for time in (*begins, after.time)]
+        series.append((after.time, rates))
     return series
 
 
@@ -150,47 +138,21 @@ _EVENT_TEXTS: Mapping[str, str] = {
     EventKind.LEASE_LAPSED: "lease over",
     EventKind.GIVEN_BACK: "given back",
     EventKind.SET_ASIDE: "set aside",
-    EventKind.LEFT_OUT: "left out",
-    EventKind.REFUSED: "refused",
-    EventKind.CHECKPOINT: "checkpoint of step {step}",
-    EventKind.CHECKPOINT_DROPPED: "old checkpoint of step {step} pruned",
-    EventKind.RESTORED: "restored to step {step}",
     EventKind.GAVE_UP: "gave up waiting",
     EventKind.DATASET_ENDED: "dataset read to its end",
 }
 
 
-def what_happened(kind: str, step: int | None) -> str:
-    """Return an event of this kind in words."""
-    text = _EVENT_TEXTS.get(kind, kind)
-    return text.format(step=step) if step is not None else re.sub(r" (of|to) step \{step\}", "", text)
-
-
-def read_events(
-    tx: Transaction, buffer: str | None, size: int, *conditions: str, **values: Any
-) -> list[dict[str, Any]]:
-    """Return the newest events of one buffer or of all that meet SQL conditions with these parameters.
-
-    `what` says in words what happened.
-    """
-    rows = newest(tx, "events", buffer, size, *conditions, **values)
-    return [row | {"what": what_happened(row["kind"], row["step"])} for row in rows]
-
-
-#: The columns of events.
-EVENTS = [
-    *columns("happened_at"),
-    Column("what", "what", "name"),
-    *columns("task_name", "worker"),
-    Column("groups", "groups", "some"),
-    Column("uids", "uids", "text"),
-    Column("detail", "detail", "cell"),
-]
+def read_events(tx: Transaction, buffer: str | None, size: int) -> list[dict[str, Any]]:
+    """Return the newest events of one buffer or of all, without those that every run has."""
+    return newest(tx, "events", buffer, size, f"kind NOT IN ('{_ROUTINE_KINDS}')")
 
 
 def event_text(event: Mapping[str, Any]) -> str:
     """Return an event in a sentence, without its time."""
-    text, task, worker, groups = (event[name] for name in ("what", "task_name", "worker", "groups"))
-    details = [units.number_of(groups, "group")] if groups and event["kind"] != EventKind.DATASET_ENDED else []
+    kind, step, task, worker, groups = (event[name] for name in ("kind", "step", "task_name", "worker", "groups"))
+    text = _EVENT_TEXTS.get(kind, kind)
+    text += f" to step {step}" if kind == EventKind.RESTORED and step is not None else ""
+    details = [units.number_of(groups, "group")] if groups and kind != EventKind.DATASET_ENDED else []
     sentence = ", ".join([" ".join([text, *([task] if task else [])]), *details, *([worker] if worker else [])])
     return f"{sentence}: {event['detail']}" if event["detail"] else sentence

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from replaybuf.common import units
-from replaybuf.common.units import listed, named
+from replaybuf.common.units import named
 from replaybuf.rules.comparison import Part, by_worker, mean, tabulate
 from replaybuf.storage.sql.inspection.group_metadata import choose, extreme_rollouts
 from replaybuf.storage.sql.inspection.reader import Transaction
@@ -20,7 +20,6 @@ from replaybuf.storage.sql.inspection.run_records import (
     annotations_of,
     batches_of_steps,
     list_steps,
-    next_step,
     recorded,
     whereabouts,
 )
@@ -56,15 +55,14 @@ def read_steps(
     worker: str | None = None,
     judged: int = 20_000,
 ) -> Steps:
-    """Return up to `limit` steps of a buffer before `before`, newest first, or what one task or worker has of them.
+    """Return the last `limit` steps of a buffer before `before`, newest first, or what one task or worker has of them.
 
     What stands out is looked for in the newest of them, with up to `judged` groups; of one task or worker, there are no
     more than these, unless all are asked for.
     """
     name, unfiltered = choose(tx, buffer), task is None and worker is None
-    at_most = limit + 1 if limit is not None and unfiltered else None  # a change is from the step before
-    numbers = list_steps(tx, name, before=before, limit=at_most)
-    rows = [StepRow.of(key, batches) for key, batches in batches_of_steps(tx, name, numbers).items()]
+    numbers = list_steps(tx, name, before=before, limit=None if limit is None else limit + 1)
+    rows = [StepRow.of(key, batches) for key, batches in batches_of_steps(tx, name, numbers[:limit]).items()]
     looked_at, groups = set[int](), 0
     for row in rows:
         groups += row.groups
@@ -75,17 +73,14 @@ def read_steps(
     if not unfiltered:
         rows = _rows_of_worker(drawn, looked_at, worker)
     lower = _step_sentences(drawn, workers, looked_at, worker)
-    rows = [replace(row, lower=lower.get((row.step, row.restores), "")) for row in _with_changes(rows)]
-    steps = list(dict.fromkeys(row.step for row in rows))
-    shown, has_more = steps[:limit], not unfiltered and len(looked_at) < len(numbers)
-    oldest = shown[-1] if shown else numbers[0] + 1 if steps else min(looked_at, default=0)
-    earlier = oldest if has_more or len(shown) < len(steps) else None
+    rows = [replace(row, lower=lower.get((row.step, row.restores), "")) for row in rows]
+    covered = numbers[:limit] if unfiltered else looked_at
+    earlier = min(covered, default=numbers[0] + 1) if len(covered) < len(numbers) else None
     nothing = ""
-    if not shown and not (unfiltered and earlier is not None):
+    if not rows and not (unfiltered and earlier is not None):
         phrase = "for a step" if before is None else f"for a step before {before}"
         phrase += "" if earlier is None else f" from {earlier} on"
-        nothing = no_groups(tx, name, phrase, task, worker, before=before, since=earlier or 0)
-    rows = [row for row in rows if row.step in shown]
+        nothing = no_groups(tx, name, phrase, task, worker)
     return Steps(tx.now(), rows, workers, earlier, recorded(tx, name), nothing)
 
 
@@ -101,17 +96,6 @@ def _rows_of_worker(drawn: Drawn, steps: Set[int], worker: str | None) -> list[S
     return rows
 
 
-def _with_changes(rows: Sequence[StepRow]) -> list[StepRow]:
-    """Return steps, newest first, with the change of each mean reward from the step before in the same run."""
-    changed = []
-    for place, row in enumerate(rows):
-        earlier = (past for past in rows[place + 1 :] if past.step < row.step and past.restores <= row.restores)
-        before = next(earlier, None)
-        both = before is not None and row.reward is not None and before.reward is not None
-        changed.append(replace(row, change=row.reward - before.reward) if both else row)  # type: ignore[operator, union-attr]
-    return changed
-
-
 def _step_sentences(drawn: Drawn, workers: Workers, steps: Set[int], worker: str | None) -> dict[tuple[int, int], str]:
     """Return a sentence for each of these steps in which something stands out, by step and restores.
 
@@ -124,13 +108,8 @@ def _step_sentences(drawn: Drawn, workers: Workers, steps: Set[int], worker: str
             if worker is not None:
                 result = replace(result, workers=[part for part in result.workers if part.name == worker], others=[])
             if result.stands_out:
-                sentences[key.step, key.restores] = result.verdict(None)
+                sentences[key.step, key.restores] = result.verdict()
     return sentences
-
-
-def neighbours(tx: Transaction, buffer: str, step: int) -> tuple[int | None, int | None]:
-    """Return the nearest train steps with draws before and after a step."""
-    return next(iter(list_steps(tx, buffer, before=step, limit=1)), None), next_step(tx, buffer, step)
 
 
 # One step
@@ -143,13 +122,12 @@ class Step:
     `groups` are rows of those trained on, each once, lowest reward first: the fields of `Member`, its draw, where it is
     `now`, its prompt if it exists, and the means of its `annotations`; the step has the means of these. `worst` are
     the answers with the lowest rewards among them, as rows of the view `rollouts`. `reward_before` is the mean reward
-    of the `steps_before` steps before. `over_steps` has the workers over the last steps up to this one.
+    of the steps before. `over_steps` has the workers over the last steps up to this one.
     """
 
     summary: StepRow
     verdict: str
     reward_before: float | None
-    steps_before: int
     workers: list[Part]
     tasks: list[Part]
     batches: list[Batch]
@@ -199,10 +177,7 @@ class Step:
             return unusable
         text = f"{row.reward:.3f} ({row.min_reward:.3f} to {row.max_reward:.3f})"
         if self.reward_before is not None:
-            side, moved = "below" if row.reward < self.reward_before else "above", abs(row.reward - self.reward_before)
-            steps = "step" if self.steps_before == 1 else f"{self.steps_before} steps"
-            compared = "as in" if round(moved, 3) == 0 else f"{moved:.3f} {side}"
-            text += f", {compared} the {steps} before ({self.reward_before:.3f})"
+            text += f", {self.reward_before:.3f} in the steps before"
         return f"{text}; {unusable}" if unusable else text
 
 
@@ -235,9 +210,8 @@ def _step(
     batches, tables = drawn[key] if worker is None else only(drawn[key], worker=worker), tables_of(drawn)
     compared, others = compare(drawn, tables, key), compare(drawn, over_steps.others_of(tables), key)
     before = compared.before if worker is None else None  # it is that of all workers
-    summary = replace(StepRow.of(key, batches), lower=others.verdict(None) if others.stands_out else "")
-    reward, besides = StepRow.of(key, drawn[key]).reward, bool(over_steps.worse)
-    in_step = replace(others, before=compared.before).verdict(reward, besides=besides)
+    summary = replace(StepRow.of(key, batches), lower=others.verdict() if others.stands_out else "")
+    in_step = others.verdict(besides=bool(over_steps.worse))
     noted, places = annotations_of(tx, batches), whereabouts(tx, batches)
     members = sorted(groups_of(batches), key=by_reward)
     stored = [member.uid for _, member in members if places[member.uid] != GONE]
@@ -260,7 +234,6 @@ def _step(
         summary,
         "; ".join([*map(str, over_steps.worse), in_step]),
         before,
-        compared.steps_before,
         compared.workers,
         compared.tasks,
         [replace(batch, members=()) for batch in batches],
@@ -278,40 +251,18 @@ def _lowest_answers(tx: Transaction, uids: Sequence[int], limit: int) -> list[di
     return [rows[place] for place in chosen]
 
 
-def no_groups(
-    tx: Transaction,
-    buffer: str,
-    phrase: str,
-    task: str | None,
-    worker: str | None,
-    *,
-    step: int | None = None,
-    before: int | None = None,
-    since: int | None = None,
-) -> str:
-    """Return a sentence for a step, for those from `since` on, or for the last ones, without recorded draws, or without
-    groups of a task and a worker. `phrase` names them."""
-    limit = STEPS_SHOWN if since is None else None
-    steps = [step] if step is not None else list_steps(tx, buffer, before=before, limit=limit)
-    steps = [number for number in steps if since is None or number >= since]
-    members = [row for part in batches_of_steps(tx, buffer, steps, members=True).values() for _, row in groups_of(part)]
-    if members and (task is not None or worker is not None):
-        for kind, name, field in (("task", task, "task_name"), ("worker", worker, "worker")):
-            names = {str(getattr(row, field) or "") for row in members}
-            if name is not None and name not in names:
-                existing = listed(sorted(names - {""}))
-                return f"no group of {kind} {named(name)} was drawn {phrase}; there are those of {existing}"
-        if worker is None:
-            return f"no group of task {named(task or '')} was drawn {phrase}"
-        return f"{named(worker)} made no group of {named(task or '')} that was drawn {phrase}"
-    return _why_no_draw(recorded(tx, buffer), phrase)
+def no_groups(tx: Transaction, buffer: str, phrase: str, task: str | None = None, worker: str | None = None) -> str:
+    """Return a sentence for steps without recorded draws, or without groups of a task and a worker.
 
-
-def _why_no_draw(records: Recorded, phrase: str) -> str:
-    """Return a sentence for steps without recorded draws."""
+    `phrase` names the steps.
+    """
+    records = recorded(tx, buffer)
     if records.last is not None:
         steps = f"step {records.first}" if records.first == records.last else f"steps {records.first} to {records.last}"
-        return f"no draw {phrase} is recorded; the recorded ones are for {steps}"
+        filters = (("task", task), ("worker", worker))
+        chosen = [f" of {kind} {named(name)}" for kind, name in filters if name is not None]
+        missing = f"group{''.join(chosen)} was drawn {phrase}" if chosen else f"draw {phrase} is recorded"
+        return f"no {missing}; the recorded draws are for {steps}"
     if records.batches:
         return (
             f"of {records.batches:,} recorded draws none names its train step: pass current_train_step= to "

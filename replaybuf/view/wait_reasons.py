@@ -6,16 +6,14 @@ Polled often, so everything is read by index or from small tables, whatever the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
 from replaybuf.common import units
-from replaybuf.common.units import joined, listed, time_of
+from replaybuf.common.units import time_of
 from replaybuf.rules.causes import diagnose
 from replaybuf.rules.circumstances import Circumstances, Held, Taking, Wait, Worker
-from replaybuf.rules.diagnosis import Reason
-from replaybuf.rules.limits import Limits
 from replaybuf.rules.transitions import Tally, of_tasks
 from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.inspection.group_metadata import DEFAULT, check_buffer, opened_buffers
@@ -40,7 +38,7 @@ class DrawQuestion:
 class Waits:
     """The waits of a buffer, longest first and consumers before others, and what there is about them.
 
-    Unless `somebody_waits`, `waits` are answers about hypothetical draws: no process waits, or a question was asked.
+    Unless `somebody_waits`, `waits` is the answer about a hypothetical draw: no process waits, or a question was asked.
     Each has the fields of `Diagnosis` and of `Wait`; its `limits` are those in force that aren't the defaults, None if
     they are unknown.
     `tasks` has a row for each task: its groups by status, its totals, and the completed groups put in the last hour.
@@ -58,12 +56,6 @@ class Waits:
     trainer: dict[str, Any] | None
     last_draw: dict[str, Any] | None
     last_timeout: dict[str, Any] | None
-
-    @property
-    def gave_up(self) -> bool:
-        """Whether the last wait timed out, no other is running, and no draw was committed since."""
-        gave_up, drawn = self.last_timeout, self.last_draw
-        return bool(gave_up and not self.somebody_waits and (drawn is None or drawn["time"] < gave_up["time"]))
 
     @property
     def nobody_draws(self) -> dict[str, Any] | None:
@@ -91,7 +83,7 @@ def read_waits(
 def _read(tx: Transaction, buffer: str, question: DrawQuestion, asked: bool) -> Waits:
     about = read_circumstances(tx, buffer)
     waits = [] if asked else [wait for wait in about.waits if question.task is None or question.task in wait.wants]
-    shown = sorted(waits, key=lambda wait: wait.kind != "groups") or _answers(tx, buffer, question, about)
+    shown = sorted(waits, key=lambda wait: wait.kind != "groups") or [_answer(tx, buffer, question, about)]
     gave_up = newest(tx, "events", buffer, 1, "kind = :kind", kind=str(EventKind.GAVE_UP))
     return Waits(
         buffer,
@@ -124,21 +116,12 @@ def _explain_wait(tx: Transaction, buffer: str, wait: Wait, about: Circumstances
     return {**diagnosis, "buffer": buffer, **_row(wait), "limits": limits}
 
 
-def _answers(tx: Transaction, buffer: str, question: DrawQuestion, about: Circumstances) -> list[Wait]:
-    """Return the draws that a question is about, with the limits of a waiting process, or recorded ones.
-
-    Tasks that lack groups for one cause are in one draw.
-    """
+def _answer(tx: Transaction, buffer: str, question: DrawQuestion, about: Circumstances) -> Wait:
+    """Return the draw that a question is about, with the limits of a waiting process, or recorded ones."""
     limits = next((wait.limits for wait in about.waits if wait.limits is not None), None) or read_limits(tx, buffer)
     tasks = [question.task] if question.task is not None else sorted({task for task, _, _ in about.tallies})
-    draw = Wait({}, status=question.status, query=question.query, limits=limits)
-    by_cause: dict[str, dict[str, int]] = {}
-    for task in tasks or ["any task"]:
-        wait = replace(draw, wants={task: question.size})
-        diagnosis = diagnose(wait, with_matches(tx, buffer, wait, about))
-        cause = task if diagnosis.reason == Reason.READY else diagnosis.sentence.partition(": ")[2]
-        by_cause.setdefault(cause, {})[task] = question.size
-    return [replace(draw, wants=wants) for wants in by_cause.values()]
+    wants = dict.fromkeys(tasks or ["any task"], question.size)
+    return Wait(wants, status=question.status, query=question.query, limits=limits)
 
 
 def _task(about: Circumstances, buffer: str, task: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,46 +165,9 @@ TASKS = [
 ]
 
 
-#: The share of the groups of a task that have expired and are in the buffer, from which it is said.
-_MANY_EXPIRED = 0.2
-
-
-def expired_sentences(waits: Waits) -> list[str]:
-    """Return a sentence for each task of whose groups many have expired, and were not generated again."""
-    return [
-        f"{units.number_of(task['expired'], 'group')} of {task['task_name']} expired before their turn "
-        f"({task['expired'] / task['made']:.0%} of those made) and wait to be generated again, by a Sampler; "
-        "expired_groups_retryable=False drops such groups, and a capacity below batch size times threshold avoids them"
-        for task in waits.tasks
-        if task["expired"] and task["expired"] >= _MANY_EXPIRED * task["made"] > 0
-    ]
-
-
-def unequal_sentence(waits: Waits) -> str | None:
-    """Return the settings in which the processes that have the buffer open differ, as a sentence; None if in none."""
-    alive = sorted((user for user in waits.workers if user["state"] == "alive"), key=lambda user: str(user["name"]))
-    defaults, differ = {limit.name: limit.default for limit in fields(Limits)}, []
-    for setting in sorted({name for user in alive for name in user["settings"]}):
-        by_value: dict[str, set[str]] = {}
-        for user in alive:
-            if setting == "policy" and not user["taken"]:
-                continue
-            value = user["settings"].get(setting, defaults.get(setting))
-            by_value.setdefault("none" if value is None else str(value), set()).add(user["name"])
-        if len(by_value) > 1:
-            values = "; ".join(f"{value}: {listed(sorted(names))}" for value, names in by_value.items())
-            differ.append(f"{setting} ({values})")
-    return f"processes differ in {joined(differ)}: give all of a run the same config" if differ else None
-
-
 def idle_sentence(waits: Waits, *, several: bool) -> str | None:
-    """Return the sentence about a buffer whose last consumer was killed, or is silent, or whose trainer has finished
-    and nobody is left; None about others."""
-    if waits.somebody_waits:
+    """Return the sentence about a buffer whose last consumer was killed, or is silent; None about others."""
+    if waits.somebody_waits or (taker := waits.nobody_draws) is None:
         return None
     end = f" of {waits.buffer}" if several else ""
-    if (taker := waits.nobody_draws) is not None:
-        return f"Nobody draws{end}; {taker['name']} gave its last sign of life {units.ago(taker['seen_at'], waits.now)}"
-    if waits.trainer is None or not waits.trainer["finished"] or any(row["state"] == "alive" for row in waits.workers):
-        return None
-    return f"Nobody waits{end}: the trainer has finished, and no process is left"
+    return f"Nobody draws{end}; {taker['name']} gave its last sign of life {units.ago(taker['seen_at'], waits.now)}"

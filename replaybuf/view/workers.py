@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from replaybuf.common import units
-from replaybuf.rules.comparison import Part, Table, by_worker, over_steps, without, worse_workers
+from replaybuf.rules.comparison import Part, Table, over_steps, without, worse_workers
 from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.storage.sql.inspection.run_records import StepKey, batches_of_steps, list_steps
-from replaybuf.view.columns import BY_WORKER, Column, columns
+from replaybuf.view.columns import Column
 from replaybuf.view.drawn import Drawn, StepRow, of_task, tables_of, with_steps_before
 
 #: Workers are compared over the last steps that have so many groups together; at least and at most over so many steps.
@@ -53,13 +53,12 @@ class ByTask:
 class Workers:
     """The workers over the last steps, which `steps` names: those that are `worse`, all, and all by task.
 
-    A row of `made` has the fields of `Part`, and its `steps`, each with its own `Part`. `lead` is how far it is above
-    the others, and it `stands_out` if it is worse. The lowest come first. Steps that a restore undid are left out.
+    One of `made` stands out if it is worse; the lowest come first. Steps that a restore undid are left out.
     """
 
     steps: str
     worse: list[WorseWorker]
-    made: list[dict[str, Any]]
+    made: list[Part]
     by_task: ByTask
 
     def others_of(self, tables: Mapping[StepKey, Table]) -> dict[StepKey, Table]:
@@ -95,19 +94,14 @@ def read_workers(
 
 def _compare(tables: Mapping[StepKey, Table], task: str | None) -> Workers:
     """Compare the workers over these steps, newest first, which have one task or all."""
-    parts, by_name = over_steps([*tables.values()]), dict[str | None, list[tuple[int, Part]]]()
-    for key, table in tables.items():
-        for part in by_worker([table]):
-            by_name.setdefault(part.name, []).append((key.step, part))
+    parts = over_steps([*tables.values()])
     numbers = sorted({key.step for key in tables})
     steps = f"steps {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"step {numbers[0]}" if numbers else ""
     worse = [WorseWorker(task or task_name, part, steps) for task_name, part in worse_workers(parts)]
     names = {worker.part.name for worker in worse}
-    rows = [
-        asdict(part) | {"lead": -(part.below or 0.0), "stands_out": part.name in names, "steps": by_name[part.name]}
-        for part in parts[None]
-    ]
-    return Workers(steps, worse, sorted(rows, key=lambda row: (row["lead"], row["name"] or "")), _by_task(parts, worse))
+    lowest = sorted(parts[None], key=lambda part: (-(part.below or 0.0), part.name or ""))
+    made = [replace(part, stands_out=part.name in names) for part in lowest]
+    return Workers(steps, worse, made, _by_task(parts, worse))
 
 
 def _by_task(results: Mapping[str | None, Sequence[Part]], worse: Sequence[WorseWorker]) -> ByTask:
@@ -132,12 +126,3 @@ def by_task_columns(table: ByTask) -> list[Column]:
     """Return the columns of `ByTask.rows`."""
     tasks = (Column(f"task {task}", task, "change", bad=f"worse {task}") for task in table.tasks)
     return [Column("name", "worker", "name"), *tasks]
-
-
-#: The columns of `Workers.made`.
-MADE = [
-    *BY_WORKER[:1],
-    *columns("groups", "reward", "others"),
-    Column("lead", "above others", "change", title="mean reward less that of others' groups of the same tasks"),
-    *columns("staleness"),
-]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import mimetypes
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
@@ -16,7 +14,8 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from replaybuf import __version__
@@ -29,18 +28,10 @@ from replaybuf.storage.sql.inspection.wait_facts import last_worker
 from replaybuf.view.metrics import CONTENT_TYPE, prometheus, read_figures
 from replaybuf.web.group_pages import show_group, show_groups
 from replaybuf.web.page_tables import PARAMETERS, Ask, NotThereError
-from replaybuf.web.run_pages import (
-    show_checkpoints,
-    show_events,
-    show_overview,
-    show_step,
-    show_steps,
-    show_workers,
-)
+from replaybuf.web.run_pages import show_overview, show_step, show_steps, show_workers
 from replaybuf.web.server import READ_SECONDS, READY_SECONDS, Guard, Readings, check_prefix, health_of
 
 _FOLDER = Path(__file__).parent
-_STATIC = ("page.css", "page.js", "plots.js", "icon.svg")
 _TITLES = {401: "This page needs a token", 404: "Not found", 405: "Not allowed", 421: "Another name"}
 
 Answer = Callable[[Request], Awaitable[Response]]
@@ -62,9 +53,7 @@ PAGES = {
     "group": _Page("/groups/{uid}", "Group", show_group, in_menu=False),
     "steps": _Page("/steps", "Steps", show_steps),
     "step": _Page("/steps/{step}", "Step", show_step, in_menu=False),
-    "checkpoints": _Page("/checkpoints", "Checkpoints", show_checkpoints),
     "workers": _Page("/workers", "Workers", show_workers),
-    "events": _Page("/events", "Events", show_events),
 }
 
 
@@ -99,7 +88,6 @@ class _Site:
         self._readings = readings
         self._prefix = prefix
         self._buffer = buffer
-        self._files = {name: (_FOLDER / "static" / name).read_bytes() for name in _STATIC}
         self._templates = Environment(
             loader=FileSystemLoader(_FOLDER / "templates"),
             autoescape=True,
@@ -112,23 +100,14 @@ class _Site:
             "prefix": prefix,
             "database": readings.reader.where,
             "version": __version__,
-            "files": {
-                name: f"{prefix}/static/{name}?v={hashlib.sha256(content).hexdigest()[:12]}"
-                for name, content in self._files.items()
-            },
             **{name: getattr(units, name) for name in ("figure", "short", "size", "ago", "moment")},
             "steps_before": STEPS_BEFORE,
         }
 
-    async def _static(self, request: Request) -> Response:
-        if (content := self._files.get(name := request.path_params["name"])) is None:
-            raise HTTPException(404)
-        headers = {"Cache-Control": "private, max-age=31536000, immutable"}  # its URL has its digest
-        return Response(content, media_type=mimetypes.guess_type(name)[0], headers=headers)
-
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[BaseRoute]:
         pages = [Route(page.path, self._page(name, page), name=name) for name, page in PAGES.items()]
-        return [*pages, Route("/metrics", self._metrics, name="metrics"), Route("/static/{name}", self._static)]
+        static = Mount("/static", StaticFiles(directory=_FOLDER / "static"))
+        return [*pages, Route("/metrics", self._metrics, name="metrics"), static]
 
     async def _metrics(self, request: Request) -> Response:
         """Return the metrics in Prometheus's text format."""

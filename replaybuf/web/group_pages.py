@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from replaybuf.common import units
-from replaybuf.errors import DecodeError, InputError, QueryError
-from replaybuf.rules.policies import Order, parse_order
-from replaybuf.rules.query import FIELDS, OPERATORS, query_of
+from replaybuf.errors import DecodeError, QueryError
+from replaybuf.rules.policies import parse_order
+from replaybuf.rules.query import FIELDS, query_of
 from replaybuf.storage.sql.inspection.group_metadata import describe_group, facts_of, listed, tasks_of, unknown_task
 from replaybuf.storage.sql.inspection.group_payloads import decode_payload, read_arrays, read_payload
 from replaybuf.storage.sql.inspection.group_queries import list_groups
@@ -27,66 +27,48 @@ _FURTHEST = 10_000_000
 def show_groups(tx: Transaction, ask: Ask) -> dict[str, Any]:
     """Return a page of groups; for an invalid query no groups, but the error and its position."""
     buffer, task, status = ask.text("buffer"), ask.text("task"), ask.text("status")
-    if status is not None and status not in STATUSES:
-        raise InputError(f"status must be one of {', '.join(STATUSES)}, not {status!r:.100}")
-    first, order, where = ask.number("after", 0, most=_FURTHEST) or 0, _order(ask), ask.text("where") or ""
+    first, where = ask.number("after", 0, most=_FURTHEST) or 0, ask.text("where") or ""
     data: dict[str, Any] = {
         "where": where,
         "error": None,
         "tasks": tasks_of(tx, buffer),
         "statuses": STATUSES,
-        "fields": (*FIELDS, "tags.NAME"),
-        "operators": OPERATORS,
         "nothing": unknown_task(tx, buffer, task) or "no such groups",
     }
     try:
-        query = query_of(where, task, status)
+        query, order = query_of(where, task, status), parse_order(ask.text("order") or "-uid")
     except QueryError as error:
         return {**data, "error": str(error)}
     listing = list_groups(tx, buffer, query, order, SIZE + 1, first=first)
     columns = [column for column in GROUPS if listing.several or column.name != "buffer"]
     table = table_of("Groups", listed(listing.rows[:SIZE]), columns, ask, listing.now, usual="-uid", sorts=FIELDS)
     next_first = first + SIZE if len(listing.rows) > SIZE else None
-    return {**data, "table": replace(table, first=first, next=next_first, total=None)}
-
-
-def _order(ask: Ask) -> Order:
-    """Return the order of the URL."""
-    try:
-        return parse_order(ask.text("order") or "-uid")
-    except QueryError as error:
-        raise InputError(f"order: {error}") from error
+    return {**data, "table": replace(table, first=first, next=next_first)}
 
 
 # One group
 
 #: Limits on a page: rollouts, characters of a text, messages, tokens of a response and of all responses together.
-CUT_ROLLOUTS, CUT, CUT_MESSAGES, CUT_TOKENS, CUT_ALL_TOKENS = 64, 20_000, 100, 2_000, 20_000
-#: The same limits where everything is requested.
-_CUTS_OF_ALL = (1_000, 20_000_000, 10_000, 100_000, 500_000)
-#: Larger payloads (bytes) are read only when everything is requested.
+CUT_ROLLOUTS, CUT, CUT_MESSAGES, CUT_TOKENS, CUT_ALL_TOKENS = 64, 200_000, 1_000, 2_000, 20_000
+#: Larger payloads (bytes) aren't read.
 _LARGE_BYTES = 50_000_000
 #: The timeout of reading arrays that are kept apart: shorter than others wait for their turn to read.
 _PLACE_SECONDS = 5.0
-_SORTS = ("position", "best", "worst")
 
 
 def show_group(tx: Transaction, ask: Ask) -> dict[str, Any]:
     """Return a group with its rollouts and its life; only the life of a removed group. Raises NotThereError."""
     uid, now = ask.number("uid", 0), tx.now()
     assert uid is not None
-    by, sort, arrays = ask.text("by"), ask.choice("sort", _SORTS), read_arrays(tx, uid)
+    by, arrays = ask.text("by"), read_arrays(tx, uid)
     shades = dict.fromkeys([*SHADES, *(name for by_name in arrays.values() for name in by_name)])
-    if by not in (None, *shades):
-        raise InputError(f"by must be one of {', '.join(shades)}, not {by!r:.100}")
     life = life_of(tx, uid)
     if life is None:
         raise NotThereError(f"there is no group {uid}: {why_unknown(tx, uid)}")
     if (buffer := ask.text("buffer")) not in (None, life.buffer):
         raise NotThereError(f"there is no group {uid} in the buffer {buffer!r:.100}")
-    everything = ask.text("all") is not None
-    group, rows, decoded, problem = _read(tx, uid, everything=everything)
-    rollouts = _rollouts(rows, decoded, arrays, by, sort, everything=everything)
+    group, rows, decoded, problem = _read(tx, uid)
+    rollouts = _rollouts(rows, decoded, arrays, by)
     shared = bool(rollouts) and all(rollout["messages"] == rollouts[0]["messages"] for rollout in rollouts)
     strips = [rollout["tokens"] for rollout in rollouts if rollout["tokens"]]
     facts = {} if group is None else facts_of(group, now, units.moment)
@@ -105,19 +87,16 @@ def show_group(tx: Transaction, ask: Ask) -> dict[str, Any]:
         "shared": shared,
         "rollouts": rollouts,
         "count": len(rows),
-        "everything": everything,
         "facts": [(name, value) for name, value in facts.items() if value and name not in ("status", "error")],
         "events": table_of("Its life", timeline(life), TIMELINE, ask, now, sorts=False, links={"step": step_of_draw}),
         "shades": [name for name in shades if any(name in token_strip.shades for token_strip in strips)],
         "by": next((token_strip.by for token_strip in strips if token_strip.by), ""),
         "legend": dict(pair for token_strip in strips for pair in token_strip.legend),
-        "sorts": _SORTS,
-        "sort": sort,
     }
 
 
 def _read(
-    tx: Transaction, uid: int, *, everything: bool
+    tx: Transaction, uid: int
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]], list[dict[str, Any]], str | None]:
     """Return the metadata of a group and of its rollouts, the rollouts, and why some aren't shown, if so.
 
@@ -127,8 +106,8 @@ def _read(
     if described is None:
         return None, [], [], None
     group, rows = described.group, described.rollouts
-    if group["bytes"] > _LARGE_BYTES and not everything:
-        return group, rows, [], f"This is a group of {units.size(group['bytes'])}: its texts are cut."
+    if group["bytes"] > _LARGE_BYTES:
+        return group, rows, [], f"This is a group of {units.size(group['bytes'])}: replaybuf show {uid} has its texts."
     try:
         decoded, problem = decode_payload(uid, read_payload(tx, uid), _PLACE_SECONDS)
     except DecodeError as error:
@@ -141,20 +120,15 @@ def _rollouts(
     decoded: list[dict[str, Any]],
     arrays: dict[int, dict[str, list[float]]],
     by: str | None,
-    sort: str,
-    *,
-    everything: bool,
 ) -> list[dict[str, Any]]:
-    """Return the rollouts for the page in the requested order, within its limits."""
-    cut = _CUTS_OF_ALL if everything else (CUT_ROLLOUTS, CUT, CUT_MESSAGES, CUT_TOKENS, CUT_ALL_TOKENS)
-    rollout_limit, characters, messages, tokens, all_tokens = cut
-    tokens = min(tokens, all_tokens // max(1, min(len(rows), rollout_limit)))
+    """Return the rollouts for the page, within its limits."""
+    tokens = min(CUT_TOKENS, CUT_ALL_TOKENS // max(1, min(len(rows), CUT_ROLLOUTS)))
     rewards = sorted({row["reward"] for row in rows if row["reward"] is not None})
     ranks = {rewards[0]: "worst", rewards[-1]: "best"} if len(rewards) > 1 else {}
     result = []
-    for place in _sorted_places(rows, sort)[:rollout_limit]:
-        row, rollout = rows[place], decoded[place] if decoded else {}
-        conversation = conversation_of(rollout, row, None, characters=characters, most=messages)
+    for place, row in enumerate(rows[:CUT_ROLLOUTS]):
+        rollout = decoded[place] if decoded else {}
+        conversation = conversation_of(rollout, row, None, characters=CUT, most=CUT_MESSAGES)
         parts = [None if row["parent"] is None else f"continues {row['parent']}"]
         parts += [units.number_of(row["response_tokens"] or 0, "token"), row["finish_reason"]]
         parts += [None if row["oldest_model_step"] is None else f"weights of step {row['oldest_model_step']}"]
@@ -172,11 +146,3 @@ def _rollouts(
             }
         )
     return result
-
-
-def _sorted_places(rows: list[dict[str, Any]], sort: str) -> list[int]:
-    """Return the indexes of rollouts in the requested order."""
-    if sort == "position":
-        return list(range(len(rows)))
-    sign = -1 if sort == "best" else 1
-    return sorted(range(len(rows)), key=lambda n: (rows[n]["reward"] is None, sign * (rows[n]["reward"] or 0), n))

@@ -13,16 +13,12 @@ from typing import Any
 from urllib.parse import urlencode
 
 from replaybuf.errors import InputError
+from replaybuf.rules.policies import OrderTerm, in_order
 from replaybuf.view.columns import Column, used, value_of
 
 LARGEST = 2**63 - 1
 #: The parameters that pages know. Others are dropped: each link repeats those of its page.
-PARAMETERS = frozenset(
-    (
-        *("after", "all", "before", "buffer", "by", "hours", "kind"),
-        *("order", "page", "size", "sort", "status", "task", "where", "worker"),
-    )
-)
+PARAMETERS = frozenset(("after", "before", "buffer", "by", "hours", "order", "status", "task", "where", "worker"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +48,6 @@ class Ask:
             raise InputError(f"{name} must be a whole number, not {text!r:.100}")
         if not least <= (value := int(text)) <= most:
             raise InputError(f"{name} must be from {least:,} to {most:,}, not {value:,}")
-        return value
-
-    def choice(self, name: str, choices: tuple[str, ...]) -> str:
-        """Return a parameter's value, which must be one of `choices`; the default is the first of them."""
-        value = self.text(name) or choices[0]
-        if value not in choices:
-            raise InputError(f"{name} must be one of {', '.join(choices)}, not {value!r:.100}")
         return value
 
     def link(self, path: str = "", **changes: object) -> str:
@@ -94,10 +83,10 @@ _WORKERS = ("worker", "name")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A page of a table: rows `first` to `next` (None: the last page) of a `total`, if known.
+    """A page of a table: rows `first` to `next` (None: the last page).
 
-    `by` says how the rows are ordered, `order` and `after` name the parameters that do, and the headings of the columns
-    in `sorts` have links. `links` are functions from a row to the URL that its cell of a column links to.
+    `by` says how the rows are ordered, and the headings of the columns in `sorts` have links. `links` are functions
+    from a row to the URL that its cell of a column links to.
     """
 
     label: str
@@ -105,12 +94,9 @@ class Table:
     rows: Sequence[Any]
     ask: Ask
     now: datetime
-    total: int | None
     first: int
     next: int | None
     by: str
-    order: str
-    after: str
     sorts: Collection[str]
     links: Mapping[str, Link]
 
@@ -119,7 +105,7 @@ class Table:
         if column.name not in self.sorts:
             return None
         direction = "" if self.by == f"-{column.name}" else "-"
-        return self.ask.link("", **{self.order: f"{direction}{column.name}", self.after: None})
+        return self.ask.link("", order=f"{direction}{column.name}", after=None)
 
     def sorted_by(self, column: Column) -> str:
         """Return "ascending" or "descending" for the column by which the rows are ordered, "" for others."""
@@ -158,8 +144,6 @@ def table_of(
     now: datetime,
     *,
     usual: str = "",
-    order: str = "order",
-    after: str = "after",
     sorts: bool | Collection[str] = True,
     links: Mapping[str, Link] = {},
 ) -> Table:
@@ -171,19 +155,17 @@ def table_of(
     """
     used_columns = used(columns, rows)
     names = [column.name for column in columns]
-    by = ask.text(order) if sorts else None
-    first = (ask.number(after, 0) or 0) if sorts is True else 0
+    by = ask.text("order") if sorts else None
+    first = (ask.number("after", 0) or 0) if sorts is True else 0
     if by is not None and sorts is True:
         name = by.removeprefix("-")
         if name not in names:
-            raise InputError(f"{order} must be one of {', '.join(names)}, or that with a - before it, not {by!r:.100}")
-        present = [row for row in rows if value_of(row, name) is not None]
-        present.sort(key=lambda row: value_of(row, name), reverse=name != by)
-        rows = [*present, *(row for row in rows if value_of(row, name) is None)]
+            raise InputError(f"order must be one of {', '.join(names)}, or that with a - before it, not {by!r:.100}")
+        rows = in_order(rows, (OrderTerm(name, descending=name != by),), value_of)
     end = first + SIZE
     next_first = end if sorts is True and end < len(rows) else None
     return Table(
-        *(label, used_columns, rows[first:end], ask, now, len(rows), first, next_first, by or usual, order, after),
+        *(label, used_columns, rows[first:end], ask, now, first, next_first, by or usual),
         names if sorts is True else sorts or (),
         links,
     )

@@ -63,12 +63,7 @@ def _round_step(minimum: float) -> float:
 
 
 def write_time(seconds: float, span: float) -> str:
-    if span > 4 * 86_400:
-        form = "%b %d"
-    elif span > 86_400:
-        form = "%b %d %H:%M"
-    else:
-        form = "%H:%M" if span > 600 else "%H:%M:%S"
+    form = "%b %d %H:%M" if span > 86_400 else "%H:%M" if span > 600 else "%H:%M:%S"
     return datetime.fromtimestamp(seconds, UTC).strftime(form)
 
 
@@ -93,8 +88,7 @@ Classes = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A plot: title, shapes, numbers on the axes, legend (classes and names), a description in one sentence, and the
-    title of the x axis.
+    """A plot: title, shapes, numbers on the axes, legend (classes and names), and the title of the x axis.
 
     `data` is for the page's script: for each x its position from 0 to 1, its label, and the label of each value.
     """
@@ -104,7 +98,6 @@ class Plot:
     left: Markup
     bottom: Markup
     legend: tuple[tuple[str, str], ...]
-    sentence: str
     data: str = ""
     axis: str = ""
 
@@ -181,9 +174,7 @@ class _Frame:
         step = self.y.ticks[1][0] - self.y.ticks[0][0]
         last_values = {name: number_text(points[-1][1], step) for name, points in series.items()}
         values = ", ".join(f"{visible(name)} {value}" for name, value in last_values.items())
-        start, end = (self._x_text(x) for x in (self.x.low, self.x.high))
-        utc = " UTC" if self.across.times else ""
-        sentence = f"{title}, from {start} to {end}{utc}; at the end: {values}"
+        sentence = f"{title}; at the end: {values}"
         if self.y.low < 0 < self.y.high:
             zero = HEIGHT - self.y.place(0.0) * HEIGHT
             shapes = [f'<line class="zero" x1="0" x2="{WIDTH}" y1="{zero:.1f}" y2="{zero:.1f}"/>', *shapes]
@@ -191,16 +182,17 @@ class _Frame:
         bottom = _bottom_axis([(self.x.place(x), text) for x, text in self.x.ticks])
         svg = _svg(self.y, shapes, dots, sentence)
         axis = "time (UTC)" if self.across.times else "train step"
-        return Plot(title, svg, _left_axis(self.y), bottom, legend, sentence, self._data(styles, series, step), axis)
+        return Plot(title, svg, _left_axis(self.y), bottom, legend, self._data(styles, series, step), axis)
 
     def _data(self, styles: Classes, series: Mapping[str, Points], step: float) -> str:
         xs = sorted({x for points in series.values() for x, _ in points})
-        texts = {}
+        texts = []
         for name, points in series.items():
             y_at = dict(points)
-            texts[visible(name)] = (styles[name], [number_text(y_at[x], step) if x in y_at else "" for x in xs])
-        places = [self.x.place(x) for x in xs]
-        return _data(places, [self._x_text(x) for x in xs], texts)
+            values = [number_text(y_at[x], step) if x in y_at else "" for x in xs]
+            texts.append([visible(name), styles[name], values])
+        places = [round(self.x.place(x), 4) for x in xs]
+        return json.dumps({"at": places, "x": [self._x_text(x) for x in xs], "of": texts})
 
     def _x_text(self, x: float) -> str:
         if self.across.times:
@@ -212,11 +204,6 @@ class _Frame:
 def number_text(value: float, step: float) -> str:
     """Return a value with one digit more than ticks at a distance of `step` have."""
     return written(value, 1.0 if float(value).is_integer() else step / 10)
-
-
-def _data(places: Iterable[float], texts: Sequence[str], series: Mapping[str, tuple[str, Sequence[str]]]) -> str:
-    series_data = [[name, style, values] for name, (style, values) in series.items()]
-    return json.dumps({"at": [round(place, 4) for place in places], "x": texts, "of": series_data})
 
 
 def _svg(axis: Axis, shapes: Sequence[str], dots: Sequence[str], sentence: str) -> Markup:

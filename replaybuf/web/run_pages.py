@@ -1,4 +1,4 @@
-"""Pages of a run: overview, train steps, one step, workers, checkpoints, events."""
+"""Pages of a run: overview, train steps, one step, workers."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from replaybuf.rules.comparison import Part
-from replaybuf.storage.reports import EventKind
 from replaybuf.storage.sql.inspection.group_metadata import buffers_of, check_buffer
 from replaybuf.storage.sql.inspection.reader import Transaction
-from replaybuf.storage.sql.inspection.run_records import newest
 from replaybuf.values.rollouts.statuses import Status
-from replaybuf.view.columns import BY_TASK, BY_WORKER, CHECKPOINTS, MEMBERS, STEPS, Column, annotated, columns, value_of
-from replaybuf.view.overview import EVENTS, Overview, event_text, rates_of, read_events, read_overview
-from replaybuf.view.steps import neighbours, no_groups, read_step, read_steps
+from replaybuf.view.columns import BY_TASK, BY_WORKER, MEMBERS, PROCESSES, STEPS, annotated, columns, value_of
+from replaybuf.view.overview import Overview, event_text, rates_of, read_overview
+from replaybuf.view.steps import no_groups, read_step, read_steps
 from replaybuf.view.wait_reasons import TASKS, DrawQuestion, read_waits
-from replaybuf.view.workers import MADE, Workers, by_task_columns, read_workers
+from replaybuf.view.workers import Workers, by_task_columns, read_workers
 from replaybuf.web.page_tables import LARGEST, Ask, NotThereError, Table, table_of
 from replaybuf.web.plots import Across, Plot, lines
 
-_HOURS = ("6", "1", "24", "48")
+_HOURS = (1, 6, 24, 48)
 STATUS_CLASSES = {str(status): f"status-{status}" for status in Status}
 
 Points = list[tuple[float, float]]
@@ -29,7 +26,7 @@ Points = list[tuple[float, float]]
 def show_overview(tx: Transaction, ask: Ask) -> dict[str, Any]:
     """Return the overview with its plots and the table of tasks, and the current waits."""
     buffer, task, now = ask.text("buffer"), ask.text("task"), tx.now()
-    hours = int(ask.choice("hours", _HOURS))
+    hours = ask.number("hours", 6, least=1, most=48) or 6
     view = read_overview(tx, buffer, task, now - timedelta(hours=hours))
     waits = waits_of(tx, buffer, task)
 
@@ -44,7 +41,7 @@ def show_overview(tx: Transaction, ask: Ask) -> dict[str, Any]:
     links = {"task_name": groups, "buffer": lambda row: ask.link("", buffer=row["buffer"]), **statuses}
     return {
         "hours": hours,
-        "hours_offered": sorted(map(int, _HOURS)),
+        "hours_offered": _HOURS,
         "view": view,
         "plots": _plots_of_overview(view),
         "table": table_of("Groups by task and status", waits["tasks"], task_columns, ask, now, links=links),
@@ -60,16 +57,12 @@ def _plots_of_overview(view: Overview) -> list[Plot]:
     draws = [draw for draw in view.batches if start is not None and draw["taken_at"] >= start]
     times = [minute.time for minute in history] + [draw["taken_at"] for draw in draws]
     across = Across(low=min(times).timestamp(), high=max(times).timestamp()) if times else Across()
-
-    def counted(field: str) -> dict[str, Points]:
-        names = sorted({name for minute in history for name, n in value_of(minute, field).items() if n})
-        return {name: [(row.time.timestamp(), value_of(row, field).get(name, 0)) for row in history] for name in names}
-
+    statuses = sorted({status for minute in history for status, n in minute.statuses.items() if n})
+    groups = {name: [(row.time.timestamp(), row.statuses.get(name, 0)) for row in history] for name in statuses}
     rate = {name: sorted((time.timestamp(), value_of(row, name)) for time, row in rates) for name in ("put", "drawn")}
     return _drawable(
         lines("Groups a minute", rate, {"put": "s0", "drawn": "s1"}, across=across),
-        lines("Groups by status", counted("statuses"), STATUS_CLASSES, across=across),
-        lines("Groups by task", counted("tasks"), across=across),
+        lines("Groups by status", groups, STATUS_CLASSES, across=across),
         *_plots_of_figures([(draw["taken_at"].timestamp(), draw) for draw in draws], across, suffix=" of draws"),
     )
 
@@ -95,14 +88,14 @@ def _drawable(*plots: Plot | None) -> list[Plot]:
     return [plot for plot in plots if plot is not None]
 
 
-# Waits, checkpoints, events; and the buffer of a page
+# Waits, and the buffer of a page
 
 _MOST_WAITS = 50
 
 
 def waits_of(tx: Transaction, buffer: str | None, task: str | None = None) -> dict[str, Any]:
-    """Return the waits, those of buffers in which somebody waits first, their number, the tasks, and whether there are
-    several buffers. A buffer without waits has answers about a hypothetical draw, with `asked`."""
+    """Return the waits, those of buffers in which somebody waits first, their number, tasks, workers, and whether there
+    are several buffers. A buffer without waits has the answer about a hypothetical draw, with `asked`."""
     answers = read_waits(tx, buffer, DrawQuestion(task))
     rows = [(wait, not answer.somebody_waits) for answer in answers for wait in answer.waits]
     rows.sort(key=lambda row: row[1])
@@ -110,45 +103,8 @@ def waits_of(tx: Transaction, buffer: str | None, task: str | None = None) -> di
         "waits": [{**wait, "asked": asked} for wait, asked in rows[:_MOST_WAITS]],
         "waiting": sum(not asked for _, asked in rows),
         "tasks": [task for answer in answers for task in answer.tasks],
+        "workers": [worker | {"buffer": answer.buffer} for answer in answers for worker in answer.workers],
         "several": len(answers) > 1,
-    }
-
-
-_MOST_ROWS = 10_000
-
-
-def show_checkpoints(tx: Transaction, ask: Ask) -> dict[str, Any]:
-    """Return the table of the checkpoints, newest first."""
-    rows = newest(tx, "checkpoints", ask.text("buffer"), _MOST_ROWS)
-    links = {"step": lambda row: ask.link("/steps", before=row["step"] + 1, buffer=row["buffer"])}
-    return {"table": table_of("Checkpoints", rows, CHECKPOINTS, ask, tx.now(), usual="-created_at", links=links)}
-
-
-_EVENTS_SHOWN = 100
-#: The columns by which events are filtered, and their parameters.
-_FILTERS = {"kind": "kind", "task_name": "task", "worker": "worker"}
-
-
-def show_events(tx: Transaction, ask: Ask) -> dict[str, Any]:
-    """Return a page of events, newest first, filtered by kind, task and worker, with links to those of one kind.
-
-    A checkpoint that is pruned goes with the one that is made then, and is left out unless this kind is asked for.
-    """
-    filters = {column: text for column, name in _FILTERS.items() if (text := ask.text(name)) is not None}
-    conditions = ["id < :before", *(f"{column} = :{column}" for column in filters)]
-    conditions += [] if "kind" in filters else [f"kind <> '{EventKind.CHECKPOINT_DROPPED}'"]
-    before = ask.number("before", LARGEST)
-    events = read_events(tx, ask.text("buffer"), _EVENTS_SHOWN + 1, *conditions, before=before, **filters)
-    rows = events[:_EVENTS_SHOWN]
-    links = {
-        "what": lambda row: ask.link("", kind=row["kind"], before=None),
-        "uids": lambda row: ask.link(f"/groups/{row['uids'][0]}") if row["uids"] else None,
-    }
-    return {
-        "kind": ask.text("kind"),
-        "pruned": str(EventKind.CHECKPOINT_DROPPED),
-        "next": rows[-1]["id"] if len(events) > _EVENTS_SHOWN else None,
-        "table": table_of("Events", rows, EVENTS, ask, tx.now(), sorts=False, links=links),
     }
 
 
@@ -214,8 +170,7 @@ def show_step(tx: Transaction, ask: Ask) -> dict[str, Any]:
     runs = read_step(tx, buffer, step, _LOWEST_SHOWN, task=task, worker=worker)
     if not runs:
         scope = f"for step {step} of {buffer!r:.100}"
-        raise NotThereError(no_groups(tx, buffer, scope, task, worker, step=step))
-    previous, next_step = neighbours(tx, buffer, step)
+        raise NotThereError(no_groups(tx, buffer, scope, task, worker))
     tables = [
         (
             table_of("By worker", run.workers, BY_WORKER, ask, now, sorts=False),
@@ -225,62 +180,26 @@ def show_step(tx: Transaction, ask: Ask) -> dict[str, Any]:
         )
         for run in runs
     ]
-    return {"step": step, "previous": previous, "next": next_step, "runs": runs, "tables": tables}
-
-
-#: The workers' last hour.
-_WORKERS = [
-    *columns("worker", "buffer", "host", "pid", "last_seen"),
-    Column("ended_at", "ended", "ago", usual=None),
-    Column("groups_last_hour", "groups put"),
-    Column("rollouts_last_hour", "rollouts"),
-    Column("tokens_last_hour", "tokens", "tokens"),
-    Column("failures_last_hour", "failures", bad="failures_last_hour"),
-    Column("taken_last_hour", "drawn"),
-    *columns("started_at"),
-]
-_MOST_LINES = 8
+    return {"step": step, "runs": runs, "tables": tables}
 
 
 def show_workers(tx: Transaction, ask: Ask) -> dict[str, Any]:
-    """Return the workers: plots of them side by side, their shares of the last steps, their last hour, the waits.
+    """Return the workers: what they made of the last steps, their processes, the waits.
 
-    Shares and waits are those of one task, if the URL names it.
+    What they made and the waits are of one task, if the URL names it.
     """
     buffer, task, now = ask.text("buffer"), ask.text("task"), tx.now()
     buffer_name, _ = one_buffer(tx, ask)
     view, _ = read_workers(tx, buffer_name, task=task)
-    workers, waits = newest(tx, "workers", buffer, _MOST_ROWS), waits_of(tx, buffer, task)
-    plotted = view.made[:_MOST_LINES]
-    worker_columns = [column for column in _WORKERS if waits["several"] or column.name != "buffer"]
+    waits = waits_of(tx, buffer, task)
+    links = {"groups": lambda row: ask.link("/steps", task=task, worker=row.name, buffer=buffer_name)}
+    worker_columns = [*columns("buffer"), *PROCESSES] if waits["several"] else PROCESSES
     return {
         "chosen": buffer_name,
         "found": view,
-        "nothing": no_groups(tx, buffer_name, "in the last steps", task, None) if task and not view.made else "",
-        "plots": _plots_of_workers({row["name"] or "unknown": row["steps"] for row in plotted}),
-        "lines": len(plotted),
-        "compared": table_of("What they made", view.made, MADE, ask, now, order="sort", after="page"),
+        "nothing": no_groups(tx, buffer_name, "in the last steps", task) if task and not view.made else "",
+        "compared": table_of("What they made", view.made, BY_WORKER, ask, now, sorts=False, links=links),
         "by_task": _by_task(view, ask, buffer_name, now),
-        "table": table_of("In the last hour", workers, worker_columns, ask, now, usual="-last_seen"),
+        "table": table_of("Processes", waits["workers"], worker_columns, ask, now, usual="-seen_at"),
         **waits,
     }
-
-
-def _plots_of_workers(workers: Mapping[str, Sequence[tuple[int, Part]]]) -> list[Plot]:
-    """Return plots of the workers' mean rewards and staleness over train steps."""
-
-    def points_of(field: str) -> dict[str, Points]:
-        return {name: _points(((float(step), part) for step, part in steps), field) for name, steps in workers.items()}
-
-    marks = {
-        float(step): f"{name} stands out: mean reward {part.reward:.3f}, others {part.others:.3f}"
-        for name, steps in [*workers.items()][:1]
-        for step, part in steps
-        if part.stands_out
-    }
-    numbers = [step for steps in workers.values() for step, _ in steps]
-    across = Across(times=False, low=min(numbers, default=0), high=max(numbers, default=0))
-    return _drawable(
-        lines("Mean reward by worker", points_of("reward"), across=across, fitted=True, marks=marks),
-        lines("Staleness by worker", points_of("staleness"), across=across),
-    )

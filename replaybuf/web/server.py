@@ -28,7 +28,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from replaybuf.errors import ConfigError, LockedError, ReplayBufError, StorageError
+from replaybuf.errors import ConfigError, LockedError, ReplayBufError
 from replaybuf.storage.sql.inspection.reader import Reader
 
 #: Open connections, idle ones included; further ones are refused (503). Only a few of them read at once.
@@ -93,28 +93,22 @@ class Readings:
     def __init__(self, reader: Reader, *, seconds: float = READ_SECONDS) -> None:
         self.reader = reader
         self._timeout = seconds
-        self._turns = anyio.Semaphore(AT_ONCE)
+        self._turns = anyio.CapacityLimiter(AT_ONCE)
 
     async def run(self, work: Callable[[Reader, float], T]) -> T:
         """Return `work(reader, seconds)`, called in a thread; `seconds` is the time limit of its read.
 
         Raises LockedError when the read, or the wait for its turn, took too long.
         """
-        try:
-            with anyio.fail_after(TURN_SECONDS):
-                await self._turns.acquire()
-        except TimeoutError:
-            raise LockedError(f"{AT_ONCE} other reads went on for {TURN_SECONDS:g} s; try again") from None
-        try:
-            return await anyio.to_thread.run_sync(self._run, work)
-        finally:
-            self._turns.release()
+        with anyio.move_on_after(TURN_SECONDS):  # a read that has begun isn't cancelled
+            return await anyio.to_thread.run_sync(self._run, work, limiter=self._turns)
+        raise LockedError(f"{AT_ONCE} other reads went on for {TURN_SECONDS:g} s; try again")
 
     def _run(self, work: Callable[[Reader, float], T]) -> T:
         started = time.monotonic()
         try:
             return work(self.reader, self._timeout)
-        except StorageError as error:
+        except LockedError as error:
             if time.monotonic() - started < self._timeout:
                 raise
             raise LockedError(
@@ -151,7 +145,7 @@ def health_of(readings: Readings) -> Sequence[Route]:
 # The texts on the pages are hostile, and so is every other page open in the same browser. Therefore browsers load and
 # run only files of our own (content security policy). Without a token, only requests with a Host header that names this
 # machine are answered, which prevents DNS rebinding; with a token, names don't matter, since browsers send the cookie
-# to our name only. Nothing but GET and HEAD is answered.
+# to our name only. Routes answer nothing but GET and HEAD.
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
@@ -247,10 +241,6 @@ class Guard:
 
     def _answer(self, request: Request) -> Response | None:
         """Return the response to a request that may not reach the pages; None for one that may."""
-        if request.method not in ("GET", "HEAD"):
-            response = self.refuse(request, 405, "These pages are only read: there is nothing but GET and HEAD.")
-            response.headers["Allow"] = "GET, HEAD"
-            return response
         if not _HOST.fullmatch(request.headers.get("host", "")):
             return self.refuse(request, 400, "The Host header is no name or address with a port.")
         if path_of(request).startswith("/static/") or path_of(request) in HEALTH:  # the same for everybody

@@ -7,22 +7,20 @@ import json
 import math
 import re
 import time
-from statistics import fmean
 from typing import Any
 
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from replaybuf import NotReadyError, ReplayBufferConfig, RolloutState, Status, StorageItem
+from replaybuf import NotReadyError, ReplayBufferConfig, Status
 from replaybuf.buffer.buffer_metrics import DISTRIBUTIONS, TOTALS, flatten
-from replaybuf.errors import InputError
-from replaybuf.view.metrics import KINDS, METRICS, OF_DATABASE, Metric, batch_metrics, prometheus, read_figures
+from replaybuf.view.metrics import METRICS, OF_DATABASE, prometheus, read_figures
 from tests import sql_example
 from tests.cli.conftest import run_json
 from tests.cli.example import fill
 from tests.observe.test_spans import group, numbers
-from tests.pages import DOCS, Page
+from tests.pages import DOCS
 
 OF_A_PROCESS = {metric.name for metric in METRICS if metric.path.startswith("waits/")}
 OF_PLACES = {metric.name for metric in METRICS if "/places/" in metric.path}
@@ -84,14 +82,8 @@ def test_who_works_and_waits_and_what_was_drawn_last(empty: str) -> None:
     assert 0 <= last["staleness"] <= last["max_staleness"]
     assert abs(last["taken_at"] - time.time()) < 60
     names = {name for name, _ in numbers(parse(prometheus(read_figures(empty))))}
-    missing = {series for metric in METRICS for series in series_of(metric)} - names
+    missing = {metric.name for metric in METRICS} - names
     assert not missing - OF_A_PROCESS - {"replaybuf_prompts_drawn", *TRAINERS, *OF_PLACES}
-
-
-def series_of(metric: Metric) -> set[str]:
-    """Return the names of a metric's time series."""
-    ends = ("_bucket", "_gcount", "_gsum") if metric.kind == "gaugehistogram" else ("",)
-    return {metric.name + end for end in ends}
 
 
 #: Figures with a number for every metric.
@@ -111,8 +103,8 @@ EVERYTHING: dict[str, Any] = {
                     "overdue": 1,
                     "bytes": 6000,
                     "oldest_at": 1.7e9,
-                    "staleness": {"counts": {0: 1, 5: 2}},
-                    "times_sampled": {"counts": {0: 3}},
+                    "staleness": {"mean": 3.3, "p50": 5, "p90": 5, "max": 5},
+                    "times_sampled": {"mean": 0.0, "p50": 0, "p90": 0, "max": 0},
                     "reward": {"mean": 0.5, "min": 0.0, "max": 1.0},
                     **{name: 10 + i for i, name in enumerate(TOTALS)},
                 }
@@ -143,25 +135,16 @@ EVERYTHING: dict[str, Any] = {
 
 def test_every_metric_is_exported_with_its_labels() -> None:
     samples = numbers(parse(prometheus(EVERYTHING)))
-    assert {name for name, _ in samples} == {series for metric in METRICS for series in series_of(metric)}
+    assert {name for name, _ in samples} == {metric.name for metric in METRICS}
     for metric in METRICS:
-        labels = {name for series, pairs in samples for name, _ in pairs if series in series_of(metric)}
-        assert labels - {"buffer", "le"} == set(metric.labels)
+        labels = {name for series, pairs in samples for name, _ in pairs if series == metric.name}
+        assert labels - {"buffer"} == set(metric.labels)
 
 
 def test_every_metric_has_its_type_and_a_text() -> None:
-    """Prometheus's format writes a gauge histogram as a histogram and two gauges."""
     text = prometheus(EVERYTHING)
     for metric in METRICS:
-        kind = "histogram" if metric.bounds else metric.kind
-        assert f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {kind}\n" in text
-
-
-def test_a_histogram_counts_up_to_each_bound() -> None:
-    bucket_counts = {pairs["le"]: value for name, pairs, value in (
-        (name, dict(pairs), value) for (name, pairs), value in numbers(parse(prometheus(EVERYTHING))).items()
-    ) if name == "replaybuf_staleness_bucket"}  # fmt: skip
-    assert [bucket_counts[bound] for bound in ("0", "4", "6", "64", "+Inf")] == [1, 1, 3, 3, 3]
+        assert f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.kind}\n" in text
 
 
 @pytest.mark.parametrize("name", ['a"b\\c\nd', "\x1b[31m", "\ud800", "{}=,", "\u202e\x00", "# EOF\n"])
@@ -184,7 +167,6 @@ def test_what_is_not_known_is_left_out() -> None:
     assert prometheus({"tasks": {"math": {"reward": {"mean": None}}}}) == prometheus({"tasks": {}})
 
 
-PAGE = Page("metrics.md")
 NAMES_PAGE = (DOCS / "reference.md").read_text("utf-8")
 
 
@@ -215,19 +197,6 @@ def _loggers_names() -> set[str]:
     return names
 
 
-#: The numbers of each kind of groups in a batch.
-NAMES = (
-    *("groups", "rollouts", "reward/mean", "reward/min", "reward/max", "staleness/mean", "staleness/max"),
-    "age_seconds/max",
-)
-
-
-def test_every_name_of_a_batch_is_on_the_page() -> None:
-    names = set(re.findall(r"\bbatch/\w+/[\w/]+", PAGE.text))
-    assert names == {f"batch/new/{name}" for name in NAMES}
-    assert [kind for kind in KINDS if f"batch/{kind}/" not in PAGE.text] == []
-
-
 FOLDER = DOCS / "grafana"
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "replaybuf.json").read_text("utf-8"))
 ALERTS: dict[str, Any] = yaml.safe_load((FOLDER / "alerts.yml").read_text("utf-8"))
@@ -237,7 +206,7 @@ OF_VARIABLES = [query["query"]["query"] for query in DASHBOARD["templating"]["li
 OF_ALERTS = [rule["expr"] for group in ALERTS["groups"] for rule in group["rules"]]
 EVERY = [*OF_PANELS, *OF_VARIABLES, *OF_ALERTS, *(note["expr"] for note in DASHBOARD["annotations"]["list"])]
 
-SERIES = {series: metric for metric in METRICS for series in series_of(metric)}
+SERIES = {metric.name: metric for metric in METRICS}
 _SERIES = re.compile(r"replaybuf_\w+")
 #: What every metric has, and what Prometheus adds.
 _ALWAYS = {"buffer", "job", "instance"}
@@ -248,7 +217,6 @@ def test_every_series_is_exported_with_the_labels_that_are_asked_for() -> None:
         metrics = [SERIES[name] for name in _SERIES.findall(expression)]
         assert metrics, expression
         labels = {label for metric in metrics for label in metric.labels} | _ALWAYS
-        labels |= {"le"} if any(metric.bounds for metric in metrics) else set()
         grouped = " ".join(re.findall(r"(?:by|on) \(([^)]*)\)", expression))
         labels_asked = [*re.findall(r"(\w+)=~?\"", expression), *re.findall(r"\w+", grouped)]
         assert set(labels_asked) <= labels, expression
@@ -270,45 +238,3 @@ def test_a_rate_over_a_restore_is_left_out() -> None:
     rates = [expression for expression in OF_PANELS if "rate(replaybuf_groups_" in expression]
     assert rates
     assert all("unless on (buffer, instance) changes(replaybuf_restores" in expression for expression in rates)
-
-
-def drawn(uid: int, rewards: list[float | None], *, task: str = "math", draws: int = 1) -> StorageItem:
-    numbers = [reward for reward in rewards if reward is not None]
-    item = [RolloutState(message=[], reward=reward, status=Status.COMPLETED) for reward in rewards]
-    return StorageItem(uid, uid, task, Status.COMPLETED, uid % 3, 1.0, draws, 1000.0 + uid, fmean(numbers), item=item)
-
-
-BATCH = {"math": [drawn(1, [0.5, 0.0]), drawn(2, [1.0, None])], "code": [drawn(3, [0.25, 0.75], task="code", draws=2)]}
-
-
-def test_what_was_generated_now_and_what_is_replayed_are_apart() -> None:
-    metrics = batch_metrics(BATCH, now=1010.0)
-    assert metrics == {
-        "batch/new/groups": 2,
-        "batch/new/rollouts": 4,
-        "batch/new/reward/mean": 0.625,
-        "batch/new/reward/min": 0.25,
-        "batch/new/reward/max": 1.0,
-        "batch/new/staleness/mean": 1.5,
-        "batch/new/staleness/max": 2,
-        "batch/new/age_seconds/max": 9.0,
-        "batch/replayed/groups": 1,
-        "batch/replayed/rollouts": 2,
-        "batch/replayed/reward/mean": 0.5,
-        "batch/replayed/reward/min": 0.5,
-        "batch/replayed/reward/max": 0.5,
-        "batch/replayed/staleness/mean": 0.0,
-        "batch/replayed/staleness/max": 0,
-        "batch/replayed/age_seconds/max": 7.0,
-    }
-    assert batch_metrics([], now=0.0, prefix="") == {
-        "new/groups": 0,
-        "new/rollouts": 0,
-        "replayed/groups": 0,
-        "replayed/rollouts": 0,
-    }
-
-
-def test_groups_without_metadata_are_refused() -> None:
-    with pytest.raises(InputError, match=r"expected StorageItems, as sample\(\)"):
-        batch_metrics({"math": [[RolloutState(message=[])]]}, now=0.0)  # type: ignore[list-item]

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replaybuf.errors import QueryError
-from replaybuf.rules.query import FIELDS, BetweenNode, LogicNode, NotNode, Query, ScalarNode, SetNode, parse
+from replaybuf.rules.query import FIELDS, LogicNode, NotNode, Query, ScalarNode, SetNode, parse
 from replaybuf.values.rollouts.rollout import Status
 from tests.query.conftest import queries
 
@@ -29,10 +29,12 @@ class Operator(StrEnum):
 
 
 class Plain(Enum):
-    NAME = "task_name"
     MATH = "math"
     FIVE = 5
-    BELOW = "$lt"
+
+
+def between(field: str, lower: Any, upper: Any) -> LogicNode:
+    return LogicNode("$and", (ScalarNode(field, "$gte", lower), ScalarNode(field, "$lte", upper)))
 
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC).timestamp()
@@ -49,9 +51,9 @@ PARSED: list[tuple[Any, Any]] = [
     ({"uid": {"$in": frozenset({1})}}, SetNode("uid", "$in", (1,))),
     ({"uid": {"$in": np.array([1, 2])}}, SetNode("uid", "$in", (1, 2))),
     ({"tags.x": {"$in": np.array(["a", "b"])}}, SetNode("tags.x", "$in", ("a", "b"))),
-    ({"uid": {"$between": [1, 2]}}, BetweenNode("uid", 1, 2)),
-    ({"uid": {"$between": np.array([1, 2])}}, BetweenNode("uid", 1, 2)),
-    ({"tags.x": {"$between": [True, 2.5]}}, BetweenNode("tags.x", True, 2.5)),
+    ({"uid": {"$between": [1, 2]}}, between("uid", 1, 2)),
+    ({"uid": {"$between": np.array([1, 2])}}, between("uid", 1, 2)),
+    ({"tags.x": {"$between": [True, 2.5]}}, between("tags.x", True, 2.5)),
     ({"uid": {"$gt": 1, "$lt": 5}}, LogicNode("$and", (ScalarNode("uid", "$gt", 1), ScalarNode("uid", "$lt", 5)))),
     ({"uid": 1, "reward": 2}, LogicNode("$and", (ScalarNode("uid", "$eq", 1), ScalarNode("reward", "$eq", 2)))),
     ({"$or": ({"uid": 1},)}, LogicNode("$or", (ScalarNode("uid", "$eq", 1),))),
@@ -61,7 +63,7 @@ PARSED: list[tuple[Any, Any]] = [
     ({"$and": [ScalarNode("uid", "$eq", 1)]}, LogicNode("$and", (ScalarNode("uid", "$eq", 1),))),
     (ScalarNode("uid", "$in", [1]), SetNode("uid", "$in", (1,))),
     ({Operator.AND: [{"uid": {Operator.GTE: 1}}]}, LogicNode("$and", (ScalarNode("uid", "$gte", 1),))),
-    ({Plain.NAME: {Plain.BELOW: Plain.MATH}}, ScalarNode("task_name", "$lt", "math")),
+    ({"task_name": {"$lt": Plain.MATH}}, ScalarNode("task_name", "$lt", "math")),
     ({"uid": Plain.FIVE}, ScalarNode("uid", "$eq", 5)),
     ({"status": Status.FAILED}, ScalarNode("status", "$eq", "failed")),
     ({"reward": math.inf}, ScalarNode("reward", "$eq", math.inf)),
@@ -92,7 +94,6 @@ def test_queries_parse_to_their_nodes(query: Any, node: Any) -> None:
         (np.int32(1), 1),
         (np.uint64(1), 1),
         (np.float32(0.5), 0.5),
-        (np.longdouble(0.5), 0.5),
         (np.bool_(True), True),
         (np.str_("a"), "a"),
         (type("Text", (str,), {})("a"), "a"),
@@ -140,7 +141,6 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ("uid", "", "expected a query"),
     ({1: 2}, "", "expected the name of a field or operator"),
     ({None: 2}, "", "expected the name"),
-    ({Plain.FIVE: 2}, "", "expected the name"),
     ({"uid": {1: 2}}, "uid", "expected the name"),
     # fields
     ({"stalenes": 1}, "stalenes", "did you mean staleness?"),
@@ -178,7 +178,6 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"uid": datetime.now()}, "uid", "expected a number"),
     ({"created_at": date.today()}, "created_at", "or a datetime"),
     ({"created_at": "2026-01-01"}, "created_at", "or a datetime"),
-    ({"created_at": {"$gt": np.datetime64("NaT", "s")}}, "created_at.$gt", "NaN"),
     ({"created_at": {"$gt": pd.NaT}}, "created_at.$gt", "no moment in time"),
     ({"tags.x": {"$eq": {}}}, "tags.x.$eq", "expected a str, int, float or bool or None"),
     ({"tags.x": {"$eq": [1]}}, "tags.x.$eq", "use $in"),
@@ -203,9 +202,6 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"task_name": {"$in": "math"}}, "task_name.$in", "expected a list of values, not one of type str"),
     ({"uid": {"$in": {1: 2}}}, "uid.$in", "expected a list of values"),
     ({"uid": {"$in": (i for i in ())}}, "uid.$in", "expected a list of values"),
-    ({"uid": {"$in": np.ones((2, 2))}}, "uid.$in", "one dimension"),
-    ({"uid": {"$in": np.array(3)}}, "uid.$in", "one dimension"),
-    ({"uid": {"$in": range(10**30)}}, "uid.$in", "at most 1000000"),
     ({"uid": {"$not_in": [1, "x"]}}, "uid.$not_in[1]", "expected a number"),
     ({"uid": {"$between": 5}}, "uid.$between", "expected a list of two values"),
     ({"uid": {"$between": [1]}}, "uid.$between", "expected a list of two values"),
@@ -223,7 +219,6 @@ MISTAKES: list[tuple[Any, str, str]] = [
     (ScalarNode("uid", None, 1), "uid", "expected the name"),  # type: ignore[arg-type]
     (SetNode("uid", "$eq", (1,)), "uid.$eq", "use $in"),
     (SetNode("uid", "$in", 5), "uid.$in", "expected a list"),  # type: ignore[arg-type]
-    (BetweenNode("uid", 2, 1), "uid.$between", "2 is above 1"),
     (LogicNode("$xor", ()), "$xor", "did you mean $or?"),
     (LogicNode("$and", (NotNode(ScalarNode("uid", "$gt", "x")),)), "$and[0].$not.uid.$gt", "expected a number"),
     (LogicNode("$and", 5), "$and", "expected a list of queries"),  # type: ignore[arg-type]
@@ -341,9 +336,7 @@ GARBAGE = st.sampled_from(
     ]
 )
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | GARBAGE
-KEYS = st.sampled_from(
-    [*FIELDS, "tags.a", "$and", "$or", "$not", "$eq", "$in", "$between", "$gt", Plain.NAME, Plain.FIVE]
-)
+KEYS = st.sampled_from([*FIELDS, "tags.a", "$and", "$or", "$not", "$eq", "$in", "$between", "$gt"])
 any_keys = KEYS | st.text(max_size=3) | st.integers()
 anything = st.recursive(
     SCALARS,
@@ -368,7 +361,7 @@ def test_garbage_raises_nothing_but_query_error(garbage: Any) -> None:
 
 @given(st.sampled_from([ScalarNode, SetNode]), st.text() | SCALARS, st.text() | SCALARS | KEYS, anything)
 def test_garbage_in_nodes_raises_nothing_but_query_error(node: Any, field: Any, op: Any, value: Any) -> None:
-    for garbage in (node(field, op, value), BetweenNode(field, op, value), LogicNode(op, value), NotNode(value)):
+    for garbage in (node(field, op, value), LogicNode(op, value), NotNode(value)):
         assert len(refusal(garbage).encode()) < 2_000
 
 

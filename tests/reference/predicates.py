@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from replaybuf.rules.query import BetweenNode, LogicNode, Node, NotNode, ScalarNode, SetNode, Value
+from replaybuf.rules.query import LogicNode, Node, NotNode, ScalarNode, SetNode, Value
 from replaybuf.rules.query.nodes import is_number, tag_name
 
 Predicate: TypeAlias = Callable[[Any], bool]
@@ -34,9 +34,6 @@ def predicate(node: Node) -> Predicate:
         case NotNode(condition):
             part = predicate(condition)
             return lambda row: not part(row)
-        case BetweenNode(field, lower, upper):
-            value_of = _reader(field)
-            return lambda row: _ordered("$gte", value_of(row), lower) and _ordered("$lte", value_of(row), upper)
         case SetNode(field, op, values):
             return _member(field, frozenset(values), wanted=op == "$in")
         case ScalarNode(field, op, value):

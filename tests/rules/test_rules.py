@@ -195,22 +195,25 @@ FULL: dict[str, Any] = {
         ({"samples_per_insert": float("nan")}, "samples_per_insert must be a positive number"),
         ({"samples_per_insert": 1, "error_buffer": 0.5}, "error_buffer 0.5 is too small"),
         ({"samples_per_insert": 4, "error_buffer": 3, "max_times_sampled": 0}, "use at least 4"),
-        ({"samples_per_insert": 1, "error_buffer": (0.5, 1.5)}, r"\(0.5, 1.5\) is too narrow .*, 2 apart are"),
-        ({"samples_per_insert": 1, "error_buffer": (4, 0)}, "too narrow"),
-        ({"samples_per_insert": 1, "error_buffer": (0, float("inf"))}, "must be finite"),
-        ({"samples_per_insert": 1, "error_buffer": (float("nan"), 4)}, "must be finite"),
-        ({"samples_per_insert": 1, "error_buffer": (1, 2, 3)}, "the lowest and the highest error"),
-        ({"samples_per_insert": 1, "error_buffer": (0, True)}, "the lowest and the highest error"),
+        (
+            {"samples_per_insert": 1, "error_buffer": (0.5, 1.5)},
+            r"\(0.5, 1.5\) is too small for .* at most 0 to at least 2",
+        ),
+        ({"samples_per_insert": 1, "error_buffer": (4, 0)}, "is too small"),
+        ({"samples_per_insert": 1, "error_buffer": (0, float("inf"))}, "the lowest and highest error"),
+        ({"samples_per_insert": 1, "error_buffer": (float("nan"), 4)}, "the lowest and highest error"),
+        ({"samples_per_insert": 1, "error_buffer": (1, 2, 3)}, "the lowest and highest error"),
+        ({"samples_per_insert": 1, "error_buffer": (0, True)}, "the lowest and highest error"),
         (
             {"samples_per_insert": 2, "error_buffer": (9, 20), "min_size": 4, "max_times_sampled": 0},
-            "use a first number of at most 8, or a min_size of at least 5",
+            "a range from at most 8 to at least 12",
         ),
-        ({"samples_per_insert": 2, "error_buffer": (-9, 1), "max_times_sampled": 0}, "allows no put of the first"),
-        (FULL | {"error_buffer": (6, 20)}, "use a first number of at most 3"),
+        ({"samples_per_insert": 2, "error_buffer": (-9, 1), "max_times_sampled": 0}, "at most 0 to at least 4"),
+        (FULL | {"error_buffer": (6, 20)}, "raise the capacity to 7"),
         ({"samples_per_insert": 2}, "can't be reached with max_times_sampled 1"),
         ({"samples_per_insert": 1, "max_times_sampled": 2, "capacity": 4, "on_full": "block"}, "the buffer fills up"),
         ({"samples_per_insert": 2, "max_times_sampled": 0, "capacity": 4, "on_full": "reject"}, "the buffer fills up"),
-        (FULL | {"error_buffer": 2}, "use at least 5"),
+        (FULL | {"error_buffer": 2}, "widen it, or raise the capacity to 7"),
         ({"archive_seconds": 0}, "archive must be a positive time"),
         ({"archive_groups": 0}, "archive must be a whole number of at least 1"),
         ({"max_deliveries": -1}, "max_deliveries"),
@@ -221,10 +224,10 @@ def test_limits_that_can_never_deliver_are_refused(values: dict[str, Any], messa
         Limits(**values)
 
 
-def test_the_error_buffer_that_a_refusal_names_is_accepted() -> None:
-    Limits(**FULL, error_buffer=5)
-    Limits(**FULL, error_buffer=(3, 20))
-    Limits(samples_per_insert=2, max_times_sampled=0, error_buffer=(-9, 1), min_size=1)
+def test_what_a_refusal_names_is_accepted() -> None:
+    Limits(**FULL | {"capacity": 7}, error_buffer=2)
+    Limits(samples_per_insert=2, max_times_sampled=0, error_buffer=(8, 12), min_size=4)
+    Limits(samples_per_insert=1.5, max_times_sampled=0, error_buffer=(0, 3))
 
 
 def draw_of(size: int) -> Draw:
@@ -382,6 +385,16 @@ def test_micro_batches_are_no_more_than_packed_rows_and_none_is_too_large(
     assert each_once(lengths, parts)
     assert max(sums(lengths, parts)) <= most
     assert at_least <= len(parts) <= max(at_least, len(packed_rows(lengths, most)))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "at_least"), [([4] * 9 + [5] * 2 + [6] * 6, 8), ([5] * 13 + [4] * 12, 12)], ids=str
+)
+def test_micro_batches_that_balance_makes_too_large_are_halves_of_rows(lengths: list[int], at_least: int) -> None:
+    assert max(sums(lengths, balance(lengths, at_least))) > 12
+    parts = micro_batches(lengths, 12, at_least=at_least)
+    assert each_once(lengths, parts)
+    assert (len(parts), max(sums(lengths, parts)) <= 12) == (at_least, True)
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def _records(now: float) -> dict[str, list[dict[str, Any]]]:
     }  # fmt: skip
     counts = {"groups": 40, "rollouts": 160, "tokens": 52_000, "failures": 3, "taken": 0}
     activity = counts | {"marks": {str(int(now) // 300 * 300): [*counts.values()]}, "draws": False}
-    activity |= {"limits": {}, "policies": {}, "epoch": 0}
+    activity |= {"limits": {}, "epoch": 0}
     workers = [
         {"id": 900 + n, "buffer": "default", "name": name, "host": "node", "pid": 811 + n, "started_at": now - 7200,
          "seen_at": now - 900 * n, "ended_at": None, "activity": activity, "waits": []}

@@ -88,7 +88,7 @@ PATHS = (
         "/steps",
         "/steps/413",
     ),
-    *("/checkpoints", "/workers", "/events", "/nix"),
+    *("/workers", "/nix"),
 )
 
 
@@ -139,7 +139,7 @@ def wait(driver: Any, condition: str) -> None:
 
 def test_the_menu_leads_to_every_page_and_groups_to_their_rollouts(driver: Any, address: str) -> None:
     driver.get(address)
-    for name in ("Groups", "Steps", "Checkpoints", "Workers", "Events", "Overview"):
+    for name in ("Groups", "Steps", "Workers", "Overview"):
         driver.find_element("link text", name).click()
         assert find(driver, "h1").text.startswith(name)
         assert find(driver, "nav [aria-current]").text == name
@@ -173,12 +173,9 @@ def test_hostile_rollouts_stay_texts(driver: Any, address: str) -> None:
         assert text_shown in text
 
 
-def test_a_line_of_a_megabyte_is_cut_and_shown_when_asked_for(driver: Any, address: str) -> None:
+def test_a_line_of_a_megabyte_is_cut(driver: Any, address: str) -> None:
     driver.get(f"{address}/groups/{LONG_UID}")
     assert LONG not in text_of(driver)
-    driver.find_element("link text", "Show all").click()
-    wait(driver, "location.search.includes('all=1')")
-    assert LONG in driver.execute_script("return document.body.textContent")
     assert is_narrow(driver)
 
 
@@ -207,17 +204,10 @@ def brightness(driver: Any, selector: str, place: str) -> float:
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_light_and_dark_follow_the_system_and_the_switch(driver: Any, address: str, dark: bool) -> None:
+def test_light_and_dark_follow_the_system(driver: Any, address: str, dark: bool) -> None:
     show(driver, dark=dark)
     driver.get(address)
-    driver.execute_script("localStorage.clear()")
-    driver.refresh()
     assert (brightness(driver, "body", "backgroundColor") < 0.2) == dark
-    find(driver, "#theme").click()
-    assert (brightness(driver, "body", "backgroundColor") < 0.2) != dark
-    driver.refresh()
-    assert (brightness(driver, "body", "backgroundColor") < 0.2) != dark
-    driver.execute_script("localStorage.clear()")
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -227,7 +217,7 @@ def test_light_and_dark_follow_the_system_and_the_switch(driver: Any, address: s
         ("/", "main .quiet", "body"),
         ("/", "td a", ".scroll"),
         ("/", "thead th", ".scroll"),
-        ("/groups?where=x", ".mistake p", ".mistake"),
+        ("/groups?where=x", ".mistake", ".mistake"),
         ("/groups/1", ".tokens .lp3", ".tokens .lp3"),
         ("/groups/1?by=mask", ".tokens .mask0", "article"),
         ("/groups/1?by=step", ".tokens .step0", ".tokens .step0"),
@@ -279,7 +269,7 @@ def test_pages_can_be_read_without_scripts(driver: Any, address: str) -> None:
         for path, expected in (("/", "Who waits, and why"), ("/groups/1", "What is 0 + 5?")):
             driver.get(address + path)
             assert expected in find(driver, "main").text
-        assert not find(driver, "#theme").is_displayed()
+        assert not find(driver, "#live").is_displayed()
     finally:
         driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 

@@ -9,7 +9,7 @@ import json
 import re
 import sqlite3
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,13 @@ import pytest
 from benchmarks.million import fill_many
 from replaybuf import ReplayBufferConfig, RolloutState, Status
 from replaybuf.common.worker_name import working_as
-from replaybuf.rules.query import OPERATORS
 from replaybuf.storage.sql.engine.sqlite_raw import RawConnection
 from replaybuf.storage.sql.inspection.reader import open_reader
-from replaybuf.view.overview import Minute, rates_now, rates_of
+from replaybuf.view.overview import Minute, rates_now
 from replaybuf.web import page_tables as tables
 from tests.postgres import ask, execute
 from tests.stores import group, until
-from tests.web.conftest import FAILED_EVERY, GROUPS, HOSTILE_UID, LONG, LONG_UID, SCRIPT, Client, client_of
+from tests.web.conftest import FAILED_EVERY, GROUPS, HOSTILE_UID, LONG_UID, SCRIPT, Client, client_of
 
 PATHS = (
     "/",
@@ -36,9 +35,7 @@ PATHS = (
     "/groups/1",
     "/steps",
     "/steps/401",
-    "/checkpoints",
     "/workers",
-    "/events",
 )
 
 
@@ -78,7 +75,7 @@ def test_overview_tells_expired_groups_from_those_that_ever_expired(url: str) ->
 
 def test_overview_plots_rates_and_draws(page: Client) -> None:
     text = read(page, "/")
-    for title in ("Groups a minute", "Groups by status", "Groups by task", "Reward of draws", "Staleness of draws"):
+    for title in ("Groups a minute", "Groups by status", "Reward of draws", "Staleness of draws"):
         assert f"<figcaption>{title}" in text
     assert '<polyline class="line s0"' in text
 
@@ -107,17 +104,9 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Client:
 def test_a_run_that_ended_has_no_rates_and_is_not_live(ended: Client) -> None:
     text = read(ended, "/")
     assert re.search(r"<dt[^>]*>put a minute</dt><dd>0(\.0)?</dd>", text)
-    assert re.search(r"No process has a buffer open:\s+run ended 20m ago, by <a [^>]*>gen-1</a>\.", text)
+    assert re.search(r"No process has a buffer open:\s+run ended 20m ago\.", text)
     button = re.compile(r'<button[^>]* data-idle="run ended 20m ago"[^>]*>run ended 20m ago</button>')
-    assert all(button.search(read(ended, path)) for path in ("/", "/steps", "/workers", "/events"))
-
-
-def test_where_nobody_read_for_minutes_the_rate_holds_from_the_beginning_of_the_gap() -> None:
-    start = datetime(2026, 1, 1, tzinfo=UTC)
-    puts = [(0, 0), (1, 60), (121, 60), (122, 30)]  # the last after a restore
-    history = [Minute(start + timedelta(minutes=minute), {}, {}, put_count, 0) for minute, put_count in puts]
-    rates = [((time - start).total_seconds(), rate.put) for time, rate in rates_of(history)]
-    assert rates == [(60, 60), (61, 0), (7260, 0), (7320, 0)]
+    assert all(button.search(read(ended, path)) for path in ("/", "/steps", "/workers"))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +120,7 @@ def test_where_nobody_read_for_minutes_the_rate_holds_from_the_beginning_of_the_
     ],
 )
 def test_the_rate_now_is_that_since_a_minute_ago(puts: list[tuple[float, int]], expected: float | None) -> None:
-    history = [Minute(datetime.fromtimestamp(time, UTC), {}, {}, put_count, 0) for time, put_count in puts]
+    history = [Minute(datetime.fromtimestamp(time, UTC), {}, put_count, 0) for time, put_count in puts]
     rate = rates_now(history)
     assert (None if rate is None else rate.put) == expected
 
@@ -154,8 +143,8 @@ def test_plots_end_with_what_there_is_now(ended: Client) -> None:
     """Also where the last minute was noted before the last groups came: as many as the tile says."""
     text = read(ended, "/")
     assert "<dt>groups to draw</dt><dd>72</dd>" in text
-    assert re.search(r'aria-label="Groups by status, from [^"]*; at the end: completed 72"', text)
-    assert re.search(r'aria-label="Groups a minute, from [^"]*; at the end: put 0, drawn 0"', text)
+    assert re.search(r'aria-label="Groups by status; at the end: completed 72"', text)
+    assert re.search(r'aria-label="Groups a minute; at the end: put 0, drawn 0"', text)
     history = ended.data("overview")["view"]["history"]
     assert [minute["put"] for minute in history] == [history[0]["put"], 72, 72]
 
@@ -278,12 +267,6 @@ def test_annotations_are_columns_of_steps_and_facts_and_colours_of_groups(url: s
     shades = {by: re.findall(r'class="token (\w+)" title="token', read(page, "/groups/2", by=by)) for by in arrays}
     assert shades == {"kl": ["lp0", "lp2", "lp3", "lp6"], "mask": ["mask1", *["mask0"] * 3], "flat": ["lp0"] * 4}
     assert "highest" in read(page, "/groups/2", by="kl")
-    assert "kl" not in read(page, "/groups/1", status=400, by="advantage").split("must be one of")[1]
-
-
-def test_responses_are_ordered_by_reward(page: Client) -> None:
-    rewards = [float(text) for text in re.findall(r'title="reward">([\d.]+)<', read(page, "/groups/1", sort="worst"))]
-    assert rewards == sorted(rewards)
 
 
 def test_hostile_texts_are_shown_and_are_never_markup_an_address_a_style_or_a_script(page: Client) -> None:
@@ -315,10 +298,9 @@ class Attributes(HTMLParser):
         self.found += attrs
 
 
-def test_long_texts_are_cut_until_all_is_asked_for(page: Client) -> None:
+def test_long_texts_are_cut(page: Client) -> None:
     assert len(read(page, f"/groups/{LONG_UID}")) < 500_000
-    assert "The first 20,000 of 1,000,000 characters" in read(page, f"/groups/{LONG_UID}")
-    assert LONG in read(page, f"/groups/{LONG_UID}", all=1)
+    assert "The first 200,000 of 1,000,000 characters" in read(page, f"/groups/{LONG_UID}")
 
 
 def test_a_group_of_very_many_rollouts_is_cut(tmp_path: Path) -> None:
@@ -327,11 +309,9 @@ def test_a_group_of_very_many_rollouts_is_cut(tmp_path: Path) -> None:
         rollout = {"message": [], "response": "ab" * 500, "response_ids": [1, 2] * 500, "status": Status.COMPLETED}
         buffer.put([RolloutState(**rollout, reward=float(place)) for place in range(70)], "math")
     page = client_of(url)
-    text = page.get("/groups/1?sort=best").text
+    text = page.get("/groups/1").text
     assert text.count("<article") == 64
     assert text.count('class="token') < 25_000
-    assert 'title="reward">69.000<' in text
-    assert page.get("/groups/1?all=1").text.count("<article") == 70
 
 
 def test_links_repeat_only_what_pages_know(page: Client) -> None:
@@ -372,16 +352,7 @@ def test_a_worker_that_is_bad_in_many_steps_hides_no_step_in_which_the_others_ar
     assert text.count('class="mark"') == text.count('class="number bad"') == 1
     assert f'class="number bad" title="{sentence}"' in text
     assert troubled.data("step", step=15)["runs"][0]["verdict"].endswith(sentence.partition(", but ")[2])
-    assert re.search(r'<td class="number" dir="auto">-0\.0\d\d</td>', text)
     assert "a task with the 10 steps before" in text
-
-
-def test_a_step_has_links_to_the_steps_beside_it(troubled: Client) -> None:
-    text = troubled.get("/steps/15").text
-    assert 'href="/steps/14" rel="prev"' in text
-    assert 'href="/steps/16" rel="next"' in text
-    assert "the 10 steps before (" in text
-    assert 'rel="next"' not in troubled.get("/steps/25").text
 
 
 def test_workers_are_side_by_side_the_worst_first_and_lead_to_their_groups(troubled: Client) -> None:
@@ -390,6 +361,7 @@ def test_workers_are_side_by_side_the_worst_first_and_lead_to_their_groups(troub
     assert [(row["name"], row["stands_out"]) for row in makers][:2] == [("gen-2", True), (makers[1]["name"], False)]
     text = html.unescape(troubled.get("/workers").text)
     assert "What they made of steps 1 to 20" in text
+    assert '<a href="/steps?worker=gen-2&buffer=default">' in text
     [link] = {*re.findall(r'href="(/groups\?[^"]*gen-2[^"]*)"', text)}
     assert "No such groups" in troubled.get(link).text
 
@@ -457,9 +429,7 @@ def test_what_isnt_there_is_said(page: Client) -> None:
         assert 'id="live"' not in answer.text  # nothing on it changes
     assert "there is no group 999999: uids go from 1 to" in read(page, "/groups/999999", 404)
     assert "There is no such page; there are /, /groups, /groups/{uid}" in read(page, "/group/1", 404)
-    assert "Nothing was ever put into this task; there are the tasks " in (nothing := read(page, "/groups?task=mat"))
-    assert "Did you mean math?</p>" in nothing
-    assert f"Operators: {OPERATORS}." in read(page, "/groups?where=x", 400)
+    assert "Nothing was ever put into this task; there are the tasks " in read(page, "/groups?task=mat")
 
 
 def test_what_every_run_does_is_no_news_and_events_are_told_in_words(tmp_path: Path) -> None:
@@ -470,9 +440,7 @@ def test_what_every_run_does_is_no_news_and_events_are_told_in_words(tmp_path: P
         buffer.delete({})
     page = client_of(url)
     assert [event["kind"] for event in page.data("overview")["view"]["events"]] == ["deleted"]
-    text = page.get("/events").text
-    assert ("checkpoint of step 22" in text, "pruned</a>" in text) == (True, False)
-    assert "old checkpoint of step 21 pruned" in page.get("/events?kind=checkpoint_dropped").text
+    assert "deleted" in page.get("/").text.partition('class="events"')[2]
 
 
 def test_steps_are_those_of_the_buffer_that_the_row_is_of(tmp_path: Path) -> None:
@@ -480,12 +448,9 @@ def test_steps_are_those_of_the_buffer_that_the_row_is_of(tmp_path: Path) -> Non
     for name in ("eval", "train"):
         with ReplayBufferConfig(url=url, name=name).build_sync() as buffer:
             uid = buffer.put([RolloutState(message=[], status=Status.COMPLETED)], "math")
-            buffer.checkpoint(21)
             buffer.take_batch({"math": 1}, current_train_step=22)
     page = client_of(url)
     assert 'href="/steps/22?buffer=train"' in page.get(f"/groups/{uid}").text
-    text = page.get("/checkpoints").text
-    assert [f"/steps?before=22&amp;buffer={name}" in text for name in ("eval", "train")] == [True, True]
 
 
 def test_other_buffers_are_left_out_where_one_is_named(tmp_path: Path) -> None:

@@ -7,10 +7,6 @@
 from __future__ import annotations
 
 from replaybuf.rules.query.nodes import FIELDS as FIELDS
-from replaybuf.rules.query.nodes import OPERATORS as OPERATORS
-from replaybuf.rules.query.nodes import TAG_PREFIX as TAG_PREFIX
-from replaybuf.rules.query.nodes import BetweenNode as BetweenNode
-from replaybuf.rules.query.nodes import FieldType as FieldType
 from replaybuf.rules.query.nodes import LogicNode as LogicNode
 from replaybuf.rules.query.nodes import Node as Node
 from replaybuf.rules.query.nodes import NotNode as NotNode

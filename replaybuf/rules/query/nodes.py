@@ -69,15 +69,6 @@ class SetNode:
 
 
 @dataclass(frozen=True, slots=True)
-class BetweenNode:
-    """`lower <= field <= upper`."""
-
-    field: str
-    lower: Any
-    upper: Any
-
-
-@dataclass(frozen=True, slots=True)
 class LogicNode:
     """All ($and) or at least one ($or) of the conditions hold; of no conditions, $and holds and $or does not."""
 
@@ -92,7 +83,7 @@ class NotNode:
     condition: Node
 
 
-Node: TypeAlias = ScalarNode | SetNode | BetweenNode | LogicNode | NotNode
+Node: TypeAlias = ScalarNode | SetNode | LogicNode | NotNode
 Query: TypeAlias = Mapping[Any, Any] | Node
 
 
@@ -125,8 +116,6 @@ def as_dict(node: Node) -> dict[str, Any]:
             return {field: {op: value}}
         case SetNode(field, op, values):
             return {field: {op: values}}
-        case BetweenNode(field, lower, upper):
-            return {field: {"$between": (lower, upper)}}
         case NotNode(condition):
             return {"$not": condition}
         case LogicNode("$and", ()):

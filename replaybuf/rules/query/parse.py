@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from enum import Enum
 from typing import Any
 
-from replaybuf.common.checks import INT64, is_numpy, is_storable
+from replaybuf.common.checks import INT64, is_numpy, is_storable, shown
 from replaybuf.common.redact import redact
 from replaybuf.errors import QueryError
 from replaybuf.rules.query.nodes import (
@@ -25,7 +24,6 @@ from replaybuf.rules.query.nodes import (
     OPERATORS,
     SCALAR_OPERATORS,
     SET_OPERATORS,
-    BetweenNode,
     FieldType,
     Kind,
     LogicNode,
@@ -45,13 +43,8 @@ from replaybuf.values.rollouts.statuses import OUR_STATUSES, Status, Statuses
 
 def inside(place: str, name: str) -> str:
     """Return the path of a field or operator inside the query at `place`."""
-    step = name if name.isprintable() and len(name) <= 100 else short(name)
+    step = name if name.isprintable() and len(name) <= 100 else shown(name)
     return f"{place}.{step}" if place else step
-
-
-def short(name: str) -> str:
-    """Return a name shortened and escaped for a message."""
-    return ascii(name) if len(name) <= 100 else ascii(name[:100]) + "..."
 
 
 MAX_VALUES = 1_000_000
@@ -133,19 +126,18 @@ def read_bounds(bounds: Any, field: FieldType, place: str) -> tuple[Value, Value
     if is_number(lower) != is_number(upper):
         raise QueryError("both bounds must be numbers, or both strings", place)
     if lower > upper:  # type: ignore[operator]  # of one type, checked above
-        raise QueryError(f"the lowest value comes first: {_short(lower)} is above {_short(upper)}", place)
+        raise QueryError(f"the lowest value comes first: {shown(lower)} is above {shown(upper)}", place)
     return lower, upper
 
 
 def _check_values(values: Any, place: str) -> Any:
-    if is_numpy(values, "ndarray") and values.ndim != 1:
-        raise QueryError("expected an array of one dimension", place)
-    if not isinstance(values, list | tuple | set | frozenset | range) and not is_numpy(values, "ndarray"):
+    if is_numpy(values, "ndarray"):
+        values = values.tolist() if values.dtype.kind in "iuf" else list(values)
+    if not isinstance(values, list | tuple | set | frozenset | range):
         raise QueryError(f"expected a list of values, not {_kind_name(values)}", place)
-    # A slice, because len() fails for a huge range.
-    if len(values[: MAX_VALUES + 1] if isinstance(values, range) else values) > MAX_VALUES:
+    if len(values) > MAX_VALUES:
         raise QueryError(f"at most {MAX_VALUES} values", place)
-    return values.tolist() if is_numpy(values, "ndarray") and values.dtype.kind in "iuf" else values
+    return values
 
 
 def _plain_value(value: Any) -> Any:
@@ -154,10 +146,7 @@ def _plain_value(value: Any) -> Any:
         return _plain_value(value.value)
     if is_numpy(value, "datetime64"):
         # item() of nanoseconds is a plain int, which would be taken for seconds.
-        moment = value.astype("datetime64[us]").item()
-        return math.nan if moment is None else moment  # NaT
-    if is_numpy(value, "longdouble"):  # its item() is itself
-        return float(value)
+        return value.astype("datetime64[us]").item()
     if is_numpy(value, "generic"):
         return value.item()
     if isinstance(value, str):
@@ -179,15 +168,14 @@ def _seconds(moment: datetime, place: str) -> float:
 def _checked_text(text: str, field: FieldType, place: str) -> str:
     check_storable(text, place)
     if field.kind == "status" and text not in _STATUSES:
-        raise QueryError(f"there is no status {_short(text)}; expected {_expected_text(field)}", place)
+        raise QueryError(f"there is no status {shown(text)}; expected {_expected_text(field)}", place)
     return text
 
 
 def check_storable(text: str, place: str) -> None:
     """Raise QueryError for a text that a database can't store."""
     if not is_storable(text):
-        kind = "a NUL character" if "\0" in text else "lone surrogates"
-        raise QueryError(f"a text with {kind} can't be stored", place)
+        raise QueryError("a text with a NUL character or lone surrogates can't be stored", place)
 
 
 def _checked_number(number: int | float, place: str) -> int | float:
@@ -213,10 +201,6 @@ def _hint(value: object) -> str:
 
 def _kind_name(value: object) -> str:
     return f"one of type {type(value).__name__}"
-
-
-def _short(value: object) -> str:
-    return reprlib.repr(value)
 
 
 MAX_DEPTH = 64
@@ -252,10 +236,8 @@ def _read_query(text: str) -> Node:
         return LogicNode("$and", ())
     try:
         query = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise QueryError(f'a query is JSON, such as {{"reward": {{"$gte": 0.9}}}}: {error}') from None
-    except RecursionError:
-        raise QueryError("a query is JSON, and this is nested too deeply") from None
     if not isinstance(query, dict):
         raise QueryError('a query is a JSON object, such as {"reward": {"$gte": 0.9}}')
     return parse(query)
@@ -272,7 +254,7 @@ class _QueryParser:
         self._nodes = 0
 
     def query(self, query: object, place: str, depth: int) -> Node:
-        if isinstance(query, ScalarNode | SetNode | BetweenNode | LogicNode | NotNode):
+        if isinstance(query, ScalarNode | SetNode | LogicNode | NotNode):
             query = as_dict(query)
         if isinstance(query, Mapping):
             return self._all_of(query, place, depth)
@@ -322,6 +304,12 @@ class _QueryParser:
         place = inside(place, op)
         if op == "$not":
             return NotNode(self._field(name, operand, place, depth + 1))
+        if op == "$between":
+            lower, upper = read_bounds(operand, kind, place)
+            ends = ScalarNode(name, "$gte", lower), ScalarNode(name, "$lte", upper)
+            for _ in ends:
+                self._count(place, depth + 1)
+            return LogicNode("$and", ends)
         return _comparison(name, kind, op, self._our_status(kind, operand), place)
 
     def _our_status(self, kind: FieldType, operand: Any) -> Any:
@@ -348,18 +336,11 @@ def _comparison(name: str, kind: FieldType, op: str, operand: Any, place: str) -
         return ScalarNode(name, op, value)
     if op in SET_OPERATORS:
         return SetNode(name, SET_OPERATORS[op], read_values(operand, kind, place))
-    if op == "$between":
-        return BetweenNode(name, *read_bounds(operand, kind, place))
     raise _unknown_error("operator", op, FIELD_OPERATORS, place, OPERATORS)
 
 
 def _key_text(key: object, place: str) -> str:
-    """Return a key of the query as text; it may be a member of an enum.
-
-    Raises QueryError unless it is a str.
-    """
-    if isinstance(key, Enum):
-        key = key.value
+    """Return a key of the query as text. Raises QueryError unless it is a str."""
     if not isinstance(key, str):
         raise QueryError(f"expected the name of a field or operator, not one of type {type(key).__name__}", place)
     return str.__str__(key)
@@ -380,4 +361,4 @@ def _known_field(name: str, place: str) -> FieldType:
 def _unknown_error(kind: str, name: str, valid: Iterable[str], place: str, listed: str = "") -> QueryError:
     similar = get_close_matches(name[:100], list(valid), n=1)
     suggestion = f"did you mean {similar[0]}? " if similar else ""
-    return QueryError(f"there is no {kind} {short(name)}; {suggestion}valid: {listed or ', '.join(valid)}", place)
+    return QueryError(f"there is no {kind} {shown(name)}; {suggestion}valid: {listed or ', '.join(valid)}", place)

@@ -3,10 +3,9 @@
 No condition is ever NULL, so that negation works. Comparisons of columns that are never NULL stay plain, so that
 indexes are used. Every value is bound, including tag names, so that statements of the same shape share a cache entry.
 
-Numbers are compared exactly: databases convert one side when an integer is compared with a float, which rounds large
-integers and may prevent the use of an index on the column. Instead the operand is replaced here: `uid < 3.5` becomes
-`uid <= 3`. The operands of tags are written as JSON, as tags are; PostgreSQL compares the numbers of JSON exactly, by
-their decimals. A missing tag is NULL, but no condition on tags is.
+Numbers are compared as the databases do it: PostgreSQL rounds integers beyond 2**53 that are compared with floats. The
+operands of tags are written as JSON, as tags are. A missing tag is NULL, but no condition on tags is.
+
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ from sqlalchemy.types import TypeEngine
 from replaybuf.common.checks import exact_in_json
 from replaybuf.rules.query.nodes import (
     FIELDS,
-    BetweenNode,
     LogicNode,
     Node,
     NotNode,
@@ -67,50 +65,16 @@ COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "$lt": operator.lt,
     "$lte": operator.le,
 }
-_LOWEST, _HIGHEST = -(2**63), 2**63 - 1
 # Databases allow about 32,000 parameters per statement, and a query has at most 1,000 conditions (`parse.MAX_NODES`).
 _MOST_INLINE = 20
 
 
-def number_type(*, integers: bool) -> TypeEngine[Any]:
-    """Return the type of bound operands for an integer or float column."""
-    return BigInteger() if integers else Double()
-
-
-def compare_number(column: ColumnElement[Any], op: str, value: int | float, *, integers: bool) -> ColumnElement[bool]:
-    """Return `column op value` with Python's meaning; NULL where the column is NULL."""
-    floor = _floor(value, integers=integers)
-    if floor == value:
-        return _compare(column, op, floor, integers=integers)
-    # The column can't hold the value itself: lower numbers are at most the floor, higher numbers are above the floor.
-    if op in ("$eq", "$ne"):
-        return true() if op == "$ne" else false()
-    below = op in ("$lt", "$lte")
-    if floor is None:
-        return false() if below else true()
-    return _compare(column, "$lte" if below else "$gt", floor, integers=integers)
-
-
-def representable(values: Sequence[int | float], *, integers: bool) -> list[int | float]:
-    """Return the values that an integer or float column can hold, as its type."""
-    if integers:
-        return [whole for value in values if _LOWEST <= value <= _HIGHEST and (whole := math.floor(value)) == value]
-    return [near for value, near in zip(values, map(float, values), strict=True) if near == value]
-
-
-def _compare(column: ColumnElement[Any], op: str, value: int | float, *, integers: bool) -> ColumnElement[bool]:
-    result: ColumnElement[bool] = COMPARISONS[op](column, literal(value, number_type(integers=integers)))
-    return result
-
-
-def _floor(value: int | float, *, integers: bool) -> int | float | None:
-    """Return the largest number of the column's type that is not above the value; None when all are above."""
-    if not integers:
-        near = float(value)
-        return near if near <= value else math.nextafter(near, -math.inf)
-    if value < _LOWEST:
-        return None
-    return _HIGHEST if value > _HIGHEST else math.floor(value)
+def _operand_type(field: str, values: Sequence[Any]) -> TypeEngine[Any]:
+    """Return the type of bound operands of a field."""
+    kind = FIELDS[field].kind
+    if kind in ("str", "status"):
+        return String()
+    return BigInteger() if kind == "int" and all(isinstance(value, int) for value in values) else Double()
 
 
 #: Above all floats, for which JSON has no infinity.
@@ -280,8 +244,6 @@ class _Compiler:
                 return _join_halves(or_, false(), [self.condition(part) for part in conditions])
             case NotNode(part):
                 return not_(self.condition(part))
-            case BetweenNode(field, lower, upper):
-                return and_(self._scalar(field, "$gte", lower), self._scalar(field, "$lte", upper))
             case SetNode(field, "$in", values):
                 return self._is_member(field, values)
             case SetNode(field, _, values):
@@ -304,11 +266,9 @@ class _Compiler:
 
     def _comparison(self, field: str, op: str, value: str | int | float) -> Condition:
         column = self._columns[field]
-        if not isinstance(value, str):
-            return compare_number(column, op, value, integers=FIELDS[field].kind == "int")
-        if op != "$eq":
+        if isinstance(value, str) and op != "$eq":
             column = self._dialect.by_code_point(column)
-        result: Condition = COMPARISONS[op](column, literal(value, String()))
+        result: Condition = COMPARISONS[op](column, literal(value, _operand_type(field, [value])))
         return result
 
     def _is_member(self, field: str, values: Sequence[Value]) -> Condition:
@@ -317,15 +277,9 @@ class _Compiler:
         if tag is not None:
             condition = self._dialect.tag_one_of(self._columns["tags"], tag, operands)
         else:
-            condition = self._never_null(field, self._in_list(field, operands))
+            operand_type = _operand_type(field, operands)
+            condition = self._never_null(field, self._dialect.one_of(self._columns[field], operands, operand_type))
         return condition if len(operands) == len(values) else or_(condition, self._is_missing(field))
-
-    def _in_list(self, field: str, values: Sequence[Any]) -> Condition:
-        column = self._columns[field]
-        if FIELDS[field].kind in ("str", "status"):
-            return self._dialect.one_of(column, values, String())
-        integers = FIELDS[field].kind == "int"
-        return self._dialect.one_of(column, representable(values, integers=integers), number_type(integers=integers))
 
     def _is_missing(self, field: str) -> Condition:
         tag = tag_name(field)

@@ -1,26 +1,11 @@
-// Everything can be read without this: it adds the theme's button, and figures that follow the run.
+// Everything can be read without this: it adds figures that follow the run.
 "use strict";
 
 const EVERY = 5000;
 const TIMEOUT = 15000;
-const root = document.documentElement;
-let theme = null;
-try { theme = localStorage.getItem("theme"); } catch { /* storage is off */ }
-if (theme === "light" || theme === "dark") root.dataset.theme = theme;
 
 document.addEventListener("DOMContentLoaded", () => {
-  const button = (id) => document.getElementById(id);
-  const live = button("live");
-
-  function isDark() {
-    return root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  }
-  function switchTheme() {
-    root.dataset.theme = isDark() ? "light" : "dark";
-    try { localStorage.setItem("theme", root.dataset.theme); } catch { /* it lasts as long as the page */ }
-  }
-  button("theme").hidden = false;
-  button("theme").addEventListener("click", switchTheme);
+  const live = document.getElementById("live");
 
   // Live figures: the same page once more, of which the parts that change are put in place of those that are here.
   const parts = document.querySelectorAll("[data-live]");

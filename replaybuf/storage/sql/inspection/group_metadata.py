@@ -33,7 +33,7 @@ def unknown_task(tx: Transaction, buffer: str | None, task: str | None) -> str:
     """Return a sentence about a named task that doesn't exist, with the tasks that do; "" for one that does."""
     if task is None or task in (tasks := tasks_of(tx, buffer)):
         return ""
-    return ". ".join(never_put(task, tasks)) if tasks else "nothing was ever put into this buffer"
+    return never_put(tasks) if tasks else "nothing was ever put into this buffer"
 
 
 def opened_buffers(tx: Transaction) -> list[str]:

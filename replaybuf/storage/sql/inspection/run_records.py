@@ -167,7 +167,6 @@ SELECT count(*), count(step), min(step), max(step) FROM rb_batch
 WHERE {_DRAWN} AND (step IS NOT NULL OR status = 'completed')"""  # noqa: S608
 _STEPS = f"SELECT DISTINCT step FROM rb_batch WHERE {_DRAWN} AND step < :before ORDER BY step DESC LIMIT :most"  # noqa: S608
 _LAST_STEP = f"SELECT step FROM rb_batch WHERE {_DRAWN} ORDER BY id DESC LIMIT 1"  # noqa: S608
-_NEXT_STEP = f"SELECT min(step) FROM rb_batch WHERE {_DRAWN} AND step > :after"  # noqa: S608
 _HELD_COUNTS = "SELECT lease, count(*) FROM rb_group WHERE leased_until IS NOT NULL GROUP BY lease"
 _FIRST_OF_EPOCH = "SELECT epoch, min(step) FROM rb_batch WHERE buffer = :buffer GROUP BY epoch"
 _RESTORED_STEPS = "SELECT epoch, restored_step FROM rb_buffer WHERE name = :buffer AND restored_step IS NOT NULL"
@@ -188,12 +187,6 @@ def list_steps(tx: Transaction, buffer: str, *, before: int | None = None, limit
 def last_step(tx: Transaction, buffer: str) -> int | None:
     """Return the train step of the last draw for one."""
     step: int | None = tx.value(_LAST_STEP, buffer=buffer)
-    return step
-
-
-def next_step(tx: Transaction, buffer: str, after: int) -> int | None:
-    """Return the first train step with draws after a step."""
-    step: int | None = tx.value(_NEXT_STEP, buffer=buffer, after=max(-_ENDLESS, min(after, _ENDLESS)))
     return step
 
 

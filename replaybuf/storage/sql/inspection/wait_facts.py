@@ -67,7 +67,6 @@ def read_workers(tx: Transaction, buffer: str | None) -> list[Worker]:
             pid=row["pid"],
             waits=bool(row["waits"]),
             killed=_is_killed(row),
-            settings={**row["activity"]["policies"], **row["activity"]["limits"]},
         )
         for row in tx.rows(_WORKERS, buffer=buffer, after=0.0)
     ]
@@ -223,13 +222,13 @@ def _read_errors(tx: Transaction, buffer: str) -> dict[str, str]:
 
 
 _OTHER_BUFFERS = "SELECT DISTINCT buffer FROM rb_lane WHERE buffer <> :buffer ORDER BY buffer LIMIT 5"
-_RESTORED = "SELECT restored_step, restored_at, epoch FROM rb_buffer WHERE name = :buffer AND restored_at IS NOT NULL"
+_RESTORED = "SELECT restored_at, epoch FROM rb_buffer WHERE name = :buffer AND restored_at IS NOT NULL"
 _RESTORER = """
 SELECT worker FROM rb_event WHERE buffer = :buffer AND kind = 'restored' AND happened_at > :time
 ORDER BY happened_at DESC LIMIT 1"""
 
 
 def _read_restored(tx: Transaction, buffer: str) -> Restored | None:
-    for step, time, epoch in tx.tuples(_RESTORED, buffer=buffer):
-        return Restored(step, time, tx.value(_RESTORER, buffer=buffer, time=time - 60.0), epoch)
+    for time, epoch in tx.tuples(_RESTORED, buffer=buffer):
+        return Restored(time, tx.value(_RESTORER, buffer=buffer, time=time - 60.0), epoch)
     return None

@@ -65,8 +65,8 @@ last heartbeat. All are bounded: the background task removes old rows.
 
 The `activity` of a worker has its counts since the buffer was opened, and `marks`: for each period of
 `ACTIVITY_SECONDS` of the last hour in which it sent a heartbeat, the same counts, in order, at the last one; `limits`
-and `policies` are those in force for it, `draws` says whether it draws, and `epoch` is that of the buffer as it was
-opened. Its `waits` are those at its last heartbeat. The `id` is random.
+are those in force for it, `draws` says whether it draws, and `epoch` is that of the buffer as it was opened. Its
+`waits` are those at its last heartbeat. The `id` is random.
 
 The groups of a batch are in `rb_past`, as its `draw`. `lease` is the token, NULL for draws without a lease; `settled`
 counts consumed groups: all at once, or those acknowledged for the lease. `epoch` is the number of restores before it,

@@ -161,9 +161,7 @@ def write_beat(
     """
     now = tx.clock()
     ahead = now - time.time()
-    rules = tx.scope.rules
-    policies = {"policy": rules.sampler.name, "remover": rules.remover.name}
-    settings = {"limits": rules.limits.in_force, "policies": policies, "epoch": tx.scope.epoch}
+    settings = {"limits": tx.scope.rules.limits.in_force, "epoch": tx.scope.epoch}
     for name, activity in sorted(workers.items()):
         tx.change(
             _NOTE_WORKER,
