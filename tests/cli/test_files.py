@@ -115,27 +115,3 @@ def test_who_exports_or_saves_looks_after_nothing(file: Path, tmp_path: Path, mo
     run("export", file, tmp_path / "a.jsonl")
     run("checkpoint", "save", file, tmp_path / "saved")
     assert not swept
-
-
-def test_a_run_that_begins_during_an_export_by_one_who_may_not_write_there_is_told(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such a reader takes no locks, so that what it reads may be of two moments. Afterwards it goes again."""
-    target = tmp_path / "out" / "a.jsonl"
-    target.parent.mkdir()
-    counted, access = SQLStorage.count, os.access
-    monkeypatch.setattr(os, "access", lambda path, mode, **options: mode != os.W_OK and access(path, mode, **options))
-    runs = [build(f"sqlite:///{file}")]
-
-    async def count(self: SQLStorage, *args: Any, **options: Any) -> int:
-        count = await counted(self, *args, **options)
-        if runs:
-            await fill(runs[0], 1)
-            await runs.pop().close()
-        return count
-
-    monkeypatch.setattr(SQLStorage, "count", count)
-    error = run("export", file, target, code=1)
-    assert "was opened for writing while it was read by one who may not write to its folder" in error.stderr
-    assert not list(target.parent.iterdir())
-    assert json.loads(run("export", file, target, "--format", "json").stdout)[0]["groups"] == 14

@@ -169,7 +169,6 @@ async def test_a_trainer_that_dies_at_any_point_of_a_step_trains_each_prompt_onc
             "replaybuf-demo-rl.run",
             ("postgresql://me@h:1/rl?sslmode=require", True),
         ),
-        ("postgresql://me@h/rl?password=secret", "replaybuf-demo-rl.run", ("postgresql://me@h/rl", True)),
     ],
 )
 def test_where_the_weights_are_and_how_commands_name_the_database(url, folder, argument):

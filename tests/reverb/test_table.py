@@ -219,7 +219,7 @@ def test_tables_before_one_without_room_keep_their_item() -> None:
     tables = [table(name="a"), Table.queue("full", 1)]
     with Client("memory://", tables) as client:
         client.insert(0, {"full": 1.0})
-        with pytest.raises(FullError, match="Nothing was stored"):
+        with pytest.raises(FullError, match="nothing was stored"):
             client.insert(1, {"a": 1.0, "full": 1.0}, timeout=0.01)
         assert sizes(client, "a", "full") == {"a": 1, "full": 1}
 
