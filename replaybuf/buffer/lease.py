@@ -58,6 +58,7 @@ class Lease(Generic[R]):
         self._leased = leased
         self.seconds = seconds
         self._is_lost = False
+        self._given_back_count = 0
         self._open_uids = {*leased.saved, *(item.uid for items in leased.items.values() for item in items)}
         self._added_parts: dict[int, dict[int, int]] = {}  # uids of finished rollouts, by group and index
         self._stop: Callable[[], None] | None = None
@@ -141,9 +142,14 @@ class Lease(Generic[R]):
         several steps.
 
         All of them or none. Raises LeaseLostError if they were given back (the lease had ended, or another process that
-        adopted it gave them back), also if another consumer has them now. Groups already acknowledged by another
-        process are skipped.
+        adopted it gave them back), also if another consumer has them now; and if this lease gave back all groups that
+        were left. Groups already acknowledged by another process are skipped.
         """
+        if uids is None and self._given_back_count and not self._open_uids:
+            raise LeaseLostError(
+                f"{self._given_back_count} groups of lease {self.token} were given back, and none is left: acknowledge "
+                "before that, inside the block of the lease"
+            )
         chosen, leased = self._check_open(uids), self._leased
         if train_step is not None:
             leased = replace(leased, named_step=check_whole(train_step, "train_step"))
@@ -282,6 +288,7 @@ class Lease(Generic[R]):
     async def _give_back(self, chosen: Sequence[int], reason: str | None) -> int:
         count = await self.storage.give_back(self._leased, chosen, failed=reason)
         self._settle(chosen)
+        self._given_back_count += len(chosen)
         return count
 
     async def extend(self, seconds: float | None = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -230,6 +230,52 @@ async def test_bad_arguments_are_refused_and_change_nothing(kept: ReplayBuffer) 
                     await call(kept)
                 assert len(str(caught.value)) < 1000, (message, number)
                 assert [item async for item in kept.find({})] == before, (message, number)
+
+
+class Silent:
+    def __repr__(self) -> str:
+        raise ValueError("this can't be shown")
+
+
+#: Calls with a value of any kind in one place.
+ANYWHERE: list[Callable[[Any], Call]] = [
+    put,
+    lambda value: put([value]),
+    lambda value: put(task_name=value),
+    *(
+        partial(lambda name, value: put(**{name: value}), name)
+        for name in ("key", "tags", "priority", "status", "model_step", "stale_threshold", "group", "size")
+    ),
+    lambda value: put(tags={"a": value}),
+    lambda value: put(rollouts() * 2, parents=[None, value]),
+    lambda value: put(timeout=value),
+    lambda value: lambda b: b.get(1, value),
+    lambda value: lambda b: b.get(value, TASK),
+    lambda value: lambda b: b.get(1, TASK, value),
+    lambda value: lambda b: b.get(1, TASK, where=value),
+    lambda value: lambda b: b.get(1, TASK, at_least=value),
+    lambda value: lambda b: b.get(1, TASK, mix=value),
+    lambda value: lambda b: b.get(1, TASK, mix={"replay": value}),
+    lambda value: lambda b: leased(b, seconds=value),
+    lambda value: lambda b: leased(b, deferred=[value]),
+    lambda value: find({"reward": value}),
+    lambda value: find({"reward": {"$in": value}}),
+    lambda value: find(order_by=value),
+    lambda value: find(limit=value),
+    lambda value: refresh({TASK: value}),
+    lambda value: lambda b: b.update_priorities({1: value}),
+    lambda value: lambda b: b.annotate({1: {"a": value}}),
+    lambda value: lambda b: b.count_statuses(value, []),
+    lambda value: lambda b: b.checkpoint(value),
+    lambda value: lambda b: b.save(value),
+]
+
+
+@pytest.mark.parametrize("value", [reduce(lambda inner, _: [inner], range(5000), []), Silent()], ids=["deep", "silent"])
+async def test_what_has_no_repr_is_refused_as_anything_else_is(kept: ReplayBuffer, value: Any) -> None:
+    for call in ANYWHERE:
+        with pytest.raises(ReplayBufError):
+            await call(value)(kept)
 
 
 async def test_a_state_that_is_damaged_or_no_longer_fits_is_refused(kept: ReplayBuffer) -> None:

@@ -108,7 +108,7 @@ class LeaseLaws(Harness):
         assert [item.uid for item in await found(buffer)] == uids[1:]
 
     async def test_a_settled_lease_has_nothing_left_to_do(self, buffer: ReplayBuffer) -> None:
-        """Settling all open groups when none is open is no error, nor an acknowledgement; nor is an empty lease."""
+        """Settling all open groups when none is open is no error; nor is an empty lease."""
         await fill(buffer, 1)
         async with buffer.lease_batch({"math": 1, "code": 2}, seconds=LONG) as lease:
             assert lease.counts == {"math": 1, "code": 0}
@@ -118,10 +118,16 @@ class LeaseLaws(Harness):
             await lease.extend()
         async with buffer.lease_batch({"math": 3}, seconds=LONG) as lease:
             assert lease.counts == {"math": 0}
+
+    async def test_what_was_given_back_is_not_acknowledged(self, buffer: ReplayBuffer) -> None:
+        """LeaseLostError, if nothing is left to acknowledge; leaving the block is no acknowledgement then."""
         await fill(buffer, 2)
         async with buffer.lease_batch({"math": 2}) as lease:
             await lease.give_back()
-        assert (len(buffer), await total(buffer, "taken")) == (2, 1)
+            with pytest.raises(LeaseLostError, match="2 groups of lease"):
+                await lease.acknowledge()
+        assert await total(buffer, "taken") == 0
+        assert len(buffer) == 2
 
     async def test_what_another_holder_gave_back_is_not_acknowledged(self, buffer: ReplayBuffer) -> None:
         """Before the lease's end, too: LeaseLostError, whether another consumer has it or nobody; nothing happens."""
