@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from replaybuf.common.progress import progress_bar
-from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.tasks.sweeper import Sweeper
 from tests.cli.conftest import COMMAND, run, run_json
 from tests.cli.test_save import ACROSS, groups_of
 from tests.scripts import Script
-from tests.stores import build, fill
 
 
 @ACROSS

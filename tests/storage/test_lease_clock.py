@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -18,7 +20,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from benchmarks.round_trips import counting_round_trips
 from replaybuf import ReplayBuffer, ReplayBufferConfig, Status
 from replaybuf.storage.sql.backend import SQLStorage
-from replaybuf.storage.sql.engine import postgres, sqlite_dialect
+from replaybuf.storage.sql.engine import postgres, sqlite, sqlite_dialect
+from replaybuf.storage.sql.engine.database import HINT_SECONDS
 from replaybuf.storage.sql.engine.postgres import Notifications
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.engine.urls import parse_url
@@ -279,9 +282,12 @@ async def woken(waiting: ReplayBuffer, other: ReplayBuffer) -> float:
     return time.monotonic() - committed
 
 
+@pytest.mark.parametrize("change", [("_writes_to", lambda path: None), ("_LONGEST_POLL", NEVER)])
 async def test_a_commit_to_a_file_is_noticed_after_a_wait_in_vain_and_after_the_log_was_begun_anew(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, Any]
 ) -> None:
+    """By polling where the system doesn't tell of writes, and without where it does."""
+    monkeypatch.setattr(sqlite, *change)
     url = f"sqlite:///{tmp_path}/run.db"
     async with build(url) as waiting, build(url) as other:
         await other.count_where({})
@@ -303,6 +309,39 @@ async def test_while_the_writer_is_busy_a_commit_may_be_one_of_others(tmp_path: 
         async with writing_for_long(store):
             assert await store.thread.run(watch.poll)
         await store.thread.run(watch.close)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+async def test_who_waits_behind_a_busy_writer_watches_the_file_once(tmp_path: Path) -> None:
+    """A system has few inotify instances for each user, and other programs need them, too."""
+    versions = iter([*[None] * 9, 7, 8])
+
+    async def read() -> int | None:
+        return next(versions)
+
+    (tmp_path / "run.db-wal").touch()
+    watch, before = sqlite.DataVersion(read, f"{tmp_path}/run.db"), len(os.listdir("/proc/self/fd"))
+    for _ in range(11):
+        assert await watch.poll()
+        assert len(os.listdir("/proc/self/fd")) <= before + 1
+    await watch.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def test_who_waits_looks_once_at_what_is_committed_within_milliseconds(tmp_path: Path) -> None:
+    async def read() -> int:
+        return 7
+
+    log = tmp_path / "run.db-wal"
+    log.touch()
+    watch = sqlite.DataVersion(read, f"{tmp_path}/run.db")
+    assert await watch.poll()
+    start, pausing = time.monotonic(), asyncio.create_task(watch.pause())
+    await asyncio.sleep(0)
+    log.write_bytes(b"another commit")
+    await pausing
+    assert time.monotonic() - start >= HINT_SECONDS
+    await watch.close()
 
 
 #: What a server, or a pooler before it, may not have.

@@ -7,10 +7,10 @@ a store share one connection, whose page cache stays valid until another process
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import os
 import sqlite3
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -126,9 +126,9 @@ class SqliteDatabase(Database):
         )
 
     def changes(self, hint: Callable[[], object]) -> CommitWatch:
-        return CommitWatch() if self.path is None else DataVersion(self)
+        return CommitWatch() if self.path is None else DataVersion(self._data_version, self.path)
 
-    async def data_version(self) -> int | None:
+    async def _data_version(self) -> int | None:
         """Return a number that changes when another connection than the writer's commits; None while that is busy."""
 
         def read() -> int:
@@ -215,10 +215,11 @@ class WalCheckpoints:
 # Commits of other processes
 
 
-#: The seconds between two looks at the WAL: at first, and the longest ones.
-_FIRST_LOOK, _LONGEST_LOOK = 0.002, 0.01
-#: The seconds between two polls where nobody writes to the WAL; and so long after its last write a commit can be seen.
-_LONGEST_PAUSE, _LATEST_SEEN = 0.5, 0.05
+#: The seconds between two polls after a write, at first, and the longest ones.
+_FIRST_POLL, _LONGEST_POLL = 0.002, 0.5
+#: The seconds between two polls where the system doesn't tell who writes to a file (it isn't Linux).
+_BLIND_POLL = 0.01
+_IN_MODIFY = 2
 
 
 class DataVersion(CommitWatch):
@@ -227,43 +228,57 @@ class DataVersion(CommitWatch):
     While the writer is busy, a write to the WAL may be a commit of others.
     """
 
-    def __init__(self, database: SqliteDatabase) -> None:
-        self._database, self._wal_path = database, f"{database.path}-wal"
+    def __init__(self, read: Callable[[], Awaitable[int | None]], path: str) -> None:
+        self._read_version, self._wal_path = read, f"{path}-wal"
         self._version: int | None = None
+        self._writes_fd: int | None = None  # a descriptor that can be read after writes to the WAL
         self._has_changed = False
-        self._log_state: tuple[int, int] | None = None
-        self._written_at = self._quiet_since = 0.0
+        self._hint_gap = 0.0
+        self._seconds = _LONGEST_POLL
 
     async def poll(self) -> bool:
-        previous, version = self._version, await self._database.data_version()
-        self._version = previous if version is None else version
+        if self._writes_fd is None:
+            self._writes_fd = _writes_to(self._wal_path)
+        previous, version = self._version, await self._read_version()
+        if version is not None:
+            self._version = version
         self._has_changed = version is not None and version != previous
         return version is None or self._has_changed
 
     async def pause(self) -> None:
-        now = time.monotonic()
         if self._has_changed:  # all of these milliseconds' commits are one hint
-            self._quiet_since = now
+            self._hint_gap = 0.0
             await asyncio.sleep(HINT_SECONDS)
             return
-        until = now + _LONGEST_PAUSE
-        while now < until:
-            # So a commit is seen late by a twentieth of the time that it was waited for.
-            await asyncio.sleep(min(_LONGEST_LOOK, max(_FIRST_LOOK, (now - self._quiet_since) / 20)))
-            now = time.monotonic()
-            if (state := _log_state(self._wal_path)) != self._log_state:
-                self._log_state, self._written_at = state, now
-            if now - self._written_at < _LATEST_SEEN:
-                return
+        if self._writes_fd is None:
+            await asyncio.sleep(_BLIND_POLL)
+            return
+        loop, written = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._writes_fd, written.set)
+        try:
+            await asyncio.wait_for(written.wait(), self._seconds)
+        except TimeoutError:
+            self._seconds, self._hint_gap = min(_LONGEST_POLL, 2 * self._seconds), 0.0
+            return
+        finally:
+            loop.remove_reader(self._writes_fd)
+        os.read(self._writes_fd, 1 << 16)
+        # A commit can be seen some time after its last write, at least that of an fsync; a long one writes often.
+        await asyncio.sleep(self._hint_gap)
+        self._seconds, self._hint_gap = _FIRST_POLL, min(_FIRST_POLL, self._hint_gap + _FIRST_POLL / 4)
 
     async def close(self) -> None:
-        self._version = None
+        writes, self._writes_fd, self._version = self._writes_fd, None, None
+        if writes is not None:
+            os.close(writes)
 
 
-def _log_state(path: str) -> tuple[int, int] | None:
-    """Return when a WAL was last written to, and its size; None where there is none."""
-    try:
-        info = os.stat(path)
-    except OSError:
+def _writes_to(path: str) -> int | None:
+    """Return a descriptor that can be read once the file was written to; None where the system has none (inotify)."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "inotify_init1") or (watch := libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)) < 0:
         return None
-    return info.st_mtime_ns, info.st_size
+    if libc.inotify_add_watch(watch, os.fsencode(path), _IN_MODIFY) < 0:
+        os.close(watch)
+        return None
+    return int(watch)
