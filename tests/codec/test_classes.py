@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, NotRequired, Optional, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, NewType, NotRequired, Optional, TypeVar
 
 import hypothesis
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
-from typing_extensions import TypedDict
+from typing_extensions import TypeAliasType, TypedDict
 
 from replaybuf.errors import ConfigError, DecodeError, RolloutError
 from replaybuf.values.codec import value_types as ext
@@ -114,11 +114,17 @@ class Node:
     ghost: list[Ghost] | dict[str, Slotted] | None = None
     pairs: dict[str, tuple[Pair, ...]] = dataclasses.field(default_factory=dict)
     typed: Typed | None = None
+    alias: Alias | None = None
+    renamed: Renamed | None = None
 
 
 class Typed(TypedDict):
     data: NotRequired[Data]
     slotted: Slotted
+
+
+Alias = TypeAliasType("Alias", "list[Alias] | Data")
+Renamed = NewType("Renamed", Tight)
 
 
 @hypothesis.given(values)
@@ -132,7 +138,7 @@ def test_what_an_instance_holds_comes_back_with_its_type(value: Any) -> None:
 
 def test_everything_that_annotations_reach_is_known() -> None:
     classes = RolloutType(Node).classes
-    reached = {Node, Mood, Model, Cat, Dog, Box[int], Pair, Data, Slotted}
+    reached = {Node, Mood, Model, Cat, Dog, Box, Box[int], Pair, Data, Slotted, Tight}
     assert all(kind in classes for kind in reached)
     assert Remark not in classes
     codec = Codec(RolloutType(Node))
@@ -143,6 +149,8 @@ def test_everything_that_annotations_reach_is_known() -> None:
         box=Box[int](content=3),
         pairs={"x": (Pair(1, 2),)},
         typed={"slotted": Slotted(1, [2])},
+        alias=[Data(1)],  # type: ignore[arg-type]
+        renamed=Renamed(Tight(4)),
     )
     assert codec.decode(codec.encode([node])) == [node]
 

@@ -130,7 +130,7 @@ _CODEC = [
     ("fold-lost", "values/codec/value_types.py", "replace(fold=fold, tzinfo=tz)", "replace(tzinfo=tz)", "a time that is there twice comes back as it was"),
     ("open-tags", "values/codec/msgpack_values.py", "if self._open_tags:", "if False:", "type tags without content are damage"),
     ("twin-classes", "values/rollouts/rollout_type.py", "cls = classes[0] if len(classes) == 1 else None", "cls = classes[0] if classes else None", "a name that fits two classes says neither"),
-    ("annotated-text-run", "values/rollouts/annotations.py", "parts[:1] if origin is typing.Annotated else (origin, *parts)", "(origin, *parts)", "what stands beside a type in Annotated is no annotation"),
+    ("annotated-text-run", "values/rollouts/annotations.py", "if origin in _ANNOTATED:", "if origin is Ellipsis:", "what stands beside a type in Annotated is no annotation"),
     ("enum-as-value", "values/codec/user_classes.py", "return cls[names[0]] if names else cls(value)", "return value", "enum members come back as members"),
     ("image-info-lost", "values/codec/library_values.py", "image.info = info", "pass", "what an image says of itself comes back"),
     ("unknown-converter-read", "values/codec/user_classes.py", "if self._as_plain:\n            return encoded", "if True:\n            return encoded", "what an unknown converter stored is refused"),

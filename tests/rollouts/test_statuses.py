@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from enum import Enum, IntEnum, StrEnum
-from typing import Any
+from typing import Any, Literal, TypedDict
 
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 
@@ -71,6 +73,10 @@ def test_a_status_is_known_by_value_or_name_in_any_case(value: Any, status: Stat
 def test_unknown_statuses_are_input_errors_that_say_which_there_are() -> None:
     with pytest.raises(InputError, match="unknown status 'done'; there are init, completed"):
         Statuses().check("done")
+    with pytest.raises(InputError, match=r"unknown status 'complete'; did you mean completed\? there are init,"):
+        Statuses().check("complete")
+    with pytest.raises(InputError, match=r"did you mean finished\?"):
+        Statuses({"finished": "completed"}).check("Finishd")
     with pytest.raises(InputError, match="; there are init"):
         Statuses().check(object())
 
@@ -86,18 +92,22 @@ def test_the_config_says_what_statuses_mean() -> None:
 
 
 @pytest.mark.parametrize(
-    ("now", "expired"),
+    ("now", "choices", "expired"),
     [
-        (Status.COMPLETED, Status.EXPIRED),
-        (Plain.COMPLETED, Plain.ABORTED),
-        (Numbered.Completed, Numbered.Expired),
-        (Few.COMPLETED, Few.COMPLETED),
-        ("completed", "expired"),
-        (None, Status.EXPIRED),
+        (Status.COMPLETED, Status, Status.EXPIRED),
+        (Plain.COMPLETED, (), Plain.ABORTED),
+        (Numbered.Completed, (), Numbered.Expired),
+        (Few.COMPLETED, (), Few.COMPLETED),
+        ("completed", (), "expired"),
+        ("COMPLETED", (), "EXPIRED"),
+        ("Completed", (), "Expired"),
+        ("completed", ("completed", "aborted"), "aborted"),
+        (None, Plain, Plain.ABORTED),
+        (None, (), Status.EXPIRED),
     ],
 )
-def test_expiry_writes_what_the_class_has_for_it(now: Any, expired: Any) -> None:
-    chosen = Statuses().like(Status.EXPIRED, now)
+def test_expiry_writes_what_the_class_has_for_it(now: Any, choices: Any, expired: Any) -> None:
+    chosen = Statuses().like(Status.EXPIRED, now, choices)
     assert (type(chosen), chosen) == (type(expired), expired)
 
 
@@ -106,11 +116,17 @@ def test_what_is_named_like_ours_is_written_rather_than_an_alias() -> None:
         TRUNCATED = "truncated"
         COMPLETED = "completed"
 
-    assert Statuses().like(Status.COMPLETED, Early.TRUNCATED) is Early.COMPLETED
+    assert Statuses().like(Status.COMPLETED, Early.TRUNCATED, ()) is Early.COMPLETED
 
 
 def test_a_name_of_their_own_is_written_where_they_have_one() -> None:
-    assert Statuses({"stale": "expired"}).like(Status.EXPIRED, "completed") == "stale"
+    assert Statuses({"stale": "expired"}).like(Status.EXPIRED, "completed", ()) == "stale"
+
+
+@hypothesis.given(st.sampled_from(Status), st.sampled_from([str.lower, str.upper, str.title]))
+def test_what_is_written_means_the_same_when_read(status: Status, case: Any) -> None:
+    statuses = Statuses()
+    assert statuses.get(statuses.like(status, case("completed"), ())) is status
 
 
 @dataclasses.dataclass
@@ -168,6 +184,15 @@ def test_a_mapping_that_cannot_be_is_a_config_error(fields: dict[str, str | None
 def test_a_status_that_means_none_of_ours_is_refused_with_the_line_of_config() -> None:
     with pytest.raises(RolloutError, match=r"status is 'ready'; .*statuses={'ready': \.\.\.}"):
         RolloutType(dict).status({"status": "ready"})
+
+
+def test_a_literal_status_gets_a_text_that_it_allows() -> None:
+    class Row(TypedDict):
+        status: Literal["completed", "aborted"]
+
+    row = {"status": "completed"}
+    RolloutType(Row).set_status(row, Status.EXPIRED)
+    assert row == {"status": "aborted"}
 
 
 def test_queries_take_statuses_of_users() -> None:

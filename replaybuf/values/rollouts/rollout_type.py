@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from replaybuf.common.checks import shown
 from replaybuf.errors import ConfigError, DecodeError, InputError, RolloutError
-from replaybuf.values.rollouts.annotations import types_in
+from replaybuf.values.rollouts.annotations import choices_of, types_in
 from replaybuf.values.rollouts.rewards import SCORE
 from replaybuf.values.rollouts.rollout import Status
 from replaybuf.values.rollouts.shapes import Fields, Shape, quoted, shape_of
@@ -63,6 +63,7 @@ class Classes:
                     self.shapes[cls] = shape
                     self._add(cls)
                 pending += [kind for field in shape.fields for kind in types_in(field.annotation)]
+                pending += _origin(cls)
 
     def _add(self, cls: type[Any]) -> None:
         name = stored_name(cls)
@@ -99,6 +100,12 @@ def is_storable(cls: Any) -> bool:
     if not isinstance(cls, type) or cls is dict:
         return False
     return issubclass(cls, Enum) or shape_of(cls) is not None
+
+
+def _origin(cls: type[Any]) -> list[type[Any]]:
+    """Return the generic model of a parametrised one."""
+    origin = getattr(cls, "__pydantic_generic_metadata__", {}).get("origin")
+    return [] if origin is None else [origin]
 
 
 #: The fields used by features, which may have other names in a user's class.
@@ -152,6 +159,8 @@ class RolloutType:
         self._instances = dict if self.is_dict else cls
         self._renames = _check_renames(shape, fields or {})
         self._readers: dict[tuple[str, ...], Callable[[Any], Sequence[Any]]] = {}
+        status = next((field for field in shape.fields if field.name == self._renames.get("status", "status")), None)
+        self._status_choices = choices_of(status.annotation) if status else []
 
     def __repr__(self) -> str:
         return f"RolloutType({self.cls.__qualname__})"
@@ -239,12 +248,12 @@ class RolloutType:
         return names_set is None or self._renames.get("status", "status") in names_set
 
     def set_status(self, rollout: Any, status: Status) -> None:
-        """Set the status of a rollout, as a member of its own Enum or a text (`Statuses.like`).
+        """Set the status of a rollout, as a member of its own Enum or a string of its own style (`Statuses.like`).
 
         Without an equivalent in the class, the rollout isn't changed: then only its group has this status.
         """
         current = self.get(rollout, "status")
-        new = self.statuses.like(status, current)
+        new = self.statuses.like(status, current, self._status_choices)
         if new is not current:
             self.set(rollout, "status", new)
 

@@ -6,6 +6,7 @@ These are members of an Enum, or strings in any case.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from enum import Enum, StrEnum
 from typing import Any, Final, TypeAlias
 
@@ -92,24 +93,38 @@ class Statuses:
         """Return the Status of a value, as `get` does. Raises InputError."""
         status = self.get(value)
         if status is None:
-            hint = f"{_statuses_text()}, and those of the config's statuses="
+            hint = f"{self._suggestion(value)}{_statuses_text()}, and those of the config's statuses="
             raise InputError(f"unknown status {shown(value)}; {hint}")
         return status
 
-    def like(self, status: Status, now: Any) -> Any:
+    def _suggestion(self, value: Any) -> str:
+        """Return a question about the status that was probably meant; "" if none is near."""
+        text = value.name if isinstance(value, Enum) else value
+        names = [name for name in self._table if isinstance(name, str) and name != Status.FILLING]
+        similar = get_close_matches(_lower_text(text[:50]), names, n=1) if isinstance(text, str) else []
+        return f"did you mean {similar[0]}? " if similar else ""
+
+    def like(self, status: Status, now: Any, choices: Iterable[Any]) -> Any:
         """Return the equivalent of `status` for a rollout whose status is `now`.
 
-        It is a text, or a member of the same Enum. If that has none, it is the member from which the prompt is
-        generated again, if `status` is EXPIRED, or else `now`.
+        It is a member of the same Enum, one of the `choices` declared by the class, or a string in the same case.
+        Without an equivalent, it is one from which the prompt is generated again, if `status` is EXPIRED, or else
+        `now`.
         """
-        if type(now) is str:
-            return self._own_texts.get(status, status.value)
-        if not isinstance(now, Enum) or type(now) is Status:
+        if now is status and self.get(now) is status:
+            return now
+        if isinstance(now, Enum):
+            choices = list(type(now))
+        elif type(now) is str:
+            choices = [choice for choice in choices if type(choice) is str]
+            if not choices:
+                return _in_case_of(now, self._own_texts.get(status, status.value))
+        if not choices:
             return status
         for target in (status, *_SUBSTITUTES.get(status, ())):
-            fitting = [member for member in type(now) if self.get(member) is target]
+            fitting = [choice for choice in choices if self.get(choice) is target]
             # An alias, such as "truncated", is more specific than the status.
-            exact = [member for member in fitting if _status_by_text(member, _OUR_TEXTS) is target]
+            exact = [choice for choice in fitting if _status_by_text(choice, _OUR_TEXTS) is target]
             if fitting:
                 return (exact or fitting)[0]
         return now
@@ -138,6 +153,12 @@ def _status_by_text(value: Any, table: Mapping[Any, Status]) -> Status | None:
 
 def _lower_text(value: Any) -> Any:
     return str.__str__(value).lower() if isinstance(value, str) else value
+
+
+def _in_case_of(now: str, text: str) -> str:
+    if now.isupper():
+        return text.upper()
+    return text.capitalize() if now.istitle() else text
 
 
 def _statuses_text() -> str:
