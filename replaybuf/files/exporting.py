@@ -26,7 +26,10 @@ from replaybuf.rules.query import LogicNode, Node, ScalarNode
 from replaybuf.storage.sql.backend import SQLStorage
 from replaybuf.storage.sql.inspection.group_payloads import AS_DICTS
 from replaybuf.storage.values import StorageItem
+from replaybuf.values.codec.library_values import UnfetchedError
+from replaybuf.values.codec.packed_columns import Parents
 from replaybuf.values.codec.payload import Codec
+from replaybuf.values.codec.payload_format import Buffer
 from replaybuf.values.rollouts.statuses import Status
 
 
@@ -164,13 +167,23 @@ async def _export(storage: SQLStorage, selection: ExportQuery, writer: Writer, p
     return exported
 
 
+def _encoded(codec: Codec, rollouts: Sequence[Any], parents: Parents) -> Buffer:
+    """Return the payload of rollouts, with the values of the Ray ObjectRefs in them, which may contain further ones."""
+    fetched: dict[Any, Any] = {}
+    while True:
+        try:
+            return codec.encode(rollouts, fetched, parents)
+        except UnfetchedError as unfetched:
+            fetched |= codec.fetch(unfetched.refs)
+
+
 def _rows(codec: Codec, items: Sequence[StorageItem], selection: ExportQuery) -> list[Row]:
     rows: list[Row] = []
     for item in items:
         try:
             rollouts, payload = item.flat, None
             if codec is not AS_DICTS:
-                payload = codec.encode(rollouts, parents=None if item.segments is None else item.segments.parents)
+                payload = _encoded(codec, rollouts, None if item.segments is None else item.segments.parents)
                 rollouts = AS_DICTS.decode(payload)
             rows += rows_of(item, rollouts, bytes(payload) if selection.exact and payload is not None else None)
         except RecursionError as error:

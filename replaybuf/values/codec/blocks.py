@@ -242,11 +242,16 @@ def checked_array(array: DeferredArray, block: Any) -> AnyArray:
 
 
 class BlockReader:
-    """Reads the arrays of a payload in the memory of its `blocks`, which were verified before."""
+    """Reads the arrays of a payload in the memory of its `blocks`, which were verified before.
 
-    def __init__(self, head: Head, blocks: Any) -> None:
+    With `lends`, the first array of each block shares that memory. What changes arrays while others are read, such as a
+    user's converter, would change those, too: then all are copies.
+    """
+
+    def __init__(self, head: Head, blocks: Any, *, lends: bool = True) -> None:
         self._head = head
         self._blocks = blocks
+        self._lends = lends
         self._table: list[Any] = []
         self._arrays: dict[int, Sequence[Any]] = {}
         self._lent_blocks: set[int] = set()
@@ -317,10 +322,13 @@ class BlockReader:
             parts = [self._blocks[at : at + count] for at, count in zip(starts, block[1::2], strict=True)]
             return np.ndarray(shape, dtype, bytearray().join(parts))
         array: AnyArray = np.ndarray(shape, dtype, self._blocks, self._head.starts[block])
-        if block in self._lent_blocks:
-            return array.copy()
+        return array if self._lend(block) else array.copy()
+
+    def _lend(self, block: int) -> bool:
+        """Return whether an array may share the memory of a block, which no other one has then."""
+        lends = self._lends and block not in self._lent_blocks
         self._lent_blocks.add(block)
-        return array
+        return lends
 
     def _arrays_of_block(self, dtype: np.dtype[Any], inside: Any, shapes: list[Any], sizes: list[int]) -> Sequence[Any]:
         """Return arrays of one block, as views of one array."""
@@ -333,6 +341,8 @@ class BlockReader:
             flat = np.ndarray(count, dtype, raw).copy()
         else:
             flat = np.ndarray(count, dtype, self._blocks, self._head.starts[inside])
+            if not self._lend(inside):
+                flat = flat.copy()
         arrays: list[AnyArray]
         if sizes.count(sizes[0]) == len(sizes):
             arrays = [*flat.reshape(len(sizes), sizes[0])]
@@ -350,8 +360,10 @@ class PartReader(BlockReader):
     array, given its description, or the array itself if it was loaded with the head.
     """
 
-    def __init__(self, head: Head, blocks: Any, load: Callable[[DeferredArray], Any], instead: Instead) -> None:
-        super().__init__(head, blocks)
+    def __init__(
+        self, head: Head, blocks: Any, load: Callable[[DeferredArray], Any], instead: Instead, *, lends: bool = True
+    ) -> None:
+        super().__init__(head, blocks, lends=lends)
         self._load = load
         self._stand_in = instead
         self._made_entries: dict[tuple[int, bool], Sequence[Any]] = {}

@@ -107,6 +107,8 @@ def unpack_numbers(content: Any) -> list[list[Any]]:
         origins, counts = shared
         if not (are_counts(origins) and are_counts(counts)):
             raise ValueError("no beginnings of lists")
+        if total + sum(counts) > _MOST:
+            raise ValueError(f"lists of {total + sum(counts)} numbers")
         for place, (added, at, count) in enumerate(zip(lists, origins, counts, strict=True)):
             if count and (at >= place or count > len(lists[at])):
                 raise ValueError("a list begins as none that is there")

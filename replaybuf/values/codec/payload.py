@@ -125,17 +125,19 @@ class Codec:
     def decode(self, payload: Buffer, *, tail: Buffer | None = None) -> list[Any]:
         """Return the rollouts of a payload, independent of its memory, after its checksums were verified.
 
-        Their arrays share one copy of its blocks. A payload stored in two parts is given as its head and its blocks,
-        the `tail`, whose memory the arrays have if it is writable and no part of a larger one.
+        Their arrays share one copy of its blocks; where converters run, each is a copy. A payload stored in two parts
+        is given as its head and its blocks, the `tail`, whose memory the arrays have if it is writable and no part of a
+        larger one.
 
         Raises DecodeError for a damaged payload, a newer version or another rollout type.
         """
         head = Head.opened(payload)
         blocks = memoryview(payload)[head.head :] if tail is None else memoryview(tail)
-        if type(tail) in (type(None), memoryview) or blocks.readonly or self.runs_code:
+        lends = not self.runs_code
+        if lends and (tail is None or type(tail) is memoryview or blocks.readonly):
             blocks = memoryview(bytearray(blocks))
         head.verify(blocks)
-        return self._unpack(head, payload, BlockReader(head, blocks))
+        return self._unpack(head, payload, BlockReader(head, blocks, lends=lends))
 
     @form.as_damage
     def decode_deferred(self, head: Buffer, deferred: Collection[str], pieces: Pieces, handles: Instead) -> list[Any]:
@@ -148,7 +150,7 @@ class Codec:
         blocks = None if form.is_apart(head) else memoryview(bytearray(memoryview(head)[opened.head :]))
         if blocks is not None:
             opened.verify(blocks)
-        reader = PartReader(opened, blocks, from_pieces(pieces), handles)
+        reader = PartReader(opened, blocks, from_pieces(pieces), handles, lends=not self.runs_code)
         return self._unpack(opened, head, reader, frozenset(deferred))
 
     @form.as_damage

@@ -20,7 +20,7 @@ from sqlalchemy import Table
 from replaybuf.common.file_systems import partial_file, publish
 from replaybuf.common.progress import OnProgress, ProgressReporter
 from replaybuf.common.redact import redact_path
-from replaybuf.errors import DecodeError, SnapshotError
+from replaybuf.errors import DecodeError, ReplayBufError, SnapshotError
 from replaybuf.rules.limits import Rules
 from replaybuf.rules.transitions import Tally
 from replaybuf.storage.decoding import Places, extent_of, joined, read_tails
@@ -34,6 +34,7 @@ from replaybuf.storage.sql.copies.snapshot_file import (
     file_engine,
     is_damage,
     open_file,
+    same_file,
     write_facts,
 )
 from replaybuf.storage.sql.engine import open_database
@@ -59,6 +60,8 @@ _BATCH_GROUPS = 1000
 #: Bytes of payloads in memory at a time.
 _BATCH_BYTES = 16 << 20
 _RENEW_SECONDS = SILENT_SECONDS / 6
+#: The copy waits so long for a renewal, which the next batch tries again.
+_BRIEF_SECONDS = 1.0
 #: Timeout for reading a batch's payloads from a place, in seconds: files are kept until then.
 _PATIENCE = SILENT_SECONDS * 3 / 4
 
@@ -76,6 +79,8 @@ async def copy_to(
     progress: OnProgress | None = None,
 ) -> None:
     """Write a snapshot of a buffer in `source` to the file `path`, replacing an older one."""
+    if source.path is not None and same_file(path, source.path):
+        raise SnapshotError(f"{path} is the database of this buffer itself; save into another folder")
     await asyncio.to_thread(check_replaceable, path)
     with partial_file(path) as partial:
         target, file_scope, keeper = file_engine(partial), Scope(rules=scope.rules), _FileKeeper(source, scope)
@@ -252,6 +257,9 @@ def _batch(tx: Transaction, after: int, size: int) -> tuple[list[Row], list[Row]
     for row in groups:
         row["mixed"] = bool(row["mixed"])
     payloads = _rows(tx, payload, "p", _PAYLOADS, first=groups[0]["uid"], last=groups[-1]["uid"], lanes=lanes)
+    for row in payloads:
+        if not isinstance(row["data"], bytes):  # changed by hand, or damaged: copied as an undecodable payload
+            row["data"] = str(row["data"]).encode()
     return groups, payloads
 
 
@@ -280,7 +288,7 @@ class _FileKeeper:
     async def begin(self) -> None:
         """Keep the existing files from now on, which writes to the database if it has any. Raises AccessError."""
         if (await self._database.read(Transaction.places, self._scope))[0]:
-            await self._keep()
+            await self._keep(None)
 
     async def renew(self, *, at_end: bool = False) -> None:
         """Keep them on if that is due, or at the end.
@@ -289,17 +297,23 @@ class _FileKeeper:
         """
         if self._renewed_at is None or not (at_end or time.monotonic() > self._renewed_at + _RENEW_SECONDS):
             return
-        if not await self._keep():
+        try:
+            kept = await self._keep(None if at_end else _BRIEF_SECONDS)
+        except ReplayBufError:
+            if at_end:
+                raise
+            return  # the next batch tries again
+        if not kept:
             raise SnapshotError(
                 f"the database didn't answer for {SILENT_SECONDS:g} s, and what is kept apart of payloads may have "
                 "been deleted meanwhile: copy again"
             )
 
-    async def _keep(self) -> bool:
+    async def _keep(self, patience: float | None) -> bool:
         access = self._database.access
         writing = open_database(replace(access, read_only=False)) if access.read_only else self._database
         try:
-            kept = await writing.write(keep_files, self._scope)
+            kept = await writing.write(keep_files, self._scope, patience=patience)
         finally:
             if writing is not self._database:
                 await writing.dispose()

@@ -189,17 +189,29 @@ def check_replaceable(path: str) -> None:
     """
     logs = [f"{path}{suffix}" for suffix in ("-wal", "-journal")]
     has_log = any(os.path.exists(log) and os.path.getsize(log) for log in logs)
-    if has_log or (os.path.exists(path) and not _was_never_opened(path)):
+    if has_log or (os.path.exists(path) and not _is_unused_snapshot(path)):
         raise SnapshotError(
             f"{redact_path(path)} is no complete snapshot, or was opened as a database: save into another folder, or "
             "move it away, with the -wal or -journal beside it if there is one"
         )
 
 
-def _was_never_opened(path: str) -> bool:
-    """Return whether a SQLite file isn't in WAL mode, as databases are, by its header (sqlite.org/fileformat.html)."""
+def _is_unused_snapshot(path: str) -> bool:
+    uri = f"{Path(path).absolute().as_uri()}?mode=ro"
     try:
         with open(path, "rb") as file:
-            return file.read(20)[18:] == b"\x01\x01"
-    except OSError:
+            versions = file.read(20)[18:]
+        with FORK_GUARD, closing(sqlite3.connect(uri, uri=True)) as connection:
+            has_digest = connection.execute("SELECT 1 FROM rb_info WHERE name = ?", (DIGEST,)).fetchall()
+    except (OSError, sqlite3.Error):
         return False
+    return versions == _NO_WAL and bool(has_digest)
+
+
+#: The format versions in the header of a file that isn't in WAL mode (sqlite.org/fileformat.html), as databases are.
+_NO_WAL = b"\x01\x01"
+
+
+def same_file(path: str, other: str) -> bool:
+    """Return whether both paths name the same file."""
+    return os.path.exists(path) and os.path.exists(other) and os.path.samefile(path, other)

@@ -59,9 +59,14 @@ def extremes_matching(
     lookup, (order, lowest) = read_scope(tx, buffer), ("ASC", "min") if worst else ("DESC", "max")
     statement, values = select_matching(lookup, query, "g.uid")
     extreme = _EXTREME[tx.dialect.name].format(lowest=lowest)
-    # More than `count`, because of groups whose rollouts aren't all completed.
-    statement += f" AND g.reward IS NOT NULL ORDER BY {extreme} {order}, g.uid DESC LIMIT {8 * count + 100}"
-    return extreme_rollouts(tx, lookup.values(statement, **values), count, worst=worst)
+    statement += f" AND g.reward IS NOT NULL ORDER BY {extreme} {order}, g.uid DESC LIMIT :most"
+    most = 8 * count + 100  # more than `count`, because of groups whose rollouts aren't all completed
+    while True:
+        uids = lookup.values(statement, most=most, **values)
+        found = extreme_rollouts(tx, uids, count, worst=worst)
+        if len(found) >= count or len(uids) < most:
+            return found
+        most *= 8
 
 
 @dataclass(frozen=True, slots=True)

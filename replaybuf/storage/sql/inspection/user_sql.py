@@ -14,10 +14,17 @@ from replaybuf.errors import AccessError, QueryError, StorageError
 from replaybuf.storage.sql.engine.transaction import Transaction
 from replaybuf.storage.sql.inspection.reader import Reader
 
-# Read-only transaction, change of the transaction, COMMIT inside of DO, write to a view that can't be written to.
-_WRITE_STATES = {"25006", "25001", "2D000", "55000"}
-#: What SQLite says of the same.
-_WRITES = ("readonly database", "because it is a view", "too many attached databases")
+# Read-only transaction, change of the transaction, COMMIT inside of DO.
+_WRITE_STATES = {"25006", "25001", "2D000"}
+#: What SQLite says of the same, and PostgreSQL of a write to a view that can't be written to.
+_WRITES = (
+    "readonly database",
+    "because it is a view",
+    "too many attached databases",
+    "cannot insert into view",
+    "cannot update view",
+    "cannot delete from view",
+)
 #: The maximum length of a database's message, which may quote the whole statement.
 _LONGEST_MESSAGE = 300
 
