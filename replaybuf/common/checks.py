@@ -271,13 +271,20 @@ def check_threshold(threshold: Any, what: str) -> int | None:
 def whole(number: Any) -> int | None:
     """Return a whole number of Python or numpy as an int; None for anything else."""
     if type(number) is int:
-        return number
+        return _check_printable(number)
     if isinstance(number, bool):
         return None
     try:
-        return operator.index(number)
+        return _check_printable(operator.index(number))
     except TypeError:
         return None
+
+
+def _check_printable(number: int) -> int:
+    """Return a number. Raises InputError if it is too long for Python to show it in an error."""
+    if number.bit_length() > 10_000:
+        raise InputError("a whole number has more than 3,000 digits, which is too long for anything")
+    return number
 
 
 def _number(value: Any) -> int | float | None:
@@ -287,7 +294,7 @@ def _number(value: Any) -> int | float | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, Integral):
-        return int(value)
+        return _check_printable(int(value))
     return float(value) if isinstance(value, Real) else None
 
 

@@ -67,6 +67,7 @@ def leases(use: Callable[[Any], Any]) -> Call:
 #: What is refused, by its error: what is said, and calls that say so.
 BAD: dict[type[ReplayBufError], list[tuple[Any, ...]]] = {
     InputError: [
+        ("more than 3,000 digits", of(rollout_id=10**5000)),
         ("task_name must be a text, got int", put(task_name=5)),
         ("task_name is empty", put(task_name="")),
         ("NUL|surrogate", put(task_name="a\0b"), put(task_name="\ud800")),
@@ -94,6 +95,11 @@ BAD: dict[type[ReplayBufError], list[tuple[Any, ...]]] = {
         (r"tags\['a'\]", lambda b: b.update({}, tags={"a": []})),
         ("a tag's name must be a text, got int", put(tags={1: 2})),
         ("a tag's name is empty", put(tags={"": 2})),
+        (
+            "too long for anything",
+            *(put(tags={"a": LONG}), put(group="a", size=LONG), lambda b: b.annotate({1: {"a": LONG}})),
+            *gets("mix", {"replay": LONG}),
+        ),
         ("key must be a text, got int", put(key=5)),
         ("key is empty", put(key="")),
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from replaybuf.common.checks import whole
 from replaybuf.errors import RolloutError
 from replaybuf.values.rollouts.group_fields import GroupFields, RolloutFields, fields_of, length_of
 from replaybuf.values.rollouts.rewards import reward_value
@@ -127,4 +128,6 @@ def _status(rollout: Any, kind: RolloutType) -> str | None:
 def _plain_id(value: Any) -> int | str | None:
     if value is None or (isinstance(value, int) and abs(value) < 2**53):
         return value if value is None else int(value)
+    if isinstance(value, int):
+        whole(value)  # refuses one that is too long for a text
     return preview(str(value))
