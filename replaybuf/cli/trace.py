@@ -234,7 +234,8 @@ def _show_life(reader: Reader, output: Output, uid: int) -> None:
 def _life_facts(life: Life) -> dict[str, str | None]:
     row = life.row
     is_unfinished = row is not None and row["status"] not in (Status.COMPLETED, Status.ARCHIVED)
-    unusable = "" if is_unfinished else "no usable one (a finite number)"
+    is_known = life.task_name and not is_unfinished
+    unusable = "no usable one (a finite number)" if is_known else ""
     return {
         "buffer": life.buffer if life.several else None,
         "put by": life.worker,

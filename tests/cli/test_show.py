@@ -170,6 +170,16 @@ def test_of_equal_answers_one_of_each_group_comes_first_and_the_newest(tmp_path:
     assert titles == [("3", "0"), ("2", "0"), ("1", "0"), ("3", "1")]
 
 
+def test_the_worst_answer_is_found_behind_many_groups_without_completed_ones(tmp_path: Path) -> None:
+    """As dynamic sampling filters them."""
+    with ReplayBufferConfig(url=f"sqlite:///{tmp_path / 'run.db'}").build_sync() as buffer:
+        for status, count, reward in ((Status.FILTERED, 130, 0.0), (Status.COMPLETED, 1, 0.5)):
+            for _ in range(count):
+                buffer.put([RolloutState(message=[], response="no", reward=reward, status=status)], "math")
+    [row] = run_json("show", tmp_path / "run.db", "--worst", 1)
+    assert row["reward"] == 0.5
+
+
 def test_the_worst_answers_of_groups_that_match_are_found(filled: str) -> None:
     query = '{"uid": {"$in": [9, 10]}}'
     output = run("show", filled, "--worst", 3, "--where", query).stdout

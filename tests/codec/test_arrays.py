@@ -102,6 +102,16 @@ def test_code_of_users_that_runs_while_a_group_is_read_changes_no_payload(codec:
     assert bytes(tail) == tail_of(split)
 
 
+def test_a_converter_that_changes_its_array_changes_no_equal_one() -> None:
+    """Equal arrays are stored once."""
+    codec = Codec(RolloutType(dict), converters={Scaled: ("scaled", lambda scaled: scaled.array, Scaled)})
+    ones = np.ones(2_000)
+    [restored] = codec.decode(
+        codec.encode([{"a": Scaled(ones / 2), "b": ones, "c": Scaled(ones / 2), "d": ones.copy()}])
+    )
+    assert [restored["a"].array[0], restored["b"][0], restored["c"].array[0], restored["d"][0]] == [2, 1, 2, 1]
+
+
 def test_writing_and_reading_copy_once() -> None:
     array = np.zeros(16 * MB, "u1")
     payload, peak = most_memory(lambda: DICTS.encode([{"field": array}]))

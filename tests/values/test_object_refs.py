@@ -7,6 +7,7 @@ import gc
 import sys
 import threading
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,13 @@ async def test_objects_are_stored_by_value_and_come_back_as_new_ones(ray: FakeRa
     assert [ray.get(ref) for ref in new_refs] == [b"\0", b"\1", b"\0", b"\2"]
     assert not {*new_refs} & {*refs}
     assert sample.pixels["a"][0] is refs[0]
+
+
+async def test_an_export_has_the_values_of_objects(ray: FakeRay, url: str, tmp_path: Path) -> None:
+    async with build(url) as buffer:
+        await buffer.put([Sample(pixels=[ray.put({"deep": 3})])], "math")
+        await buffer.export(tmp_path / "out.jsonl")
+    assert '"deep":3' in (tmp_path / "out.jsonl").read_text().replace(" ", "")
 
 
 async def test_objects_in_deferred_fields_come_back_as_handles(ray: FakeRay, url: str) -> None:
