@@ -63,7 +63,7 @@ async def test_a_mistake_in_the_setting_is_said(tmp_path: Path, folder: Path) ->
         (f"{folder}/spoilt", r"restore it .*--take-over writes it again.*or name another place"),
         (f"file://{folder}", "payloads names no place"),
         ("", "payloads names no place"),
-        ("s3:/bucket/run", "is no folder"),
+        ("s3:/user:hidden@bucket/run", "a bucket as in s3://bucket/prefix"),
         ("s3://", "a bucket as in s3://bucket/prefix"),
         ("s3://user:hidden@bucket/run", "credentials belong in the environment"),
         ("S4://bucket/run", "payloads names no place"),

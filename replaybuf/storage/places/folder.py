@@ -102,7 +102,7 @@ class FolderStore(PlaceStore):
             raise self.error(error, "written to") from error
 
     def read_ranges(self, name: str, extents: Sequence[Extent]) -> Sequence[Any]:
-        number = os.open(self._file(name), os.O_RDONLY | os.O_CLOEXEC)
+        number = os.open(self._file(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would wait for a writer
         try:
             return [_read_range(number, extent) for extent in extents]
         finally:
@@ -145,11 +145,16 @@ def _write_all(file: BinaryIO, buffers: Sequence[Any]) -> None:
 
 
 def _read_range(number: int, extent: Extent) -> Any:
-    """Return bytes in newly allocated memory, or a DecodeError where the file ends too early."""
+    """Return bytes in newly allocated memory, or a DecodeError where the file ends too early or is none."""
     memory: Any = np.empty(extent.size, np.uint8)
     view, at = memoryview(memory), extent.at
     while view.nbytes:
-        count = os.preadv(number, [view], at)
+        try:
+            count = os.preadv(number, [view], at)
+        except OSError as error:
+            if error.errno not in (errno.EISDIR, errno.ESPIPE):
+                raise
+            return DecodeError(f"the file {extent.name} was replaced by a folder or a pipe")
         if count == 0:
             end = os.fstat(number).st_size
             return DecodeError(f"the file {extent.name} ends at byte {end}: it was cut short")

@@ -126,7 +126,8 @@ def parse_place(payloads: str) -> str | None:
     scheme, slashes, path = payloads.partition("://")
     if slashes and scheme in SCHEMES and path.strip("/") and "@" not in path and "?" not in path:
         return payloads.rstrip("/")
-    if payloads and not slashes and "\x00" not in payloads:
+    is_path = not slashes and payloads.partition(":")[0] not in (*SCHEMES, "file", "http", "https")
+    if payloads and is_path and "\x00" not in payloads:
         return FolderStore(os.path.expanduser(payloads)).url
     raise ConfigError(
         "payloads names no place: write 'database', a folder, or a bucket as in "
