@@ -113,7 +113,7 @@ _QUERY = [
 
 _CODEC = [
     ("checksum-not-checked", "values/codec/payload_format.py", "if digest(", "if False and digest(", "a damaged payload is noticed"),
-    ("arrays-share-a-block", "values/codec/blocks.py", "if block in self._lent_blocks:", "if False:", "equal arrays come back apart"),
+    ("arrays-share-a-block", "values/codec/blocks.py", "self._lends and block not in self._lent_blocks", "self._lends", "equal arrays come back apart"),
     ("number-nearly-repeated", "values/codec/blocks.py", "None if any(array.tobytes() != number * len(array) for array in arrays) else number", "number", "arrays that repeat a number at their ends only keep their bits"),
     ("newer-format-read", "values/codec/payload_format.py", "if version != VERSION:", "if version > VERSION + 1:", "newer formats are refused"),
     ("lengths-not-checked", "values/codec/blocks.py", "if not fits:", "if False:", "lengths add up"),
@@ -124,7 +124,7 @@ _CODEC = [
     ("numbers-of-a-byte", "values/codec/number_lists.py", "<= numbers.max() < 256)", "<= numbers.max())", "larger numbers than a byte's come back"),
     ("field-twice-alone", "values/codec/msgpack_values.py", "if 3 * len(fields) == len(flat):", "if True:", "a lone rollout has no field twice"),
     ("field-twice-deferred", "values/codec/msgpack_values.py", "if 3 * len(values) != count or ", "if ", "deferred reads notice a field that is there twice"),
-    ("users-code-changes-payloads", "values/codec/payload.py", " or blocks.readonly or self.runs_code:", " or blocks.readonly:", "users' code that runs in a read changes no payload"),
+    ("users-code-changes-payloads", "values/codec/payload.py", "lends = not self.runs_code\n", "lends = True\n", "users' code that runs in a read changes no payload"),
     ("blocks-not-sealed", "values/codec/payload_format.py", "sealed = size >= sealed_from", "sealed = False", "payloads apart have their checksums"),
     ("names-shared", "values/rollouts/shapes.py", "self._make_instance(values, names.copy(), None)", "self._make_instance(values, names, None)", "each rollout has its own set fields"),
     ("fold-lost", "values/codec/value_types.py", "replace(fold=fold, tzinfo=tz)", "replace(tzinfo=tz)", "a time that is there twice comes back as it was"),
