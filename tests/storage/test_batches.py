@@ -217,6 +217,21 @@ async def test_many_are_removed_in_short_times_between_which_other_work_is_done(
             assert len(await rows(buffer)) == left
 
 
+async def test_what_is_beyond_is_looked_for_after_each_percent(
+    shared_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever looks reads as many rows as are kept."""
+    looked: list[int] = []
+    beyond = sweeper.last_beyond
+    monkeypatch.setattr(sweeper, "last_beyond", lambda tx, keep: looked.append(keep) or beyond(tx, keep))
+    async with build(shared_url, history=200) as buffer:
+        for _ in range(4):
+            await put(buffer, 0, "gpu")
+            await buffer.get(1, TASK)
+            await buffer.storage.thread.run(buffer.storage.sweeper.prune_history)
+    assert looked == [200, 200]
+
+
 async def test_a_group_says_what_it_replaced(shared_url: str) -> None:
     """Whether or not a checkpoint has it."""
     async with build(shared_url) as buffer:

@@ -133,6 +133,11 @@ def _change(tx: Transaction, number: int, **values: Any) -> None:
     tx.send(f"UPDATE rb_batch SET {changes} WHERE id = :id", id=number, **values)  # noqa: S608
 
 
+def newest_batch(tx: Transaction) -> int:
+    """Return the id of the newest batch of all buffers, 0 for none."""
+    return int(tx.value("SELECT max(id) FROM rb_batch") or 0)
+
+
 def last_beyond(tx: Transaction, keep: int) -> int | None:
     """Return the id of the newest batch of the buffer beyond its last `keep`, or None; it reads as many rows."""
     number = tx.value(_FIRST_BEYOND, buffer=tx.scope.buffer, keep=keep)

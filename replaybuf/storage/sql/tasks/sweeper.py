@@ -19,7 +19,7 @@ from functools import partial
 
 from replaybuf.errors import FencedError, LockedError, ReplayBufError
 from replaybuf.storage.sql.engine.transaction import Transaction
-from replaybuf.storage.sql.statements.batches import last_beyond, prune_batches
+from replaybuf.storage.sql.statements.batches import last_beyond, newest_batch, prune_batches
 from replaybuf.storage.sql.statements.leases import end_leases
 from replaybuf.storage.sql.statements.parts import find_orphans, remove_orphans
 from replaybuf.storage.sql.statements.past import pass_on, sweep
@@ -79,6 +79,7 @@ class Sweeper:
         self._limit = _LEAST_LIMIT
         self._chores = Chores()
         self._poll_at = self._tidy_at = 0.0
+        self._pruned_at = 0  # the newest batch at the last time
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -153,19 +154,26 @@ class Sweeper:
         await self.prune_history()
 
     async def prune_history(self) -> None:
-        """Remove batches beyond the retention limit, some at a time. Raises FencedError.
+        """Remove batches beyond the retention limit, some at a time, after each 1 % of them. Raises FencedError.
 
         What there is no time for is removed after the next poll.
         """
-        keep, end = self._history, time.monotonic() + _PRUNING_SECONDS
-        until = None if keep is None else await self._transactions.read(lambda tx: last_beyond(tx, keep))
-        while until is not None:
+        keep, pruned = self._history, _BATCHES
+        if keep is None:
+            return
+        newest = await self._transactions.read(newest_batch, single=True)
+        if newest - self._pruned_at < max(1, keep // 100):
+            return
+        until = await self._transactions.read(lambda tx: last_beyond(tx, keep))
+        end = time.monotonic() + _PRUNING_SECONDS
+        while until is not None and pruned == _BATCHES:
             prune_some = partial(prune_batches, until=until, limit=_BATCHES)
-            if await self._transactions.write(prune_some, wakes=False) < _BATCHES:
-                return
-            if self._stopping.is_set() or time.monotonic() > end:
+            pruned = await self._transactions.write(prune_some, wakes=False)
+            if pruned == _BATCHES and (self._stopping.is_set() or time.monotonic() > end):
                 self._tidy_at = 0.0
                 return
+        if until is None or pruned:
+            self._pruned_at = newest
 
     async def _step(self) -> bool:
         """Run one small sweep of each kind that is due; return whether more is due."""
