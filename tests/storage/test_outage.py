@@ -45,7 +45,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(asyncio, "sleep", clock.pause)
+    monkeypatch.setattr(Outage, "pause", lambda _outage, seconds: clock.pause(seconds))
     monkeypatch.setattr(module._random, "uniform", lambda _low, high: high)
     return clock
 
@@ -65,10 +65,13 @@ async def test_attempts_go_on_for_so_many_seconds_after_the_first_failure(clock:
     assert clock.now == 1030
 
 
-async def test_pauses_grow_to_a_second(clock: Clock) -> None:
+async def test_pauses_grow_to_a_second_and_after_a_refused_password_to_eight(clock: Clock) -> None:
     await given_up(Outage("here", 100), lambda: UnreachableError("away"))
     assert clock.pauses[0] < 0.1
     assert max(clock.pauses) == 1
+    clock.pauses.clear()
+    await given_up(Outage("here", 100), lambda: AccessError("no", reason="not admitted"))
+    assert max(clock.pauses) == 8
 
 
 async def test_the_reason_that_is_told_is_not_that_the_time_was_over(clock: Clock) -> None:

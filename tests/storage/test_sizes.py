@@ -104,6 +104,22 @@ async def test_copies_of_what_is_too_large_elsewhere_are_refused(
         assert len(buffer) == 0
 
 
+async def test_whatever_else_is_too_large_is_refused_too(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It isn't sent to PostgreSQL, which would end the connection."""
+    lower(monkeypatch)
+    async with build(shared_url) as buffer:
+        await buffer.put(group(0), TASK)
+        with pytest.raises(StorageError, match=REFUSED, check=because("too large")):
+            await buffer.put(group(1), TASK, tags={"a": "x" * 2 * LIMIT})
+        with pytest.raises(
+            StorageError,
+            match=r"what was to be stored takes 400 kB|larger than SQLite's limit",
+            check=because("too large"),
+        ):
+            await buffer.update({}, tags={"a": "x" * 2 * LIMIT})
+        assert await take_all(buffer) == [0]
+
+
 def test_texts_count_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialect, "MOST_ROW_BYTES", 100)
     dialect.check_row("a row", ["é" * 50, None, 7])

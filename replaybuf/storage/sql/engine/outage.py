@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import math
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,6 +20,8 @@ T = TypeVar("T")
 #: The longest pause between two attempts.
 _LONGEST_PAUSE = 1.0
 _FIRST_PAUSE = 0.02
+#: The same after a refused password: servers may lock roles out after frequent attempts.
+_LONGEST_PAUSE_REFUSED = 8.0
 #: How long attempts continue while a store is being closed.
 _CLOSING_SECONDS = 2.0
 #: How long a commit may take at least, however short the time for attempts is, also while a store is being closed.
@@ -55,8 +57,10 @@ class Outage:
         self._where = where
         self.seconds = seconds
         self._broken_since: float | None = None
-        self._logged_at = -math.inf
-        self._hurried_at: float | None = None
+        # When an outage was logged last, and whether this one was.
+        self._logged_at, self._is_logged = -_QUIET_SECONDS, False
+        self._hurry = asyncio.Event()
+        self._hurried_at = 0.0
         self._limits: dict[asyncio.Timeout, tuple[float | None, float]] = {}
 
     @property
@@ -65,42 +69,48 @@ class Outage:
 
     @property
     def hurried(self) -> bool:
-        return self._hurried_at is not None
+        return self._hurry.is_set()
 
     def begin(self, error: BaseException) -> None:
         """Record that a connection was lost, or that none is available. Of many losses the log has a few."""
         now = time.monotonic()
-        self._broken_since = self._broken_since or now
-        if now - self._logged_at >= _QUIET_SECONDS:
-            self._logged_at = now
+        if self._broken_since is None:
+            self._broken_since, self._is_logged = now, False
+        if not self._is_logged and now - self._logged_at >= _QUIET_SECONDS:
+            self._logged_at, self._is_logged = now, True
             _logger.warning("operations wait for a connection: %s", error)
 
     def end(self) -> None:
         """Record that an operation succeeded."""
         if self._broken_since is not None:
             since, self._broken_since = self._broken_since, None
-            level = logging.INFO if self._logged_at >= since else logging.DEBUG
+            level = logging.INFO if self._is_logged else logging.DEBUG
             _logger.log(level, "connected to %s again after %.1f s", self._where, time.monotonic() - since)
 
     def cut_retries(self) -> None:
         """Shorten the retries, because the store is being closed."""
-        if self._hurried_at is None:
+        if not self.hurried:
             self._hurried_at = time.monotonic()
+            self._hurry.set()
             for limit in self._limits:
                 self._limit(limit)
 
     def deadline(self, since: float) -> float:
         """Return the time until which to retry after a failure at `since`."""
         end = since + self.seconds
-        return end if self._hurried_at is None else min(end, max(since, self._hurried_at) + _CLOSING_SECONDS)
+        return min(end, max(since, self._hurried_at) + _CLOSING_SECONDS) if self.hurried else end
 
     def remaining(self, since: float | None) -> float:
         """Return how long to retry from now on after a failure at `since`, by default now."""
         now = time.monotonic()
         return self.deadline(now if since is None else since) - now
 
+    async def pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), seconds) if not self.hurried else await asyncio.sleep(seconds)
+
     @asynccontextmanager
-    async def bounded(self, since: float | None, least: float = 0.0) -> AsyncIterator[None]:
+    async def bounded(self, since: float | None, least: float = 0.0) -> AsyncIterator[asyncio.Timeout]:
         """Bound a block by the time for attempts that began at `since` (None: only if the store is being closed).
 
         It has until `least` in any case. Raises TimeoutError.
@@ -109,7 +119,7 @@ class Outage:
             self._limits[limit] = since, least
             self._limit(limit)
             try:
-                yield
+                yield limit
             finally:
                 del self._limits[limit]
 
@@ -118,7 +128,8 @@ class Outage:
         if limit.expired() or (since is None and not self.hurried):
             return
         now = time.monotonic()
-        limit.reschedule(asyncio.get_running_loop().time() + max(least - now, self.remaining(since)))
+        end = max(least, self.deadline(now if since is None else since))
+        limit.reschedule(asyncio.get_running_loop().time() + end - now)
 
 
 @dataclass(slots=True)
@@ -153,8 +164,9 @@ class Patience:
             self.since = now
         if (remaining := self._outage.deadline(self.since) - now) <= 0:
             raise TimeoutError
-        await asyncio.sleep(min(remaining, self._pause * _random.uniform(0.5, 1)))
-        self._pause = min(_LONGEST_PAUSE, 2 * self._pause)
+        await self._outage.pause(min(remaining, self._pause * _random.uniform(0.5, 1)))
+        refused = error.reason == "not admitted"
+        self._pause = min(_LONGEST_PAUSE_REFUSED if refused else _LONGEST_PAUSE, 2 * self._pause)
 
     def given_up(self, stored: str) -> StorageError:
         """Return the error for an operation that certainly stored nothing."""

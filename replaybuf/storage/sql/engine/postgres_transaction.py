@@ -11,6 +11,7 @@ from pydantic_core import from_json
 from sqlalchemy import JSON
 from sqlalchemy.util import await_only, greenlet_spawn
 
+from replaybuf.storage.sql.engine import dialect
 from replaybuf.storage.sql.engine.locks import Lock, NamedLock
 from replaybuf.storage.sql.engine.postgres_connect import Connection
 from replaybuf.storage.sql.engine.postgres_dialect import NOW, POSTGRES, PostgresDialect, array, inlined, texts
@@ -112,6 +113,12 @@ class PostgresTransaction(Transaction):
         on_statement(sql, values)
         if not sql.startswith("SELECT"):
             self._raw.has_written = True
+        # Otherwise the server would close the connection, and retries would send the same again and again. (The size of
+        # groups, which are sent as rows of executemany, is checked where they are encoded.)
+        if any(
+            isinstance(value, (bytes, bytearray, str)) and 4 * len(value) > dialect.MOST_ROW_BYTES for value in values
+        ):
+            dialect.check_row("what was to be stored", values)
 
     def lock(self, key: Lock) -> None:
         self.run("SELECT pg_advisory_xact_lock($1)", key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
@@ -153,16 +154,20 @@ class SqliteTransaction(Transaction):
 # Where a boot has no id (systems other than Linux), the wall clock is used.
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NAMESPACE = Path("/proc/self/ns/time")
 
 
 @cache
 def this_start() -> str | None:
-    """Return an id of the host's current boot; None if the system has none."""
+    """Return an id of the host's current boot, as seen by this process; None if the system has none."""
+    namespace = ""  # containers may have a time namespace
     try:
         name = _BOOT_ID.read_text("utf-8").strip()
+        with suppress(OSError):
+            namespace = f" {_NAMESPACE.readlink()}"
     except (OSError, ValueError):
         return None
-    return f"start of {name}" if name and hasattr(time, "CLOCK_BOOTTIME") else None
+    return f"start of {name}{namespace}" if name and hasattr(time, "CLOCK_BOOTTIME") else None
 
 
 def since_start() -> float:
