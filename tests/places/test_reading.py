@@ -21,6 +21,7 @@ from replaybuf.values.rollouts.rollout_type import RolloutType
 from replaybuf.web import group_pages
 from replaybuf.web.server import AT_ONCE
 from tests.cli.conftest import run, run_json
+from tests.postgres import execute
 from tests.stores import TASK, build, group
 from tests.web.conftest import client_of
 
@@ -162,6 +163,14 @@ def test_another_folder_in_the_stead_of_ours_is_no_damage(filled: str, place: Pa
     assert (check["level"], check["repairable"]) == ("ok", False)
     assert "without what is out of reach" in check["text"]
     assert "mount or put back" in run("checkpoint", "save", filled, tmp_path / "snapshot", code=1).stderr
+
+
+def test_a_place_that_the_database_lacks_is_no_damage(filled: str, place: Path) -> None:
+    execute(filled, "DELETE FROM rb_place")
+    check = checksums(filled, "--repair")
+    assert (check["level"], check["repairable"]) == ("warning", False)
+    assert "open the buffer with the payloads= of the run" in check["text"]
+    assert len(run_json("ls", filled, "--status", "failed")) == 0
 
 
 @pytest.mark.parametrize("value", [{"x": [np.arange(9000)]}, (np.arange(9000), "text"), {"in": np.arange(3)}])

@@ -171,6 +171,17 @@ async def test_a_draw_that_nobody_received_is_not_kept(buffer: ReplayBuffer, sec
     assert (group_row["trained_step"], group_row["holder"], group_row["times_sampled"]) == (None, None, 0)
 
 
+async def test_the_number_of_a_draw_is_not_given_again(buffer: ReplayBuffer) -> None:
+    """Versions of a draw that was undone, or whose record was pruned, may have it for a while."""
+    await put(buffer, 0, "gpu")
+    undo = await take(buffer, 1)
+    [undone] = await rows(buffer)
+    await undo()
+    await buffer.get(1, TASK)
+    [drawn] = await rows(buffer)
+    assert drawn["id"] > undone["id"]
+
+
 async def test_names_and_rewards_may_be_anything(buffer: ReplayBuffer) -> None:
     for number, reward in enumerate([math.nan, math.inf, -math.inf, 0.5]):
         await put(buffer, number, HOSTILE, reward=reward)

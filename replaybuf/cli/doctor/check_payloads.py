@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
-from replaybuf.cli.doctor import Examination, Finding, fine, in_one_transaction, problem, verdict, warning
+from replaybuf.cli.doctor import Examination, Finding, fine, in_one_transaction, problem, warning
 from replaybuf.common.progress import in_pieces
 from replaybuf.common.units import groups, some
 from replaybuf.errors import DecodeError, PayloadStoreError, StorageError
-from replaybuf.storage.decoding import Places, extent_of, read_tails, wait_for
+from replaybuf.storage.decoding import Places, extent_of, places_of, read_tails, wait_for
 from replaybuf.storage.sql.engine.transaction import Scope, Transaction
 from replaybuf.storage.sql.statements.counts import set_aside
 from replaybuf.storage.sql.statements.fence import join
@@ -124,6 +124,9 @@ class _Pass:
         """Return the arrays of each payload that are in a file; None if they are not, or are out of reach."""
         unreachable = self._examination.out_of_reach
         try:
+            if unnamed := places_of(item.data for item in stored) - places[0].keys():
+                missing = f"the database lacks the place number {min(unnamed)}"
+                raise PayloadStoreError(f"{missing}: open the buffer with the payloads= of the run, which names it")
             payloads = [None if self.lost or _place_of(item.data) in unreachable else item.data for item in stored]
             return wait_for(read_tails(payloads, places, _PATIENCE))
         except PayloadStoreError as error:
@@ -232,5 +235,9 @@ _LEAKED = """SELECT count(*) FROM rb_payload WHERE NOT EXISTS (SELECT 1 FROM rb_
 def check_leaked(tx: Transaction, examination: Examination) -> Finding:
     """Check whether every payload belongs to a group, or waits for the sweep."""
     count = tx.value(_LEAKED)
-    defect = f"{count:,} payloads of groups that are gone, which take room" if count else ""
-    return verdict(defect, "none", "replaybuf checkpoint save: the snapshot is without them")
+    if not count:
+        return fine("none")
+    return warning(
+        f"{count:,} payloads of groups that are gone, which take room",
+        "replaybuf checkpoint save: the snapshot is without them",
+    )

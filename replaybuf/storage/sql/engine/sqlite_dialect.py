@@ -38,7 +38,7 @@ class SqliteDialect(Dialect):
         "draw": "(SELECT max(id) FROM rb_batch)",
         "tables": "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite@_%' ESCAPE '@'",
         "views": "SELECT name FROM sqlite_master WHERE type = 'view'",
-        "set_last_uid": "UPDATE rb_info SET number = {} WHERE name = 'uid'",
+        "set_last_uid": "REPLACE INTO rb_info (name, number) VALUES ('uid', {})",
     }
 
     @cached_property

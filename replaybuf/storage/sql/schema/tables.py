@@ -322,6 +322,7 @@ batch = Table(
     Column("newest_step", BigInteger),
     Column("first_uid", BigInteger, nullable=False),
     Column("last_uid", BigInteger, nullable=False),
+    sqlite_autoincrement=True,  # versions of a pruned or undone draw keep its number
 )
 
 annotation = Table(

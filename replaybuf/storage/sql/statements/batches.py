@@ -84,15 +84,11 @@ def remove_batch(tx: Transaction, drawn: BatchKey) -> None:
     """Remove the batch of a draw that nobody received, and the copies of its groups that stayed."""
     for number in tx.values(_REMOVE, taken_at=drawn.taken_at, uid=drawn.uid):
         tx.change("DELETE FROM rb_past WHERE draw = :draw AND draw > 0 AND removed_at IS NULL", draw=number)
-        tx.change(_CLEAR_DRAW, draw=number)
         tx.change("DELETE FROM rb_annotation WHERE draw = :draw", draw=number)
 
 
 _REMOVE = """DELETE FROM rb_batch WHERE taken_at = :taken_at
 AND id IN (SELECT draw FROM rb_past WHERE uid = :uid AND draw > 0) RETURNING id"""
-# SQLite may give the number to another batch.
-_CLEAR_DRAW = """UPDATE rb_past SET draw = 0 WHERE draw = :draw AND draw > 0 AND NOT EXISTS (
-    SELECT 1 FROM rb_past p WHERE p.uid = rb_past.uid AND p.since = rb_past.since AND p.draw = 0)"""
 
 
 def settle(tx: Transaction, lease: Leased, uids: Sequence[int], step: int | None) -> None:
