@@ -5,7 +5,6 @@ indexes are used. Every value is bound, including tag names, so that statements 
 
 Numbers are compared as the databases do it: PostgreSQL rounds integers beyond 2**53 that are compared with floats. The
 operands of tags are written as JSON, as tags are. A missing tag is NULL, but no condition on tags is.
-
 """
 
 from __future__ import annotations
