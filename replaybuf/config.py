@@ -204,6 +204,9 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
             raise refusal(type(self), {"": str(error)}) from None
         return self
 
+    def __hash__(self) -> int:
+        return hash((type(self), self.url, self.name))  # other fields may have unhashable values
+
     def build(self) -> ReplayBuffer[R]:
         """Return the buffer that this config describes; `async with` opens its database, or else the first call.
 

@@ -30,6 +30,7 @@ def test_a_section_of_a_file(tmp_path: Path, kind: str) -> None:
         file.write_text("trainer:\n  replay_buffer:\n    url: sqlite:///run.db\n    policy: fifo\n")
     config = ReplayBufferConfig.from_file(file, section="trainer.replay_buffer")
     assert (config.url, config.policy) == ("sqlite:///run.db", "fifo")
+    assert {config: "a config may be a key"}
 
 
 def test_an_error_buffer_is_one_number_or_two(tmp_path: Path) -> None:
@@ -320,6 +321,7 @@ _POLICY = r"^ReplayBufferConfig: polcy is no field; did you mean policy\?$"
     ("section", "message"),
     [
         ({"url": "memory://", "polcy": "fifo"}, _POLICY),
+        ({"url": "memory://", True: 1}, "True is no field: names are texts"),
         (Misspelt(), _POLICY),
         ({"url": "memory://", "_target_": "verl.MessageQueue"}, "_target_ is no field"),
         *((value, "expected a mapping or a dataclass, got") for value in (None, "memory://", ["memory://"], Section)),
@@ -328,6 +330,12 @@ _POLICY = r"^ReplayBufferConfig: polcy is no field; did you mean policy\?$"
 def test_what_is_no_section_or_has_other_fields_is_refused(section: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ReplayBufferConfig.from_mapping(section)
+
+
+def test_files_that_a_url_names_stay_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after a change of the working directory."""
+    monkeypatch.chdir(tmp_path)
+    assert parse_url("postgresql://user@host/db?passfile=pass").query["passfile"] == str(tmp_path / "pass")
 
 
 async def test_a_change_of_the_working_directory_leads_to_no_other_file(

@@ -118,6 +118,7 @@ async def test_of_several_hosts_one_that_is_trusted_is_enough(
         url = f"postgresql://{parts.username}@{hosts}/{parts.database}?sslmode=verify-full"
         url += f"&sslrootcert={authority.certificate}"
         await not_connected(url, "certificate has expired")
+        await not_connected(url.replace(hosts, f"127.0.0.1:1,{hosts}"), "certificate has expired")
         second.tls = authority.server_context(server)
         async with build(url) as buffer:
             await buffer.put(group(1), TASK)

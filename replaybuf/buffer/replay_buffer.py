@@ -469,7 +469,7 @@ class ReplayBuffer(Generic[R]):
         Annotations belong to the group's last draw (for `train_step`), also after the group has left: restores leave
         them, and they are deleted when the config's `history` no longer keeps the draw. Snapshots and exports don't
         have them. Raises InputError, and annotates nothing, if no such draw of a group is recorded, if it has another
-        number of rollouts, or of tokens (of groups still leased, kept or archived), and for unfit values.
+        number of rollouts, and for unfit values.
         """
         step = None if train_step is None else check_step(train_step, "train_step")
         try:

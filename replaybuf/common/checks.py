@@ -198,7 +198,13 @@ def check_sizes(sizes: Any) -> dict[str, int]:
     """Check numbers of groups by task: none is negative."""
     if not isinstance(sizes, Mapping):
         raise InputError(f"expected a dict of task names and sizes, got {type(sizes).__name__}")
-    return {check_task_name(name): check_whole(size, f"the size of task {shown(name)}") for name, size in sizes.items()}
+    return {check_task_name(name): _count(size, f"the size of task {shown(name)}") for name, size in sizes.items()}
+
+
+def _count(number: Any, what: str) -> int:
+    """Check a number of groups, which may be larger than that of any store, as `sys.maxsize` is."""
+    count = whole(number)
+    return check_whole(number if count is None else min(count, MAX_STEP - 1), what)
 
 
 def check_at_least(at_least: Any, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -231,7 +237,7 @@ def check_mix(mix: Any, sizes: Mapping[str, int]) -> dict[str, int]:
 
 def check_limit(limit: Any) -> int | None:
     """Check a limit of `find`: a number of groups, or None."""
-    return None if limit is None else check_whole(limit, "limit")
+    return None if limit is None else _count(limit, "limit")
 
 
 def check_step(step: Any, what: str) -> int:

@@ -96,6 +96,8 @@ class ReadableConfig(BaseModel, metaclass=_OneLineErrors):
         target = section.get("_target_")
         if target is not None and str(target).rpartition(".")[2] in ("", cls.__name__):
             section = {name: value for name, value in section.items() if name != "_target_"}
+        if odd := [name for name in section if not isinstance(name, str)]:  # YAML takes `on` and `yes` for True
+            raise ConfigError(f"{cls.__name__}: {odd[0]!r} is no field: names are texts")
         return cls(**section)
 
     @classmethod

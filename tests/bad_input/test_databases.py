@@ -52,7 +52,7 @@ async def test_a_file_of_another_program_stays_as_it_is(tmp_path: Path, statemen
     assert list(tmp_path.iterdir()) == [file]  # noqa: ASYNC240
 
 
-@pytest.mark.parametrize(("content", "log"), [(b"notes\n" * 300, b""), (b"", b"7" * 9000)])
+@pytest.mark.parametrize(("content", "log"), [(b"notes\n" * 300, b""), (b"7", b""), (b"", b"7" * 9000)])
 async def test_a_file_that_is_no_database_stays_as_it_is(tmp_path: Path, content: bytes, log: bytes) -> None:
     """SQLite removes the log of an empty file."""
     file, beside = tmp_path / "notes", tmp_path / "notes-wal"

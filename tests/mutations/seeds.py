@@ -152,7 +152,7 @@ _SQL = [
     ("take-ignores-limits", f"{_STATEMENTS}/take.py", "if draw.status == Status.COMPLETED and limits.slows_draws:", "if False:", "draws keep to the rate"),
     ("take-partly", f"{_STATEMENTS}/take.py", "and not draw.is_met_by(", "and False and not draw.is_met_by(", "a draw takes at least what it has to, or nothing"),
     ("take-clock-stands", f"{_STATEMENTS}/take.py", "for home, members in by_home(rows) if policy.is_race else ():", "for home, members in ():", "a draw moves the clock of its race"),
-    ("take-overdue-stay", f"{_STATEMENTS}/take.py", "sum(draw.sizes.values()) and end_leases(tx) > 0", "sum(draw.sizes.values()) and False", "a draw that finds too little ends leases that are over"),
+    ("take-overdue-stay", f"{_STATEMENTS}/take.py", "sum(draw.sizes.values()) and end_leases(tx, wait=True) > 0", "sum(draw.sizes.values()) and False", "a draw that finds too little ends leases that are over"),
     ("take-incomplete", f"{_STATEMENTS}/take.py", "if not incomplete:", "if True:", "a group without its payload is set aside"),
     ("take-damaged", "storage/sql/tasks/delivery.py", "if not failed:", "if True:", "a damaged group is set aside"),
     ("lease-lost-is-late", f"{_STATEMENTS}/leases.py", "    if len(rows) < len(uids):\n", "    if False:\n", "an acknowledgement that comes too late is refused"),

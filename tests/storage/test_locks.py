@@ -89,8 +89,8 @@ async def test_a_lease_that_is_renewed_is_not_ended(lent_database: str) -> None:
         await fill(buffer, 1)
         lease = await buffer.lease_batch({TASK: 1}, seconds=0.001, heartbeat=False)
         renewed = "UPDATE rb_group SET leased_until = leased_until + 600"
-        async with holding(lent_database, renewed):
-            assert await buffer.get(1, TASK) == []
+        async with meanwhile(lent_database, renewed, buffer.get(1, TASK)) as [drawing]:
+            assert await drawing == []
         await lease.acknowledge()
 
 

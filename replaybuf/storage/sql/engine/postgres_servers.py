@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import time
 from collections.abc import Iterable, Mapping
 
@@ -175,7 +176,7 @@ class Servers:
     def _choose(self, tasks: Mapping[Host | None, asyncio.Future[Connection]]) -> Host | None:
         """Return the host to use of those that have answered.
 
-        Raises the driver's error for the first host if none has told its state.
+        If none has told its state, raises the driver's error for the first host that answered, or else for the first.
         """
         answers: dict[Host | None, ServerState | str] = {}
         errors = []
@@ -192,7 +193,8 @@ class Servers:
         except ReplayBufError as refusal:
             has_state = any(isinstance(answer, ServerState) for answer in answers.values())
             own = type(refusal)(f"{self._where}: {refusal}", reason=refusal.reason)
-            cause = own if has_state or not errors else errors[0]
+            answers_of = (error for error in errors if hasattr(error, "sqlstate") or isinstance(error, ssl.SSLError))
+            cause = own if has_state or not errors else next(answers_of, errors[0])
         raise cause
 
     # Another server than before

@@ -226,8 +226,10 @@ def refuse_foreign_file(raw: sqlite3.Connection, path: str, where: str) -> None:
     """
     path = os.path.realpath(path)
     logged = _size(f"{path}-wal")  # read before the file, which another process creates first
-    if logged and not _size(path):
-        raise StorageError(f"{where} is not a database: it is empty, beside a log; {_LEFT}", reason="not a database")
+    size = _size(path)
+    if size == 1 or (logged and not size):  # SQLite takes one byte for an empty file
+        contents = "has one byte" if size else "is empty, beside a log"
+        raise StorageError(f"{where} is not a database: it {contents}; {_LEFT}", reason="not a database")
     names = {name for (name,) in raw.execute("SELECT name FROM sqlite_master")}
     if names and not names >= _OUR_TABLES:
         raise StorageError(

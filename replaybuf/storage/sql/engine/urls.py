@@ -189,6 +189,8 @@ _NUMBERS = {
     "command_timeout": ("command_timeout", 600.0),
     "statement_cache_size": ("statement_cache_size", 100),
 }
+#: Options that name files.
+_FILES = {"passfile", "sslrootcert", "sslcert", "sslkey", "sslcrl"}
 #: Options of libpq that asyncpg lacks, or that are decided here: who writes follows the primary, who reads prefers it.
 _IGNORED_OPTIONS = ("channel_binding", "gssencmode", "target_session_attrs")
 
@@ -220,6 +222,9 @@ def _checked_postgres(url: URL) -> URL:
     query: dict[str, Any] = {name: value for name, value in url.query.items() if name not in _IGNORED_OPTIONS}
     if not query.keys().isdisjoint(("user", "password")):
         raise ConfigError("the PostgreSQL url: user and password are before the host, as in user:password@host")
+    for name in _FILES & query.keys():  # the working directory may change before a connection
+        if (file := _last_value(query[name])) not in ("", "system"):
+            query[name] = os.path.abspath(file)
     if len(hosts := _split_option(query.get("host", ""))) > 1:
         query["host"] = ",".join(map(str, _read_hosts(hosts)))
     if "port" in query:
@@ -239,8 +244,8 @@ def _numbers(url: URL) -> dict[str, float]:
             number = type(default)(_last_value(url.query.get(name, str(default))))
         except ValueError:
             number = math.nan
-        if not number >= 0:
-            raise ConfigError(f"the PostgreSQL url: the option {name} must be a number, not a negative one")
+        if not number > (-1 if name == "statement_cache_size" else 0):
+            raise ConfigError(f"the PostgreSQL url: the option {name} must be a number larger than 0")
         arguments[argument] = number
     return arguments
 
@@ -251,6 +256,9 @@ def driver_arguments(url: URL, settings: Mapping[str, str]) -> dict[str, Any]:
     if _last_value(url.query.get("sslrootcert", "")) == "system":  # the CAs that this machine trusts
         arguments["ssl"] = True  # as verify-full
         url = url.difference_update_query(["sslrootcert"])
+    hosts = [] if url.host else _split_option(url.query.get("host", ""))
+    if hosts and all(host.startswith("/") for host in hosts):  # Unix sockets have no TLS
+        arguments["ssl"] = False
     settings = {"application_name": _last_value(url.query.get("application_name", "replaybuf")), **settings}
     dsn = url.set(drivername="postgresql").difference_update_query([*_NUMBERS, "application_name"])
     return {**arguments, "dsn": dsn.render_as_string(hide_password=False), "server_settings": settings}

@@ -124,10 +124,14 @@ def unhold(tx: Transaction, lease: Leased, uids: Sequence[int]) -> None:
     move(tx, _held_rows(tx, lease, uids), transitions.unleased)
 
 
-def end_leases(tx: Transaction) -> int:
-    """End overdue leases that no concurrent transaction is ending, and return the number of their groups."""
+def end_leases(tx: Transaction, *, wait: bool = False) -> int:
+    """End overdue leases, and return the number of their groups.
+
+    With `wait`, the number includes groups whose leases a concurrent transaction is ending; they have ended at the end
+    of the call.
+    """
     now, limits = tx.clock(), tx.scope.rules.limits
-    uids = tx.values(f"{OVERDUE} {{skip}}", now=now, buffer=tx.scope.buffer)
+    uids = tx.values(OVERDUE if wait else f"{OVERDUE} {{skip}}", now=now, buffer=tx.scope.buffer)
     if not uids:
         return 0
     rows = read_rows(tx, "g.uid {in:uids} AND g.leased_until <= :now {lock:g}", uids=uids, now=now)

@@ -38,7 +38,7 @@ def draw_groups(tx: Transaction, draw: Draw, skip: set[int]) -> tuple[list[Group
     ended, since other callers may wait for their groups.
     """
     rows = _draw_once(tx, draw, skip)
-    ended = len(rows) < sum(draw.sizes.values()) and end_leases(tx) > 0
+    ended = len(rows) < sum(draw.sizes.values()) and end_leases(tx, wait=True) > 0
     if ended:
         rows = _draw_once(tx, draw, skip)
     if len(rows) < sum(draw.sizes.values()) and not draw.is_met_by(_drawn_counts(draw, rows)):
