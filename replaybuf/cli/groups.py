@@ -14,7 +14,7 @@ from replaybuf.common import units
 from replaybuf.common.redact import redact
 from replaybuf.errors import InputError
 from replaybuf.rules.policies import Order, parse_order
-from replaybuf.rules.query import LogicNode, Node, ScalarNode, SetNode, query_of
+from replaybuf.rules.query import LogicNode, Node, NotNode, ScalarNode, SetNode, query_of
 from replaybuf.storage.sql.inspection.group_metadata import listed, unknown_task
 from replaybuf.storage.sql.inspection.reader import Reader, open_reader
 from replaybuf.storage.sql.inspection.user_sql import VIEW_COLUMNS, run_statement
@@ -222,14 +222,24 @@ def rm(
       replaybuf rm run.db --task math --where '{"reward": 0}'
       replaybuf rm run.db --where '{"uid": {"$in": [17, 23]}}' --yes
     """
-    if where is None and task is None and status is None:
-        raise InputError("without --where, --task or --status this deletes all: give --where '{}' to do so")
+    query = query_of(where, task, status)
+    if not _has_condition(query) and (where or "").strip() != "{}":
+        raise InputError("rm needs a condition (--where, --task, --status); to delete all groups, give --where '{}'")
 
     async def work(storage: SQLStorage, selected: Node) -> dict[str, int]:
         return {"deleted": await storage.delete(selected)}
 
-    query = query_of(where, task, status)
     _change(url, output, buffer, task, query, "Delete", work, {"deleted": "deleted"}, dry_run=dry_run, yes=yes)
+
+
+def _has_condition(query: Node) -> bool:
+    """Return whether a query is about any field."""
+    match query:
+        case LogicNode(_, conditions):
+            return any(map(_has_condition, conditions))
+        case NotNode(condition):
+            return _has_condition(condition)
+    return True
 
 
 _SET_ASIDE = ("failed", "filtered", "expired")

@@ -66,8 +66,10 @@ def test_a_dry_run_deletes_nothing(url: str) -> None:
 
 
 def test_without_a_condition_nothing_is_deleted(url: str) -> None:
-    assert "give --where '{}' to do so" in run("rm", url, "--yes", code=1).stderr
-    assert len(uids(url)) == 13
+    everything = ("", " ", '{"$and": []}', '{"$or": [{}]}', '{"$not": {"$or": []}}')
+    for options in [(), *(("--where", text) for text in everything)]:
+        assert "to delete all groups, give --where '{}'" in run("rm", url, *options, "--yes", code=1).stderr
+        assert len(uids(url)) == 13
     assert run_json("rm", url, "--where", "{}", "--yes")[0]["deleted"] == 13
     assert uids(url) == []
 
