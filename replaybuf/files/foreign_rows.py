@@ -145,11 +145,15 @@ _EXPECTED: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
 
 def _check(place: str, rollout: Row, mapping: ColumnMapping) -> None:
     """Convert a rollout's fields to the types that other features expect. Raises FileError."""
-    if "message" in rollout:
-        message = rollout["message"] or []
+    message = rollout.get("message")
+    if message is None and rollout.get("prompt_ids") is None and mapping.names is not None:
+        raise FileError(
+            f"{place} has no prompt, nor prompt_ids: say which column has it "
+            '(fields={"message": ...}, --field message=)'
+        )
+    if message is not None or mapping.names is not None:
+        message = message or []
         rollout["message"] = [{"role": "user", "content": message}] if type(message) is str else message
-    elif mapping.names is not None:
-        raise FileError(f'{place} has no prompt: say which column has it (fields={{"message": ...}}, --field message=)')
     for name, (is_right, expected) in _EXPECTED.items():
         if rollout.get(name) is not None and not is_right(rollout[name]):
             raise FileError(f"{place}: {name} is {rollout[name]!r:.60}; expected {expected}")

@@ -35,8 +35,17 @@ async def test_rows_of_others_are_groups_by_their_id_or_prompt(memory: Any, tmp_
     assert [rollout.response for rollout in third] == ["4", "4"]
 
 
+async def test_rows_may_have_token_ids_alone(memory: Any, tmp_path: Path) -> None:
+    rows = [{"prompt_ids": [n], "response_ids": [2, 3], "reward": 1} for n in (1, 1, 5)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    await memory.import_from(tmp_path / "a.jsonl", as_task="math")
+    groups = [group for _, group in await contents(memory)]
+    assert [[one.prompt_ids for one in group] for group in groups] == [[[1], [1]], [[5]]]
+    assert (groups[1][0].message, groups[1][0].status) == ([], Status.COMPLETED)
+
+
 @pytest.mark.fast
-@pytest.mark.parametrize("prompt", ["", [], None])
+@pytest.mark.parametrize("prompt", ["", []])
 def test_rows_with_an_empty_prompt_are_no_group_of_each_other(tmp_path: Path, prompt: Any) -> None:
     rows = [{"message": prompt, "response": "x", "task_name": "math"} for _ in range(15)]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))

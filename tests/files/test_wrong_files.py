@@ -70,7 +70,8 @@ WRONG = [
     (b'{"message": 5, "task_name": "x"}', "line 2: message is 5; expected a text"),
     (b'{"message": "a", "task_name": "x", "status": "done"}', "status is 'done'; expected one"),
     (b'{"message": "a"}', "line 2 has no task_name: say of which task .*--as-task"),
-    (b'{"prompt": "a", "task_name": "x"}', "line 2 has no prompt: say which column .*--field message="),
+    (b'{"prompt": "a", "task_name": "x"}', "line 2 has no prompt, nor prompt_ids: say .*--field message="),
+    (b'{"message": null, "response": "b", "task_name": "x"}', "line 2 has no prompt, nor prompt_ids: say"),
     (b'{"message": "a", "task_name": "x"}', "line 2 has no response: say which column .*--as-status init"),
     (b'{"message": "a", "response": "b", "task_name": "x", "priority": -1}', "line 2: priority must be"),
     (
