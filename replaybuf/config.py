@@ -197,8 +197,9 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
-        """Refuse limits with which nothing could ever be drawn where the config is made."""
+        """Refuse a wrong name, and limits with which nothing could ever be drawn, where the config is made."""
         try:
+            check_task_name(self.name, "name")
             self.rules()
         except ReplayBufError as error:
             raise refusal(type(self), {"": str(error)}) from None
@@ -214,7 +215,6 @@ class ReplayBufferConfig(ReadableConfig, Generic[R]):
         """
         password = None if self.password is None else password_function(self.password)
         try:
-            check_task_name(self.name, "name")
             rollout_type = RolloutType(
                 self.rollout_type,
                 types=self.types,

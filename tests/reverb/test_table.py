@@ -31,6 +31,8 @@ def table(**changes: Any) -> Table:
         "remover": Fifo(),
         "max_size": 100,
         "rate_limiter": MinSize(1),
+        "extensions": (),
+        "signature": None,
         "seed": 7,
     }
     return Table(**arguments | changes)
@@ -179,7 +181,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sampler": object()}, r"sampler must be one of replaybuf\.integrations\.reverb\.selectors"),
     ({"rate_limiter": Fifo()}, r"rate_limiter must be one of replaybuf\.integrations\.reverb\.rate_limiters"),
     ({"signature": {"a": 1}}, "table replay: .*signature is no field"),
-    ({"max_times_sampled": 1.5}, "table replay: .*max_times_sampled"),
+    *(({"max_times_sampled": times}, "table replay: .*max_times_sampled") for times in (1.5, None, "2")),
+    ({"capacity": 5, "url": "memory://"}, "table replay: capacity, url is said by the table's own arguments"),
+    ({"name": ""}, "name"),
     ({"max_size": 3, "rate_limiter": MinSize(4)}, "capacity 3 is below min_size 4: nothing could ever be drawn"),
     (
         {"sampler": Prioritized(0.6), "remover": Prioritized(1.0)},
@@ -199,6 +203,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     [
         *((partial(table, **changes), message) for changes, message in REFUSED),
         (partial(Table.queue, "queue", 0), "table queue: .*capacity"),
+        (partial(Table.queue, "queue", "x"), "table queue: .*capacity"),
         (partial(Prioritized, -1), "priority_exponent must be a number of at least 0"),
     ],
 )
@@ -307,7 +312,7 @@ def test_a_checkpoint_that_not_all_tables_have_restores_none(shared_url: str) ->
 
 
 def test_tables_that_are_not_there_are_refused() -> None:
-    for tables in ([table(), table()], []):
+    for tables in ([table(), table()], [], ["replay"]):
         with pytest.raises(ConfigError, match="at least one table, each of another name"):
             Client("memory://", tables=tables)
     with Client("memory://", tables=[table()]) as client:
@@ -316,6 +321,8 @@ def test_tables_that_are_not_there_are_refused() -> None:
                 call()
         with pytest.raises(InputError, match="priorities"):
             client.insert(1, {})
+        with pytest.raises(InputError, match="updates must be a dict of priorities by key, got"):
+            client.mutate_priorities("replay", [(1, 2.0)])  # type: ignore[arg-type]
 
 
 def test_a_client_shows_no_password() -> None:

@@ -51,9 +51,10 @@ class Client:
     """
 
     def __init__(self, url: str, tables: Iterable[Table]) -> None:
-        definitions = list(tables)
+        given = check_list(tables, "tables")
+        definitions = [table for table in given if isinstance(table, Table)]
         self._url, self._tables = url, {table.name: table for table in definitions}
-        if not definitions or len(self._tables) < len(definitions):
+        if not given or len(self._tables) < len(given):
             raise ConfigError("tables must be a list of at least one table, each of another name")
         self._buffers = {table.name: table.config(url).build_sync() for table in definitions}
 
@@ -140,6 +141,8 @@ class Client:
     ) -> None:
         """Set the priorities of items of a table by key, then remove some; missing keys are ignored."""
         buffer = self.buffer(table)
+        if not isinstance(updates, Mapping | None):
+            raise InputError(f"updates must be a dict of priorities by key, got {shown(updates)}")
         if updates:
             exponent = self._tables[table].exponent
             buffer.update_priorities({key: weight_of(priority, exponent) for key, priority in updates.items()})

@@ -55,4 +55,4 @@ class Queue(RateLimiter):
 
     @property
     def limits(self) -> dict[str, Any]:
-        return {"min_size": 1, "samples_per_insert": 1.0, "error_buffer": (0.0, float(self.size))}
+        return {"min_size": 1, "samples_per_insert": 1.0, "error_buffer": (0.0, self.size)}

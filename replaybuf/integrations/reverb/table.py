@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+from replaybuf.common.checks import shown, whole
 from replaybuf.config import ReplayBufferConfig
 from replaybuf.errors import ConfigError
 from replaybuf.integrations.reverb.rate_limiters import Queue, RateLimiter
 from replaybuf.integrations.reverb.selectors import Fifo, Lifo, Selector, exponent_of
+
+#: Reverb's arguments that may be given without a value.
+_NOT_HERE = ("signature", "extensions")
 
 
 class Table:
@@ -34,19 +38,26 @@ class Table:
         for argument, value, kind in (*arguments, ("rate_limiter", rate_limiter, RateLimiter)):
             if not isinstance(value, kind):
                 raise ConfigError(f"table {name}: {argument} must be one of {kind.__module__}, got {value!r}")
+        if (times := whole(max_times_sampled)) is None:
+            raise ConfigError(f"table {name}: max_times_sampled must be a whole number, got {shown(max_times_sampled)}")
         self.name, self.sampler = name, sampler
         self.exponent = exponent_of(sampler, remover)
-        self._settings = dict(
-            name=name,
-            policy=sampler.policy,
-            remover=remover.policy,
-            capacity=max_size,
-            max_times_sampled=max(0, max_times_sampled),
-            rollout_type=dict,
+        settings = {
+            "name": name,
+            "policy": sampler.policy,
+            "remover": remover.policy,
+            "capacity": max_size,
+            "max_times_sampled": max(0, times),
+            "rollout_type": dict,
             **rate_limiter.limits,
-            **options,
-        )
+        }
+        if twice := {*settings, "url"} & options.keys():
+            raise ConfigError(f"table {name}: {', '.join(sorted(twice))} is said by the table's own arguments")
+        self._settings = settings | {key: value for key, value in options.items() if value or key not in _NOT_HERE}
         self.config("memory://")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
 
     @classmethod
     def queue(cls, name: str, max_size: int, **options: Any) -> Self:
@@ -61,8 +72,6 @@ class Table:
     def config(self, url: str) -> ReplayBufferConfig[Any]:
         """Return the config of the buffer that has the table's items, in a task of its name. Raises ConfigError."""
         try:
-            config = ReplayBufferConfig[Any](url=url, **self._settings)
-            config.rules()
+            return ReplayBufferConfig[Any](url=url, **self._settings)
         except ConfigError as error:
             raise ConfigError(f"table {self.name}: {error}") from None
-        return config
