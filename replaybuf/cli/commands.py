@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from importlib import import_module
@@ -129,7 +130,13 @@ def run() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a prompt in a script that the terminal can't show
+    signal.signal(signal.SIGTERM, _terminate)
     app(prog_name="replaybuf")
+
+
+def _terminate(number: int, _: object) -> None:
+    """End by an exception, so that commands leave nothing behind, and the terminal as it was."""
+    sys.exit(128 + number)
 
 
 # Arguments and options that commands share. None of the options has an environment variable, so that a program's

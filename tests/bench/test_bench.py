@@ -174,13 +174,14 @@ def _is_busy(process: psutil.Process) -> bool:
 LONG = ("--workers", 2, "--trainers", 1, "--group", "2x16", "--take", 4, "--minutes", 5)
 
 
-def test_ctrl_c_ends_a_load_early_and_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_load_early_and_leaves_nothing(tmp_path: Path, sent: signal.Signals, code: int) -> None:
     process = start("bench", url := f"sqlite:///{tmp_path}/bench.db", *LONG, start_new_session=True)
     until_begun(url)
     children = children_of(process)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    os.killpg(process.pid, sent)  # as a terminal does, or a cluster's scheduler
     output, errors = process.communicate(timeout=60)
-    assert (process.returncode, output, errors) == (130, "", "")
+    assert (process.returncode, output, errors) == (code, "", "")
     assert not [child for child in children if child.is_running()]
     assert list(tmp_path.iterdir()) == []
 

@@ -136,6 +136,7 @@ def run(settings: BenchSettings, tell: Tell) -> Outcome:
             forget_buffer(reader, settings.buffer)
         except ReplayBufError as error:
             outcome.failed.append(f"the groups of this load, in buffer {settings.buffer}, are left: {error}")
+            tell(outcome.failed[-1])  # nobody sees the outcome after a signal
         if is_new and reader.path and settings.payloads == "database":  # a place belongs to its database
             for suffix in ("", "-wal", "-shm"):
                 Path(f"{reader.path}{suffix}").unlink(missing_ok=True)
