@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -146,17 +147,14 @@ def _write_all(file: BinaryIO, buffers: Sequence[Any]) -> None:
 
 def _read_range(number: int, extent: Extent) -> Any:
     """Return bytes in newly allocated memory, or a DecodeError where the file ends too early or is none."""
-    memory: Any = np.empty(extent.size, np.uint8)
+    status = os.fstat(number)
+    if not stat.S_ISREG(status.st_mode):
+        return DecodeError(f"the file {extent.name} was replaced by a folder or a pipe")
+    there = max(0, min(extent.size, status.st_size - extent.at))  # the size in a damaged payload may be any
+    memory: Any = np.empty(there, np.uint8)
     view, at = memoryview(memory), extent.at
-    while view.nbytes:
-        try:
-            count = os.preadv(number, [view], at)
-        except OSError as error:
-            if error.errno not in (errno.EISDIR, errno.ESPIPE):
-                raise
-            return DecodeError(f"the file {extent.name} was replaced by a folder or a pipe")
-        if count == 0:
-            end = os.fstat(number).st_size
-            return DecodeError(f"the file {extent.name} ends at byte {end}: it was cut short")
+    while view.nbytes and (count := os.preadv(number, [view], at)):
         view, at = view[count:], at + count
+    if view.nbytes or memory.nbytes < extent.size:
+        return DecodeError(f"the file {extent.name} ends at byte {status.st_size}: it was cut short")
     return memory
