@@ -22,7 +22,7 @@ from replaybuf.storage.sql.statements import presence
 from replaybuf.storage.sql.statements.new_rows import insert_rows
 from replaybuf.storage.sql.statements.presence import KEEP_HISTORY, KEEP_WORKERS, record_minute
 from replaybuf.storage.sql.tasks import heartbeats
-from tests.cancellation.conftest import locked
+from tests.cancellation.conftest import end_background_work, locked
 from tests.postgres import holding
 from tests.presence import conftest
 from tests.presence.conftest import (
@@ -159,6 +159,26 @@ async def test_a_locked_database_costs_neither_a_warning_nor_a_count(
             await until(lambda: any(record.name == "replaybuf.presence" for record in caplog.records))
     assert (await workers_of(url))["me"].groups == 5
     assert {record.levelno for record in caplog.records if record.name == "replaybuf.presence"} == {logging.DEBUG}
+
+
+async def test_a_sign_of_life_that_fails_comes_again_soon(
+    tmp_path: Any, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An idle worker isn't to look dead."""
+    monkeypatch.setattr(heartbeats, "_PATIENCE", 0.05)
+    url = f"sqlite:///{tmp_path}/run.db"
+    async with build(url, worker="me") as buffer:
+        await fill(buffer, 1)
+        await end_background_work(buffer)
+        storage: Any = buffer.storage
+        await storage.thread.run(storage.presence.flush)
+        [before] = await seen(url, list_workers)
+        async with locked(url):
+            await storage.thread.run(storage.presence.flush)
+        await asyncio.sleep(0.05)
+        await storage.thread.run(storage.presence.beat)
+        [after] = await seen(url, list_workers)
+    assert after.last_seen > before.last_seen
 
 
 async def test_an_event_that_another_thread_reports_while_a_heartbeat_fails_is_kept(

@@ -61,7 +61,7 @@ given.
 
 Batches are written in the transaction of their draw, and most events in the transaction that they are about. Workers
 and history are written every few seconds by their own process: a killed process leaves its last rows behind, with its
-last heartbeat. All are bounded: the background task removes old rows.
+last heartbeat. The background task removes old rows.
 
 The `activity` of a worker has its counts since the buffer was opened, and `marks`: for each period of
 `ACTIVITY_SECONDS` of the last hour in which it sent a heartbeat, the same counts, in order, at the last one; `limits`

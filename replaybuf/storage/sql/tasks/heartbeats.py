@@ -116,6 +116,7 @@ class Presence:
             await self._record_minute()
             self._has_complained = False
         except Exception as error:
+            self._beat_at += _NEWS_SECONDS - _SIGN_SECONDS  # an idle worker isn't to look dead for one failure
             self._log_failure(error)
 
     async def end(self) -> None:
