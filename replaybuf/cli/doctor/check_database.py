@@ -87,10 +87,6 @@ _USABLE_INDEXES = {
     "postgresql": """SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
 WHERE i.indisvalid AND c.relnamespace = current_schema()::regnamespace""",
 }
-_VIEWS = {
-    "sqlite": "SELECT name FROM sqlite_master WHERE type = 'view'",
-    "postgresql": "SELECT viewname FROM pg_views WHERE schemaname = current_schema()",
-}
 _INDEXES = {str(index.name): index for table in metadata.tables.values() for index in table.indexes}
 
 
@@ -107,7 +103,7 @@ def _lost_indexes(tx: Transaction) -> list[str]:
 
 
 def _lost_views(tx: Transaction) -> list[str]:
-    return sorted(set(VIEWS).difference(tx.values(_VIEWS[tx.dialect.name])))
+    return sorted(set(VIEWS).difference(tx.values("{views}")))
 
 
 def _make_indexes(tx: Transaction) -> str:
