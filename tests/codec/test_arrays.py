@@ -112,6 +112,18 @@ def test_a_converter_that_changes_its_array_changes_no_equal_one() -> None:
     assert [restored["a"].array[0], restored["b"][0], restored["c"].array[0], restored["d"][0]] == [2, 1, 2, 1]
 
 
+def test_a_small_array_does_not_keep_a_large_payload() -> None:
+    """What is kept is at most 64 times the array."""
+    (restored,) = DICTS.decode(
+        DICTS.encode([{"large": np.zeros(MB, "u1"), "small": np.zeros(1000), "part": np.zeros(4000)}])
+    )
+    assert {name: array.flags.owndata for name, array in restored.items()} == {
+        "large": False,
+        "small": True,
+        "part": False,
+    }
+
+
 def test_writing_and_reading_copy_once() -> None:
     array = np.zeros(16 * MB, "u1")
     payload, peak = most_memory(lambda: DICTS.encode([{"field": array}]))

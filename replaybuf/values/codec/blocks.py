@@ -39,6 +39,8 @@ GROUPED: Final = 4096
 _MOST_GROUPED: Final = 256 << 10
 #: The most blocks of one array.
 _MOST_PARTS: Final = 64
+#: The memory that arrays of a block keep alive, relative to the block: those of smaller ones are copies.
+_MOST_KEPT: Final = 64
 #: The most bytes of arrays that repeat a number.
 _MOST_REPEATED: Final = 1 << 28
 _PLACE: Final = struct.Struct("<II")
@@ -244,8 +246,8 @@ def checked_array(array: DeferredArray, block: Any) -> AnyArray:
 class BlockReader:
     """Reads the arrays of a payload in the memory of its `blocks`, which were verified before.
 
-    With `lends`, the first array of each block shares that memory. What changes arrays while others are read, such as a
-    user's converter, would change those, too: then all are copies.
+    With `lends`, the first array of each block shares that memory, unless it would keep much more alive. What changes
+    arrays while others are read, such as a user's converter, would change those, too: then all are copies.
     """
 
     def __init__(self, head: Head, blocks: Any, *, lends: bool = True) -> None:
@@ -326,9 +328,9 @@ class BlockReader:
 
     def _lend(self, block: int) -> bool:
         """Return whether an array may share the memory of a block, which no other one has then."""
-        lends = self._lends and block not in self._lent_blocks
+        is_lent = block in self._lent_blocks
         self._lent_blocks.add(block)
-        return lends
+        return self._lends and not is_lent and self._head.sizes[block] * _MOST_KEPT >= len(self._blocks)
 
     def _arrays_of_block(self, dtype: np.dtype[Any], inside: Any, shapes: list[Any], sizes: list[int]) -> Sequence[Any]:
         """Return arrays of one block, as views of one array."""

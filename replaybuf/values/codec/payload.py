@@ -125,9 +125,9 @@ class Codec:
     def decode(self, payload: Buffer, *, tail: Buffer | None = None) -> list[Any]:
         """Return the rollouts of a payload, independent of its memory, after its checksums were verified.
 
-        Their arrays share one copy of its blocks; where converters run, each is a copy. A payload stored in two parts
-        is given as its head and its blocks, the `tail`, whose memory the arrays have if it is writable and no part of a
-        larger one.
+        Their arrays share one copy of its blocks, but for small ones; where converters run, each is a copy. A payload
+        stored in two parts is given as its head and its blocks, the `tail`, whose memory the arrays have if it is
+        writable and no part of a larger one.
 
         Raises DecodeError for a damaged payload, a newer version or another rollout type.
         """
