@@ -120,6 +120,57 @@ def test_a_fork_in_the_middle_of_another_threads_transactions_finds_no_locks(sha
     )
 
 
+@pytest.mark.parametrize("begins", ["before", "after"])
+def test_a_fork_goes_on_when_its_parent_has_closed(shared_url: str, begins: str) -> None:
+    """Beside another process that opens the database then: SQLite would give each a WAL of its own."""
+    run(
+        """
+        import signal
+
+        def child():
+            signal.alarm(60)
+            os.read(started[0], 1)
+            if begins == "before":
+                asyncio.run(buffer.put(group(2), TASK))
+            os.write(used[1], b"x")
+            os.read(closed[0], 1)
+            for number in range(3, 6):
+                asyncio.run(buffer.put(group(number), TASK))
+                os.write(put[1], b"x")
+                os.read(others[0], 1)
+            os.write(put[1], b"x")
+
+        def another():
+            async def puts():
+                signal.alarm(60)
+                os.read(put[0], 1)
+                async with build(url) as own:
+                    for number in range(6, 9):
+                        await own.put(group(number), TASK)
+                        os.write(others[1], b"x")
+                        os.read(put[0], 1)
+            asyncio.run(puts())
+
+        begins = sys.argv[2]
+        started, used, closed, put, others = (os.pipe() for _ in range(5))
+        unopened = forked(another)
+        buffer = build(url)
+        asyncio.run(buffer.put(group(1), TASK))
+        opened = forked(child)
+        os.write(started[1], b"x")
+        os.read(used[0], 1)
+        asyncio.run(buffer.close())
+        os.write(closed[1], b"x")
+        assert [os.waitpid(pid, 0)[1] for pid in (opened, unopened)] == [0, 0]
+        buffer = build(url)
+        assert sorted(asyncio.run(take_all(buffer))) == [1, *([2] if begins == "before" else []), *range(3, 9)]
+        asyncio.run(buffer.close())
+        """,
+        shared_url,
+        begins,
+    )
+
+
 @pytest.mark.parametrize("kind", [ReplayBufferConfig, SyncReplayBufferConfig, AsyncReplayBufferConfig])
 def test_configs_can_be_pickled(kind: type[ReplayBufferConfig]) -> None:
     config = kind(url="sqlite:///run.db", policy=FIFOPolicy, rollout_type=dict)

@@ -194,6 +194,7 @@ _SQL = [
     ("records-keep-payloads", f"{_STATEMENTS}/past.py", "WHERE p.uid = rb_payload.uid AND p.removed_at IS NOT NULL)", "WHERE p.uid = rb_payload.uid)", "what a draw took is swept"),
     ("undone-draw-still-recorded", f"{_STATEMENTS}/batches.py", "        tx.change(\"DELETE FROM rb_past WHERE draw = :draw AND draw > 0 AND removed_at IS NULL\", draw=number)\n", "", "an undone draw had no groups"),
     ("leased-version-stays-trained", f"{_STATEMENTS}/leases.py", "CASE WHEN lease IS NULL THEN 0 ELSE 1 END", "0", "an undo takes the trained step back from a version that a lease had"),
+    ("fork-without-locks", f"{_ENGINE}/sqlite_raw.py", "                _lock_as_open(path)\n", "                pass\n", "what a forked process commits after its parent has closed is kept"),
     ("undone-draw-renumbered", "storage/sql/schema/tables.py", "    sqlite_autoincrement=True,  # versions of a pruned or undone draw keep its number\n", "", "the number of a draw is not given again"),
     ("undo-beside-a-sweep", "storage/sql/tasks/delivery.py", "            lock(tx, uids)  # so that a sweep, which goes by the batch and deletes payloads, has ended or skips them\n", "", "an undo waits for a sweep of its groups"),
     ("pruned-draws-stay", f"{_STATEMENTS}/batches.py", "    tx.change(\"DELETE FROM rb_past WHERE draw {in:draws} AND draw > 0 AND removed_at IS NULL\", draws=draws)\n", "", "the groups of a draw go with it"),

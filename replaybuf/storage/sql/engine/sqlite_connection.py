@@ -28,7 +28,7 @@ from replaybuf.storage.sql.engine.sqlite_files import (
     read_only_uri,
     refuse_foreign_file,
 )
-from replaybuf.storage.sql.engine.sqlite_raw import FORK_GUARD, RawConnection, Script, patiently
+from replaybuf.storage.sql.engine.sqlite_raw import FORK_GUARD, RawConnection, Script, open_files, patiently
 from replaybuf.storage.sql.engine.transaction import Scope, after_commit, on_commit
 
 T = TypeVar("T")
@@ -225,6 +225,8 @@ def connect(access: Access, uri: str | None = None) -> RawConnection:
         check_same_thread=False,
         factory=RawConnection,
     )
+    if path is not None:
+        open_files[raw] = path
     try:
         if access.ours_only and path is not None and uri is None:
             patiently(partial(refuse_foreign_file, raw, path, access.where), patience)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import select
 import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
+from weakref import WeakKeyDictionary
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0002, 0.005
 
@@ -39,6 +42,11 @@ class RawConnection(sqlite3.Connection):
         """Close the connection."""
         with FORK_GUARD:
             super().close()
+            open_files.pop(self, None)
+
+
+#: The paths of the databases of open connections that stay open.
+open_files: WeakKeyDictionary[RawConnection, str] = WeakKeyDictionary()
 
 
 def is_busy(error: sqlite3.Error) -> bool:
@@ -70,6 +78,10 @@ def patiently(function: Callable[[], object], seconds: float) -> None:
 
 #: The longest wait of a fork for running transactions. Afterwards it proceeds, and the child may see a locked database.
 LONGEST_SECONDS = 10.0
+#: How long the parent waits until the child has its own locks.
+_CHILD_SECONDS = 1.0
+#: What a connection in WAL mode locks as long as it is open (SQLite's os_unix.c): bytes of the file, and of its -shm.
+_SHARED_LOCKS = (("", 0x40000002, 510), ("-shm", 128, 1))
 
 
 class ForkGuard:
@@ -79,6 +91,7 @@ class ForkGuard:
         self._condition = threading.Condition()
         self._inside_count = 0
         self._forking_count = 0
+        self._of_thread = threading.local()
 
     def __enter__(self) -> None:
         with self._condition:
@@ -97,16 +110,46 @@ class ForkGuard:
         with self._condition:
             self._forking_count += 1
             self._condition.wait_for(lambda: not self._inside_count, LONGEST_SECONDS)
+        self._of_thread.pipe = None
+        if open_files:
+            self._of_thread.pipe = os.pipe()
 
     def after_in_parent(self) -> None:
-        """Let transactions begin again."""
+        """Let transactions begin again, once the child has its own locks."""
+        if pipe := self._of_thread.pipe:
+            os.close(pipe[1])
+            child = select.poll()
+            child.register(pipe[0])
+            child.poll(1000 * _CHILD_SECONDS)
+            os.close(pipe[0])
         with self._condition:
             self._forking_count -= 1
             self._condition.notify_all()
 
     def after_in_child(self) -> None:
         """Reset: the child has one thread, and no transaction runs in it."""
+        pipe = self._of_thread.pipe
         self.__init__()  # type: ignore[misc]
+        if pipe:
+            for path in {*open_files.values()}:
+                _lock_as_open(path)
+            for end in pipe:
+                os.close(end)
+
+
+def _lock_as_open(path: str) -> None:
+    """Take the locks that SQLite's inherited record says this process has.
+
+    Else the parent, or any other process, would delete the WAL and its index when it closes, or make another index:
+    connections of this process would go on in the deleted ones, and what they commit would be lost. The file
+    descriptors stay open: closing one releases all locks of the process on its file.
+    """
+    import fcntl
+
+    for suffix, start, size in _SHARED_LOCKS:
+        with suppress(OSError):
+            number = os.open(f"{path}{suffix}", os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.lockf(number, fcntl.LOCK_SH | fcntl.LOCK_NB, size, start)
 
 
 FORK_GUARD = ForkGuard()
