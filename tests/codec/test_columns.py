@@ -12,6 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from replaybuf.errors import DecodeError
+from replaybuf.values.codec import blocks
 from replaybuf.values.codec.blocks import GROUPED
 from replaybuf.values.codec.payload import Codec
 from replaybuf.values.rollouts.rollout import RolloutState, Status
@@ -141,6 +143,16 @@ def test_a_number_that_is_repeated_takes_no_room() -> None:
     repeated = [{**field, "mask": np.ones(700, "i1"), "steps": np.full(300 + row, 7)} for row, field in enumerate(ids)]
     assert len(DICTS.encode(repeated)) < len(DICTS.encode(ids)) + 200
     back(repeated)
+
+
+def test_numbers_are_repeated_only_as_far_as_they_can_be_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"a": np.ones(700, "i1"), "b": np.full(350, 2, "i2"), "n": row} for row in range(4)]
+    payload = DICTS.encode(rows)
+    monkeypatch.setattr(blocks, "_MOST_REPEATED", 5599)
+    with pytest.raises(DecodeError, match="repeated numbers take too much memory"):
+        DICTS.decode(payload)
+    assert len(payload) < 1000 < 2800 < len(DICTS.encode(rows))
+    back(rows)
 
 
 @pytest.mark.parametrize("like", [0.0, -0.0, float("nan"), 1.0])

@@ -114,7 +114,7 @@ _QUERY = [
 _CODEC = [
     ("checksum-not-checked", "values/codec/payload_format.py", "if digest(", "if False and digest(", "a damaged payload is noticed"),
     ("arrays-share-a-block", "values/codec/blocks.py", "self._lends and not is_lent and", "self._lends and", "equal arrays come back apart"),
-    ("number-nearly-repeated", "values/codec/blocks.py", "None if any(array.tobytes() != number * len(array) for array in arrays) else number", "number", "arrays that repeat a number at their ends only keep their bits"),
+    ("number-nearly-repeated", "values/codec/blocks.py", "if any(array.tobytes() != number * len(array) for array in arrays):", "if False:", "arrays that repeat a number at their ends only keep their bits"),
     ("newer-format-read", "values/codec/payload_format.py", "if version != VERSION:", "if version > VERSION + 1:", "newer formats are refused"),
     ("lengths-not-checked", "values/codec/blocks.py", "if not fits:", "if False:", "lengths add up"),
     ("int-without-sign", "values/codec/value_types.py", 'int.from_bytes(raw, "little", signed=True)', 'int.from_bytes(raw, "little")', "big negative integers come back as they were"),

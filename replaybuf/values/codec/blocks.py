@@ -41,7 +41,7 @@ _MOST_GROUPED: Final = 256 << 10
 _MOST_PARTS: Final = 64
 #: The memory that arrays of a block keep alive, relative to the block: those of smaller ones are copies.
 _MOST_KEPT: Final = 64
-#: The most bytes of arrays that repeat a number.
+#: The most bytes of the arrays of a payload that repeat a number: a damaged one isn't to take all memory.
 _MOST_REPEATED: Final = 1 << 28
 _PLACE: Final = struct.Struct("<II")
 _make_tuple: Final = tuple.__new__  # bypasses the checks of ExtType.__new__
@@ -58,13 +58,14 @@ def _reference(entry: int, place: int) -> Any:
 class BlockWriter:
     """The blocks of one payload, and its `table` of arrays. Blocks may share the memory of large arrays."""
 
-    __slots__ = ("_arrays_alike", "_placed_arrays", "blocks", "sizes", "table")
+    __slots__ = ("_arrays_alike", "_placed_arrays", "_repeated_bytes", "blocks", "sizes", "table")
 
     def __init__(self) -> None:
         #: Of each block the buffers that it consists of.
         self.blocks: list[Sequence[Any]] = []
         self.sizes: list[int] = []
         self.table: list[Any] = []
+        self._repeated_bytes = 0
         # By id of an array: its entry, its place there, and the array, whose id is thus its own.
         self._placed_arrays: dict[int, tuple[int, int, AnyArray]] = {}
         # By size and some items: the first such array, and blocks by a hash of their bytes.
@@ -128,10 +129,13 @@ class BlockWriter:
     def _repeated_number(self, arrays: Sequence[AnyArray], nbytes: int) -> bytes | None:
         """Return the bytes of the number that all of these arrays repeat, if there is one and room for it."""
         first = arrays[0] if arrays[0].size else next(array for array in arrays if array.size)
-        if first.ndim != 1 or first.item(0) != first.item(-1) or nbytes > _MOST_REPEATED:
+        if first.ndim != 1 or first.item(0) != first.item(-1) or self._repeated_bytes + nbytes > _MOST_REPEATED:
             return None
         number = first[:1].tobytes()
-        return None if any(array.tobytes() != number * len(array) for array in arrays) else number
+        if any(array.tobytes() != number * len(array) for array in arrays):
+            return None
+        self._repeated_bytes += nbytes
+        return number
 
     def _entry(self, arrays: Sequence[AnyArray], dtype: np.dtype[Any], inside: Any, shapes: list[Any]) -> int:
         entry = len(self.table) // 3
@@ -257,6 +261,7 @@ class BlockReader:
         self._table: list[Any] = []
         self._arrays: dict[int, Sequence[Any]] = {}
         self._lent_blocks: set[int] = set()
+        self._repeated_bytes = 0
         #: Whether handles replace arrays, except in values that are being made of arrays: the depth of these.
         self.deferring = False
         self.eager = 0
@@ -302,7 +307,7 @@ class BlockReader:
         if type(inside) is int:
             fits = inside >= 0 and self._head.sizes[inside] == nbytes
         elif type(inside) is bytes:
-            fits = len(inside) in (nbytes, dtype.itemsize) and nbytes <= _MOST_REPEATED
+            fits = len(inside) in (nbytes, dtype.itemsize)
         else:
             whole = are_counts(inside)
             lengths = [self._head.sizes[block] for block in inside] if whole else [*map(self._bytes_in, inside)]
@@ -337,10 +342,14 @@ class BlockReader:
         flat: AnyArray
         count = sum(sizes)
         if type(inside) is bytes:
-            raw = inside * (count * dtype.itemsize // len(inside)) if inside else inside
+            nbytes = count * dtype.itemsize
+            self._repeated_bytes += nbytes if nbytes > len(inside) else 0
+            if self._repeated_bytes > _MOST_REPEATED:
+                raise ValueError("its repeated numbers take too much memory")
+            raw = bytearray(inside) * (nbytes // len(inside) if inside else 1)
             if len(shapes) == 1:
-                return [np.ndarray(shapes[0], dtype, raw).copy()]
-            flat = np.ndarray(count, dtype, raw).copy()
+                return [np.ndarray(shapes[0], dtype, raw)]
+            flat = np.ndarray(count, dtype, raw)
         else:
             flat = np.ndarray(count, dtype, self._blocks, self._head.starts[inside])
             if not self._lend(inside):
