@@ -6,9 +6,14 @@ the codec only by the commands that use them.
 
 from __future__ import annotations
 
+import sys
+
 
 def main() -> None:
     """Run the program `replaybuf`."""
-    from replaybuf.cli.commands import run
+    try:
+        from replaybuf.cli.commands import run
 
-    run()
+        run()
+    except KeyboardInterrupt:  # in the imports: a command ends with the same code
+        sys.exit(130)

@@ -85,6 +85,9 @@ class Commands(TyperGroup):
         except ReplayBufError as error:
             typer.echo(f"Error: {escape_line(str(error))}", err=True)
             raise typer.Exit(1) from error
+        except UnicodeEncodeError as error:  # (which has the text, perhaps a URL)
+            typer.echo("Error: an argument, or a variable that stands for one, isn't text in UTF-8", err=True)
+            raise typer.Exit(1) from error
 
 
 app = typer.Typer(

@@ -54,8 +54,8 @@ def show(
     shows all of it, arrays and tensors by their types and shapes.
 
     --worst and --best choose rollouts from all groups, or from those of --task and --where, by looking at all of them:
-    a million take a while. Of equal rewards one of each group is shown before a second one of any, from each task in
-    turn. Up to 2,000 characters of each are shown, unless --full is given.
+    a million take a while. Of equal rewards one of each group is shown before a second one of any. Up to 2,000
+    characters of each are shown, unless --full is given.
 
     \b
     Examples:

@@ -57,8 +57,7 @@ def trace(
     where a task is lower than in the steps before, or another worker is lower than the others. "step 413" says what it
     was trained on: from which weights, how stale, and made by whom, the workers first whose groups are worst compared
     with those that others made of the same tasks; then the groups themselves. With --task and --worker, both are about
-    these groups. "uid 17" is the life of a group: put, drawn, given back, by whom, replaced by what, in which
-    checkpoints.
+    these groups. "uid 17" is the life of a group: put, drawn, given back, by whom, replaced by what.
 
     The last 10,000 draws of a buffer are recorded, unless its config says otherwise. Of a step that was trained on
     again after a restore, both are shown, the last first.

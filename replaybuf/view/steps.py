@@ -247,8 +247,8 @@ def _step(
 def _lowest_answers(tx: Transaction, uids: Sequence[int], limit: int) -> list[dict[str, Any]]:
     """Return the rollouts with the lowest rewards among these groups."""
     chosen = extreme_rollouts(tx, uids, limit, worst=True)
-    rows = {(row["uid"], row["position"]): row for row in tx.rows(_ANSWERS, uids=[uid for uid, _ in chosen])}
-    return [rows[place] for place in chosen]
+    rows = {(row["uid"], row["position"]): row for row in tx.rows(_ANSWERS, uids=[uid for uid, *_ in chosen])}
+    return [rows[uid, position] for uid, position, _ in chosen]
 
 
 def no_groups(tx: Transaction, buffer: str, phrase: str, task: str | None = None, worker: str | None = None) -> str:

@@ -267,3 +267,8 @@ def test_an_older_schema_is_to_be_upgraded_and_a_newer_one_is_refused(
 def test_upgrade_leaves_other_databases_alone(empty: str) -> None:
     execute(empty, "CREATE TABLE other (a int)")
     assert "belongs to something else" in run("doctor", empty, "--upgrade", code=1).stderr
+
+
+def test_arguments_that_are_no_text_are_refused(empty: str) -> None:
+    for arguments in (["stats", "a\udcff.db"], ["doctor", "a\udcff.db"], ["sql", empty, "SELECT '\udcff'"]):
+        assert "isn't text in UTF-8" in run(*arguments, code=1).stderr

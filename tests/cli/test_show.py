@@ -180,6 +180,15 @@ def test_the_worst_answer_is_found_behind_many_groups_without_completed_ones(tmp
     assert row["reward"] == 0.5
 
 
+def test_the_worst_answer_is_found_behind_many_groups_with_lower_ones_that_are_not_completed(shared_url: str) -> None:
+    with ReplayBufferConfig(url=shared_url).build_sync() as buffer:
+        rollouts = [(0.3, 0.9, Status.COMPLETED), *[(0.8, 0.0, Status.ABORTED)] * 130]
+        for reward, other, status in rollouts:
+            group = [RolloutState(message=[], response="x", reward=reward, status=Status.COMPLETED)]
+            buffer.put([*group, RolloutState(message=[], response="y", reward=other, status=status)], "math")
+    assert [row["reward"] for row in run_json("show", shared_url, "--worst", 2)] == [0.3, 0.8]
+
+
 def test_the_worst_answers_of_groups_that_match_are_found(filled: str) -> None:
     query = '{"uid": {"$in": [9, 10]}}'
     output = run("show", filled, "--worst", 3, "--where", query).stdout

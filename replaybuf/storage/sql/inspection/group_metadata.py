@@ -123,20 +123,21 @@ def describe_group(tx: Transaction, uid: int) -> Described | None:
 
 
 _EXTREMES = """
-SELECT uid, position FROM (
+SELECT uid, position, reward FROM (
     SELECT uid, position, reward, row_number() OVER (PARTITION BY uid ORDER BY reward {order}, position) AS nth
     FROM rollouts WHERE status = 'completed' AND reward IS NOT NULL AND uid {{in:uids}}
 ) of_groups
 ORDER BY reward {order}, nth, uid DESC LIMIT :count"""
 
 
-def extreme_rollouts(tx: Transaction, uids: Sequence[int], count: int, *, worst: bool) -> list[tuple[int, int]]:
-    """Return (uid, position) of the completed rollouts of these groups with the lowest rewards (`worst`), or highest.
+def extreme_rollouts(tx: Transaction, uids: Sequence[int], count: int, *, worst: bool) -> list[tuple[int, int, float]]:
+    """Return (uid, position, reward) of the completed rollouts of these groups with the lowest rewards (`worst`), or
+    highest.
 
     Of equal rewards one of each group comes before a second one of any, and those of newer groups come first.
     """
     query = _EXTREMES.format(order="ASC" if worst else "DESC")
-    return [(uid, position) for uid, position in tx.tuples(query, uids=uids, count=count)]
+    return [*map(tuple, tx.tuples(query, uids=uids, count=count))]
 
 
 # Texts about groups, for the terminal and the page

@@ -55,17 +55,18 @@ _EXTREME = {
 def extremes_matching(
     tx: Transaction, buffer: str | None, query: Node, count: int, *, worst: bool
 ) -> list[tuple[int, int]]:
-    """Return the same as `extreme_rollouts`, of all groups that match."""
-    lookup, (order, lowest) = read_scope(tx, buffer), ("ASC", "min") if worst else ("DESC", "max")
-    statement, values = select_matching(lookup, query, "g.uid")
+    """Return the (uid, position) of `extreme_rollouts` of all groups that match."""
+    lookup, (order, lowest, sign) = read_scope(tx, buffer), ("ASC", "min", 1) if worst else ("DESC", "max", -1)
     extreme = _EXTREME[tx.dialect.name].format(lowest=lowest)
-    statement += f" AND g.reward IS NOT NULL ORDER BY {extreme} {order}, g.uid DESC LIMIT :most"
-    most = 8 * count + 100  # more than `count`, because of groups whose rollouts aren't all completed
+    statement, values = select_matching(lookup, query, f"g.uid, {extreme} AS extreme")
+    statement += f" AND g.reward IS NOT NULL ORDER BY extreme {order}, g.uid DESC LIMIT :most"
+    most = 8 * count + 100
     while True:
-        uids = lookup.values(statement, most=most, **values)
-        found = extreme_rollouts(tx, uids, count, worst=worst)
-        if len(found) >= count or len(uids) < most:
-            return found
+        groups = lookup.tuples(statement, most=most, **values)
+        found = extreme_rollouts(tx, [uid for uid, _ in groups], count, worst=worst)
+        # A group that wasn't looked at has no rollout beyond the last one's extreme.
+        if len(groups) < most or (len(found) == count and sign * found[-1][2] <= sign * groups[-1][1]):
+            return [(uid, position) for uid, position, _ in found]
         most *= 8
 
 
