@@ -110,10 +110,6 @@ def test_a_column_may_have_any_name(filled: str) -> None:
     assert "17" in run("sql", filled, 'SELECT 17 AS "annotations.x"').stdout
 
 
-def test_of_columns_of_the_same_name_the_last_one_counts(filled: str) -> None:
-    assert run_json("sql", filled, "SELECT 1 AS a, 2 AS a, 3 AS b") == [{"a": 2, "b": 3}]
-
-
 def test_no_rows_are_an_empty_list(filled: str) -> None:
     assert run("sql", filled, "SELECT uid FROM groups WHERE uid < 0", "--format=json").stdout == "[]\n"
     assert run("sql", filled, "SELECT uid FROM groups WHERE uid < 0").stderr == "no rows (columns: uid)\n"
@@ -190,3 +186,7 @@ def test_where_the_terminal_is_too_narrow_a_field_has_a_line(filled: str, monkey
     assert [line for line in lines if line.startswith("─[")] == ["─[ 1 ]" + "─" * 74, "─[ 2 ]" + "─" * 74]
     assert [line.split() for line in lines if line.startswith("uid ")] == [["uid", "15"], ["uid", "14"]]
     assert "status           completed" in [line.rstrip() for line in lines]
+
+
+def test_columns_of_one_name_are_numbered(filled: str) -> None:
+    assert run_json("sql", filled, "SELECT 1 AS a, 2 AS b, 3 AS a") == [{"a": 1, "b": 2, "a_2": 3}]

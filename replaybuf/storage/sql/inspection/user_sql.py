@@ -47,7 +47,7 @@ class View(NamedTuple):
 def run_statement(reader: Reader, statement: str, timeout: float) -> tuple[list[str], list[dict[str, Any]]]:
     """Return the names of columns, and all rows; no names when the statement returns no rows.
 
-    Of columns with the same name the last one counts.
+    Columns of one name are numbered: `reward`, `reward_2`.
 
     Raises AccessError when it would write, LockedError after `timeout` seconds, QueryError when it is invalid, and
     UnicodeEncodeError when it isn't text.
@@ -55,8 +55,10 @@ def run_statement(reader: Reader, statement: str, timeout: float) -> tuple[list[
     statement.encode()  # asyncpg would lose its connection
 
     def run(tx: Transaction) -> tuple[list[str], list[dict[str, Any]]]:
-        names, rows = tx.table(statement)
-        return [*dict.fromkeys(names)], [dict(zip(names, row, strict=True)) for row in rows]
+        given, rows = tx.table(statement)
+        repeats = [given[:place].count(name) for place, name in enumerate(given)]
+        names = [f"{name}_{count + 1}" if count else name for name, count in zip(given, repeats, strict=True)]
+        return names, [dict(zip(names, row, strict=True)) for row in rows]
 
     try:
         return reader.read_any(run, timeout=timeout)
