@@ -1,4 +1,4 @@
-"""The circumstances of waits in a buffer: tallies, leases, live workers, other waits, and the trainer's state.
+"""The circumstances of waits in a buffer: tallies, leases, live and silent workers, other waits, the trainer's state.
 
 All are plain values, read by a store (`storage.sql.inspection.wait_facts`) or known to a process itself: all but the
 time and the tallies may be missing. Times are in seconds since the epoch, by the store's clock.

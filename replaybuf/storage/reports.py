@@ -1,4 +1,4 @@
-"""Published waits, kinds of events, and the activity of workers, for people who inspect a run."""
+"""Published waits, kinds of events, and what workers counted, as a process records them."""
 
 from __future__ import annotations
 

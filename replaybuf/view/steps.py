@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import Any
 
 from replaybuf.common import units
-from replaybuf.common.units import named
+from replaybuf.common.units import listed, named
 from replaybuf.rules.comparison import Part, by_worker, mean, tabulate
-from replaybuf.storage.sql.inspection.group_metadata import choose, extreme_rollouts
+from replaybuf.storage.sql.inspection.group_metadata import choose, extreme_rollouts, tasks_of
 from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.storage.sql.inspection.run_records import (
     GONE,
@@ -251,6 +251,10 @@ def _lowest_answers(tx: Transaction, uids: Sequence[int], limit: int) -> list[di
     return [rows[uid, position] for uid, position, _ in chosen]
 
 
+_WORKERS = "SELECT DISTINCT name FROM rb_worker WHERE buffer = :buffer ORDER BY name"
+_MOST_NAMED = 10
+
+
 def no_groups(tx: Transaction, buffer: str, phrase: str, task: str | None = None, worker: str | None = None) -> str:
     """Return a sentence for steps without recorded draws, or without groups of a task and a worker.
 
@@ -262,7 +266,10 @@ def no_groups(tx: Transaction, buffer: str, phrase: str, task: str | None = None
         filters = (("task", task), ("worker", worker))
         chosen = [f" of {kind} {named(name)}" for kind, name in filters if name is not None]
         missing = f"group{''.join(chosen)} was drawn {phrase}" if chosen else f"draw {phrase} is recorded"
-        return f"no {missing}; the recorded draws are for {steps}"
+        existing = {"task": tasks_of(tx, buffer), "worker": tx.values(_WORKERS, buffer=buffer)}
+        unknown = [kind for kind, name in filters if name is not None and name not in existing[kind]]
+        names = [f"; the {kind}s are {listed(existing[kind], _MOST_NAMED)}" for kind in unknown if existing[kind]]
+        return f"no {missing}; the recorded draws are for {steps}{''.join(names)}"
     if records.batches:
         return (
             f"of {records.batches:,} recorded draws none names its train step: pass current_train_step= to "

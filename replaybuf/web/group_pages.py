@@ -48,9 +48,12 @@ def show_groups(tx: Transaction, ask: Ask) -> dict[str, Any]:
 
 # One group
 
-#: Limits on a page: rollouts and messages of each; characters of a text, and of one of each rollout together; tokens of
-#: a response, and of all responses together.
-CUT_ROLLOUTS, CUT_MESSAGES, CUT, CUT_ALL, CUT_TOKENS, CUT_ALL_TOKENS = 64, 1_000, 200_000, 2_000_000, 2_000, 20_000
+#: Limits on a page: rollouts; and of one, and of all together, the messages, the characters of a text, and the tokens
+#: of a response.
+CUT_ROLLOUTS = 64
+CUT_MESSAGES, CUT_ALL_MESSAGES = 1_000, 5_000
+CUT, CUT_ALL = 200_000, 2_000_000
+CUT_TOKENS, CUT_ALL_TOKENS = 2_000, 20_000
 #: Larger payloads (bytes) aren't read.
 _LARGE_BYTES = 50_000_000
 #: The timeout of reading arrays that are kept apart: shorter than others wait for their turn to read.
@@ -125,12 +128,13 @@ def _rollouts(
     """Return the rollouts for the page, within its limits."""
     shown = max(1, min(len(rows), CUT_ROLLOUTS))
     tokens, characters = min(CUT_TOKENS, CUT_ALL_TOKENS // shown), min(CUT, CUT_ALL // shown)
+    messages = min(CUT_MESSAGES, CUT_ALL_MESSAGES // shown)
     rewards = sorted({row["reward"] for row in rows if row["reward"] is not None})
     ranks = {rewards[0]: "worst", rewards[-1]: "best"} if len(rewards) > 1 else {}
     result = []
     for place, row in enumerate(rows[:CUT_ROLLOUTS]):
         rollout = decoded[place] if decoded else {}
-        conversation = conversation_of(rollout, row, None, characters=characters, most=CUT_MESSAGES)
+        conversation = conversation_of(rollout, row, None, characters=characters, most=messages)
         parts = [None if row["parent"] is None else f"continues {row['parent']}"]
         parts += [units.number_of(row["response_tokens"] or 0, "token"), row["finish_reason"]]
         parts += [None if row["oldest_model_step"] is None else f"weights of step {row['oldest_model_step']}"]

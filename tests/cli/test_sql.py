@@ -189,4 +189,4 @@ def test_where_the_terminal_is_too_narrow_a_field_has_a_line(filled: str, monkey
 
 
 def test_columns_of_one_name_are_numbered(filled: str) -> None:
-    assert run_json("sql", filled, "SELECT 1 AS a, 2 AS b, 3 AS a") == [{"a": 1, "b": 2, "a_2": 3}]
+    assert run_json("sql", filled, "SELECT 1 AS a, 2 AS a, 3 AS a_2") == [{"a": 1, "a_2": 2, "a_2_2": 3}]

@@ -89,8 +89,10 @@ def probe(reader: Reader) -> Sequence[Finding]:
     with _collect_warnings() as messages:
         cause = asyncio.run(_try_all(reader, name, calls)) or _try_locks(reader)
     if not cause.startswith("open "):
-        with suppress(ReplayBufError):  # of what fails, the cause is told
+        try:
             forget_buffer(reader, name)
+        except ReplayBufError as error:
+            messages.append(f"the buffer {name} of this trial is left: {error}")
     warnings = [warning(text, _PAGE) for text in dict.fromkeys(messages)]
     summary = f"each call was made once: {', '.join(calls)}"
     findings = [problem(cause, _PAGE)] if cause else [*warnings, fine(summary)]

@@ -1,4 +1,4 @@
-"""The arrays of a payload: written from their own memory, and read in that of its blocks, or left for handles.
+"""The numpy arrays of a payload, of any shape: written from their memory, read in that of blocks, or left for handles.
 
 The msgpack of a payload ends with the *table* of its arrays: dtype, bytes and shapes of one or more arrays, again and
 again. The rest refers to an array by its entry in the table and its place there, so that an array which occurs several

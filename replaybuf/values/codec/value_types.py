@@ -1,4 +1,4 @@
-"""Types of values that msgpack lacks: their extension codes, and those of the standard library and numpy in a table.
+"""Types of values that msgpack lacks: their extension codes, those of the standard library, and numpy's dtypes.
 
 Such a value is stored as a map of one entry: an empty extension object, its *type tag*, as the key, and the value's
 content. Contents may be hostile, and are checked before use. Types of other libraries and users' classes are encoded

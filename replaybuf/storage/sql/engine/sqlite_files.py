@@ -198,6 +198,12 @@ def translate_sqlite(error: BaseException, where: str, path: str, lock_timeout: 
     folder = Path(path).absolute().parent
     if os.path.isdir(path):
         return AccessError(f"{where} is a folder; give a database file in it")
+    if os.path.exists(f"{path}-wal") and not os.access(folder, os.W_OK):
+        log = f"{Path(path).name}-wal"
+        return AccessError(
+            f"{where} has a write-ahead log ({log}), which can't be read in a folder that isn't writable: copy both "
+            "files to one that is"
+        )
     permissions = "can't be opened or created: check the permissions of the file and of its folder"
     sentence = permissions if os.path.isdir(folder) else f"can't be created: there is no folder {redact(str(folder))}"
     return AccessError(f"{where} {sentence}")

@@ -44,6 +44,18 @@ class View(NamedTuple):
     columns: Sequence[ViewColumn]
 
 
+def _numbered(names: Sequence[str]) -> list[str]:
+    """Return the names with numbers after repeated ones."""
+    result = list[str]()
+    for name in names:
+        candidate, number = name, 1
+        while candidate in result:
+            number += 1
+            candidate = f"{name}_{number}"
+        result.append(candidate)
+    return result
+
+
 def run_statement(reader: Reader, statement: str, timeout: float) -> tuple[list[str], list[dict[str, Any]]]:
     """Return the names of columns, and all rows; no names when the statement returns no rows.
 
@@ -56,8 +68,7 @@ def run_statement(reader: Reader, statement: str, timeout: float) -> tuple[list[
 
     def run(tx: Transaction) -> tuple[list[str], list[dict[str, Any]]]:
         given, rows = tx.table(statement)
-        repeats = [given[:place].count(name) for place, name in enumerate(given)]
-        names = [f"{name}_{count + 1}" if count else name for name, count in zip(given, repeats, strict=True)]
+        names = _numbered(given)
         return names, [dict(zip(names, row, strict=True)) for row in rows]
 
     try:
