@@ -134,13 +134,6 @@ def rates_now(history: Sequence[Minute]) -> Rates | None:
 
 #: Kinds of events that every run has, which tell nobody anything.
 _ROUTINE_KINDS = "', '".join((EventKind.CHECKPOINT, EventKind.CHECKPOINT_DROPPED, EventKind.LEFT_OUT))
-_EVENT_TEXTS: Mapping[str, str] = {
-    EventKind.LEASE_LAPSED: "lease over",
-    EventKind.GIVEN_BACK: "given back",
-    EventKind.SET_ASIDE: "set aside",
-    EventKind.GAVE_UP: "gave up waiting",
-    EventKind.DATASET_ENDED: "dataset read to its end",
-}
 
 
 def read_events(tx: Transaction, buffer: str | None, size: int) -> list[dict[str, Any]]:
@@ -151,7 +144,7 @@ def read_events(tx: Transaction, buffer: str | None, size: int) -> list[dict[str
 def event_text(event: Mapping[str, Any]) -> str:
     """Return an event in a sentence, without its time."""
     kind, step, task, worker, groups = (event[name] for name in ("kind", "step", "task_name", "worker", "groups"))
-    text = _EVENT_TEXTS.get(kind, kind)
+    text = kind.replace("_", " ")
     text += f" to step {step}" if kind == EventKind.RESTORED and step is not None else ""
     details = [units.number_of(groups, "group")] if groups and kind != EventKind.DATASET_ENDED else []
     sentence = ", ".join([" ".join([text, *([task] if task else [])]), *details, *([worker] if worker else [])])
