@@ -133,6 +133,7 @@ class ForkGuard:
         if pipe:
             for path in {*open_files.values()}:
                 _lock_as_open(path)
+            os.write(pipe[1], b"x")  # its end may be open in another child
             for end in pipe:
                 os.close(end)
 
