@@ -16,8 +16,8 @@ from replaybuf.common.units import joined
 from replaybuf.rules.query import query_of
 from replaybuf.storage.sql.inspection.reader import open_reader
 from replaybuf.values.rollouts.statuses import Status
-from replaybuf.view.columns import LEASES, PROCESSES
-from replaybuf.view.wait_reasons import TASKS, DrawQuestion, Waits, idle_sentence, read_waits
+from replaybuf.view.columns import LEASES, PROCESSES, TASKS
+from replaybuf.view.wait_reasons import DrawQuestion, Waits, idle_sentence, read_waits
 
 _MOST_WORKERS = 20
 

@@ -1,4 +1,4 @@
-"""Finds workers and tasks with unexpectedly low rewards in train steps.
+"""Finds workers whose rewards are lower than others', and tasks whose are lower than in the steps before.
 
 There are two marks. A worker's groups are compared with those that others made of the same task, in one step or over
 the last steps; a task's groups with those of the steps before. What is lower stands out if it is so by more standard

@@ -1,4 +1,4 @@
-"""Arguments and results of the store."""
+"""Arguments and results of the store, and the defaults of its timeouts, leases, history and checkpoints."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Columns of tables, on the terminal and the page: of steps, groups, workers, checkpoints and others.
-
-Those of several tables are here; a page or a view defines those that it alone has.
+"""The columns of all tables, on the terminal and the page: of steps, groups, workers, checkpoints and others.
 
 A row is a mapping or a dataclass. How a value is written goes by the kind of the column, by `units`.
 """
@@ -13,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from replaybuf.common import units
+from replaybuf.values.rollouts.statuses import Status
 
 #: Begins the names of columns of annotations.
 ANNOTATIONS = "annotations."
@@ -237,6 +236,26 @@ STEPS = [
 ]  # fmt: skip
 CHECKPOINTS = [*columns("buffer", "step"), Column("created_at", "made", "time"), *columns("groups", "bytes")]
 LEASES = columns("holder", "task_name", "status", "groups", "until")
+#: The tasks of a buffer, as waits see them.
+TASKS = [
+    *columns("buffer", "task_name", "completed"),
+    *(
+        Column(str(status), str(status), usual=0, spare=True)
+        for status in Status
+        if status not in (Status.COMPLETED, Status.ARCHIVED)
+    ),
+    Column("leased", "leased"),
+    Column("archived", "archived", usual=0, spare=True),
+    Column("prompts", "prompts", usual=0, spare=True, title="put by a prompt ledger, to be generated"),
+    Column("made", "made", spare=True, title="groups put since the beginning, without prompts"),
+    Column("drawn", "drawn", spare=True),
+    Column("replays", "replays", usual=0, spare=True, title="draws of groups that were drawn before"),
+    Column("expired_so_far", "expired so far", usual=0, spare=True, title="since the beginning"),
+    Column("evicted", "evicted", usual=0, spare=True),
+    Column("last_hour", "last hour", spare=True),
+    Column("last_put", "last put", "ago"),
+    Column("refreshed_to", "at step", "id", spare=True),
+]
 #: The processes that use a buffer.
 PROCESSES = [
     Column("name", "worker", "name"),

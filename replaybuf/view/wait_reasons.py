@@ -21,7 +21,6 @@ from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.storage.sql.inspection.run_records import newest
 from replaybuf.storage.sql.inspection.wait_facts import read_circumstances, read_limits, with_matches
 from replaybuf.values.rollouts.statuses import Status
-from replaybuf.view.columns import Column, columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,28 +140,6 @@ def _task(about: Circumstances, buffer: str, task: str, numbers: Mapping[str, An
         "last_put": time_of(about.last(task)),
         "refreshed_to": about.steps.get(task),
     }
-
-
-#: The columns of `Waits.tasks`.
-TASKS = [
-    *columns("buffer", "task_name", "completed"),
-    *(
-        Column(str(status), str(status), usual=0, spare=True)
-        for status in Status
-        if status not in (Status.COMPLETED, Status.ARCHIVED)
-    ),
-    Column("leased", "leased"),
-    Column("archived", "archived", usual=0, spare=True),
-    Column("prompts", "prompts", usual=0, spare=True, title="put by a prompt ledger, to be generated"),
-    Column("made", "made", spare=True, title="groups put since the beginning, without prompts"),
-    Column("drawn", "drawn", spare=True),
-    Column("replays", "replays", usual=0, spare=True, title="draws of groups that were drawn before"),
-    Column("expired_so_far", "expired so far", usual=0, spare=True, title="since the beginning"),
-    Column("evicted", "evicted", usual=0, spare=True),
-    Column("last_hour", "last hour", spare=True),
-    Column("last_put", "last put", "ago"),
-    Column("refreshed_to", "at step", "id", spare=True),
-]
 
 
 def idle_sentence(waits: Waits, *, several: bool) -> str | None:

@@ -9,10 +9,10 @@ from typing import Any
 from replaybuf.storage.sql.inspection.group_metadata import buffers_of, check_buffer
 from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.values.rollouts.statuses import Status
-from replaybuf.view.columns import BY_TASK, BY_WORKER, MEMBERS, PROCESSES, STEPS, annotated, columns, value_of
+from replaybuf.view.columns import BY_TASK, BY_WORKER, MEMBERS, PROCESSES, STEPS, TASKS, annotated, columns, value_of
 from replaybuf.view.overview import Overview, event_text, rates_of, read_overview
 from replaybuf.view.steps import no_groups, read_step, read_steps
-from replaybuf.view.wait_reasons import TASKS, DrawQuestion, read_waits
+from replaybuf.view.wait_reasons import DrawQuestion, read_waits
 from replaybuf.view.workers import Workers, by_task_columns, read_workers
 from replaybuf.web.page_tables import LARGEST, Ask, NotThereError, Table, table_of
 from replaybuf.web.plots import Across, Plot, lines
