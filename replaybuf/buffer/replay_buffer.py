@@ -715,7 +715,7 @@ class ReplayBuffer(Generic[R]):
         The file gets its name only when it is complete, and replaces an older snapshot; anything else of that name
         stays as it is (SnapshotError). `progress(Progress(groups, total, bytes))` is called at the beginning, at the
         end, and at most five times a second in between. It is called in the database's thread, not the caller's, and
-        must not block. An exception from it ends the save, and nothing is written.
+        must not block. An exception from it ends the save (ReplayBufError), and nothing is written.
         """
         return await self._open_store.save(check_folder(path), {"policy": self.policy.name}, progress)
 

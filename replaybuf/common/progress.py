@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
+from replaybuf.errors import ReplayBufError
+
 _SECONDS = 0.2
 
 T = TypeVar("T")
@@ -32,7 +34,7 @@ OnProgress = Callable[[Progress], object]
 class ProgressReporter:
     """Reports progress at the beginning, at the end, and in between at most five times a second.
 
-    A `total` of None is unknown before the end.
+    A `total` of None is unknown before the end. What the callback raises becomes the cause of a ReplayBufError.
     """
 
     def __init__(self, on_progress: OnProgress | None, total: int | None) -> None:
@@ -58,7 +60,10 @@ class ProgressReporter:
         self._reported = time.monotonic()
         if self._on_progress is not None:
             total = 0 if self._total is None else max(self._total, self._groups)
-            self._on_progress(Progress(self._groups, total, self._bytes))
+            try:
+                self._on_progress(Progress(self._groups, total, self._bytes))
+            except Exception as error:  # not to be taken for one of a file or a database
+                raise ReplayBufError(f"the progress callback raised {type(error).__name__}: {error}") from error
 
 
 @contextmanager

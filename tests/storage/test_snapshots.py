@@ -17,7 +17,7 @@ import pytest
 
 from replaybuf import ReplayBuffer, RolloutState, Status
 from replaybuf.common.progress import Progress
-from replaybuf.errors import SnapshotError
+from replaybuf.errors import ReplayBufError, SnapshotError
 from replaybuf.storage.sql.copies.snapshot_file import DIGEST, SNAPSHOT_FILE
 from tests.contract.harness import everything
 from tests.stores import TASK, build, fill, group, number_of
@@ -232,25 +232,30 @@ async def test_progress_is_told_of_a_few_times_a_second(tmp_path: Path, monkeypa
     assert [report.groups for report in reports] == [0, 30]
 
 
-@pytest.mark.parametrize("what", ["save", "resume"])
-async def test_an_error_of_progress_ends_it_and_leaves_nothing(shared_url: str, tmp_path: Path, what: str) -> None:
-    error = KeyError("not now")
+@pytest.mark.parametrize("error", [KeyError("not now"), BrokenPipeError("not now"), sqlite3.OperationalError("locked")])
+@pytest.mark.parametrize("what", ["save", "resume", "export"])
+async def test_an_error_of_progress_ends_it_and_leaves_nothing(
+    shared_url: str, tmp_path: Path, what: str, error: Exception
+) -> None:
+    """It isn't taken for one of a file or a database."""
 
     def refuse(progress: Progress) -> None:
         raise error
 
+    (tmp_path / "new").mkdir()
     async with build(shared_url) as buffer, build("sqlite:///:memory:") as fresh:
         await fill(buffer, 3)
-        if what == "save":
-            with pytest.raises(KeyError, match="not now") as caught:
-                await buffer.save(tmp_path / "new", progress=refuse)
-            assert list((tmp_path / "new").iterdir()) == []
-        else:
-            await buffer.save(tmp_path / "new")
-            with pytest.raises(KeyError, match="not now") as caught:
-                await fresh.resume(tmp_path / "new", progress=refuse)
-            assert len(fresh) == 0
-        assert caught.value is error
+        await buffer.save(tmp_path / "saved")
+        calls = {
+            "save": lambda: buffer.save(tmp_path / "new", progress=refuse),
+            "resume": lambda: fresh.resume(tmp_path / "saved", progress=refuse),
+            "export": lambda: buffer.export(tmp_path / "new" / "a.jsonl", progress=refuse),
+        }
+        with pytest.raises(ReplayBufError, match=f"the progress callback raised {type(error).__name__}") as caught:
+            await calls[what]()
+        assert caught.value.__cause__ is error
+        assert list((tmp_path / "new").iterdir()) == []
+        assert len(fresh) == 0
 
 
 async def test_a_damaged_source_is_no_damaged_snapshot(tmp_path: Path) -> None:
