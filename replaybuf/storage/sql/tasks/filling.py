@@ -120,7 +120,9 @@ class Filling:
                 retry_at = self._retry_at.get(name, -1.0)
                 if time.monotonic() < retry_at:
                     continue
-                if retry_at == _WHEN_THERE_IS_ROOM and (task in full_tasks or await self._lacks_room(task)):
+                if task in full_tasks:
+                    continue
+                if retry_at == _WHEN_THERE_IS_ROOM and await self._lacks_room(task):
                     full_tasks.add(task)
                     continue
                 try:
@@ -130,6 +132,7 @@ class Filling:
                 except ConflictError as error:
                     _logger.debug("another process was faster to complete group %r: %s", name, error)
                 except FullError as error:
+                    full_tasks.add(task)  # others of the task needn't be read
                     self._postpone(name, error, _WHEN_THERE_IS_ROOM)
                 except (DecodeError, StorageError) as error:
                     if not isinstance(error, DecodeError | PayloadStoreError) and error.reason != "too large":
