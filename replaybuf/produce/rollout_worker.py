@@ -103,7 +103,7 @@ async def produce_loop(
     is called while nothing is being generated. With `enable_partial_rollout` generation is interrupted, and unfinished
     groups are put back to be continued with the new weights; otherwise the groups in flight are finished first.
 
-    A group in flight may take as long as it needs: `generate_group` is to bound its own calls of the engine.
+    `generate_group` and `load_weights` may take as long as they need, and are to bound their own calls of the engine.
 
     Raises NotReadyError if nothing could be done for `timeout` seconds (None: never), FencedError if the buffer was
     restored (build it anew, and join the restored run), ProduceError if generation fails again and again, or if

@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -75,14 +75,44 @@ async def _left_over(url: str, place: str, rest: Path) -> tuple[int, list[str]]:
             kind = "acknowledge" if task == LEASED else "take"
             await recorder.call(kind, take_all(buffer, task), lambda groups: groups)
             failed += await buffer.count(task, "failed")
-        await until(lambda: _nothing_is_named(url), 60)
+        await _until_nothing_is_named(url)
         if buffer.storage.files.writes:
             await buffer.storage.thread.run(buffer.storage.files._delete_orphans)
     return failed, await listed(place)
 
 
 async def _nothing_is_named(url: str) -> bool:
-    return not await ask(url, "SELECT 1 FROM rb_file WHERE groups >= 0")
+    return not await ask(url, _NAMED)
+
+
+async def _until_nothing_is_named(url: str) -> None:
+    """Wait as long as there are fewer groups of files, or files, each minute; then say what keeps the rest."""
+
+    async def weight() -> int:
+        return sum(1 + groups for _, groups in await ask(url, _NAMED))
+
+    while before := await weight():
+        try:
+            await until(lambda: _is_less(weight(), before), 60)
+        except TimeoutError:
+            tables = {table: await ask(url, f"SELECT {columns} FROM {table}") for table, columns in _KEEPING.items()}
+            raise AssertionError(f"files are still named: {tables}") from None
+
+
+async def _is_less(number: Awaitable[int], limit: int) -> bool:
+    return await number < limit
+
+
+_NAMED = "SELECT id, groups FROM rb_file WHERE groups >= 0"
+#: Rows that keep a file.
+_KEEPING = {
+    "rb_file": "id, place, groups",
+    "rb_place": "id, kept_until",
+    "rb_payload": "uid, file",
+    "rb_group": "uid, lane, since, leased_until",
+    "rb_past": "uid, since, until, removed_at, draw",
+    "rb_lane": "id, task_name, status",
+}
 
 
 @pytest.fixture(autouse=True)

@@ -230,6 +230,7 @@ MISTAKES: list[tuple[Any, str, str]] = [
     (deep(10_000), "$not.$not", "at most 64 levels"),
     (doubling(), "$and[0]", "at most 1000 conditions"),
     ({"$or": [{"uid": i} for i in range(1000)]}, "$or[999].uid", "at most 1000 conditions"),
+    ({"uid": {"$in": range(10**30)}}, "uid.$in", "at most 1000000 values"),
 ]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from enum import Enum
+from itertools import islice
 from typing import Any
 
 from replaybuf.common.checks import INT64, is_numpy, is_storable, shown
@@ -93,7 +94,7 @@ def read_values(values: Any, field: FieldType, place: str) -> tuple[Value, ...]:
     listed = _check_values(values, place)
     kinds = {*map(type, listed)}
     if len(kinds) == 1 and _fit_at_a_glance(listed, kinds.pop(), field):
-        return tuple(listed)
+        return listed
     return tuple(dict.fromkeys(read_value(value, field, f"{place}[{i}]") for i, value in enumerate(listed)))
 
 
@@ -130,14 +131,15 @@ def read_bounds(bounds: Any, field: FieldType, place: str) -> tuple[Value, Value
     return lower, upper
 
 
-def _check_values(values: Any, place: str) -> Any:
+def _check_values(values: Any, place: str) -> tuple[Any, ...]:
     if is_numpy(values, "ndarray"):
         values = values.tolist() if values.dtype.kind in "iuf" else list(values)
     if not isinstance(values, list | tuple | set | frozenset | range):
         raise QueryError(f"expected a list of values, not {_kind_name(values)}", place)
-    if len(values) > MAX_VALUES:
+    listed = tuple(islice(values, MAX_VALUES + 1))  # a range may be longer than `len` can say
+    if len(listed) > MAX_VALUES:
         raise QueryError(f"at most {MAX_VALUES} values", place)
-    return values
+    return listed
 
 
 def _plain_value(value: Any) -> Any:
