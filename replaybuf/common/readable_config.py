@@ -11,7 +11,6 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -103,6 +102,8 @@ class ReadableConfig(BaseModel, metaclass=_OneLineErrors):
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], section: str | None = None) -> Self:
         """Read the config from a YAML or JSON file, or from a section ("trainer.replay_buffer"). Raises ConfigError."""
+        import yaml  # which workers whose config comes from elsewhere needn't import
+
         file = Path(path)
         try:
             text = file.read_text("utf-8")
