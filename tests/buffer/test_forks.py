@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -168,6 +169,188 @@ def test_a_fork_goes_on_when_its_parent_has_closed(shared_url: str, begins: str)
         """,
         shared_url,
         begins,
+    )
+
+
+@pytest.mark.parametrize("when", ["the transactions end", "the child has its locks"])
+def test_a_signal_handler_that_raises_in_a_fork_stops_no_later_call(tmp_path: Path, when: str) -> None:
+    """While the fork waits until then. The exception itself is lost, as Python's forks have it."""
+    run(
+        """
+        import signal
+        from replaybuf.storage.sql.engine import sqlite_raw
+
+        class Interrupted(Exception):
+            pass
+
+        def interrupt(*_):
+            raise Interrupted
+
+        class Poll:
+            def register(self, _):
+                pass
+
+            def poll(self, _):
+                signal.raise_signal(signal.SIGALRM)
+
+        def child():
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(60)
+            try:
+                asyncio.run(buffer.put(group(2), TASK))
+            except StorageError as error:
+                assert error.reason == "forked", error
+                assert when == "the transactions end"
+            else:
+                assert when == "the child has its locks"
+
+        when, sqlite_raw.LONGEST_SECONDS = sys.argv[2], 1000.0
+        signal.signal(signal.SIGALRM, interrupt)
+        ignored = []
+        sys.unraisablehook = lambda problem: ignored.append(problem.exc_type)
+        buffer = build(url)
+        asyncio.run(fill(buffer, 1))
+        if when == "the transactions end":
+            condition, whole = sqlite_raw.FORK_GUARD._condition, sqlite_raw.FORK_GUARD._condition.wait_for
+            condition.wait_for = lambda *_: signal.raise_signal(signal.SIGALRM)
+        else:
+            select, sqlite_raw.select.poll = sqlite_raw.select.poll, Poll
+        others = [os.open(os.devnull, os.O_RDONLY) for _ in range(8)]
+        pid = forked(child)
+        if when == "the transactions end":
+            condition.wait_for = whole
+        else:
+            sqlite_raw.select.poll = select
+        assert ignored == [Interrupted], ignored
+        assert os.waitpid(pid, 0)[1] == 0
+        asyncio.run(asyncio.wait_for(buffer.put(group(3), TASK), 100))
+        assert os.waitpid(forked(lambda: asyncio.run(buffer.put(group(4), TASK))), 0)[1] == 0
+        for number in others:
+            os.close(number)
+        assert sorted(asyncio.run(take_all(buffer))) == [0, *([2] if "locks" in when else []), 3, 4]
+        asyncio.run(buffer.close())
+        """,
+        f"sqlite:///{tmp_path}/b.db",
+        when,
+    )
+
+
+@pytest.mark.parametrize("free", [0, 1, 2, 3])
+def test_a_fork_without_free_file_descriptors_writes_nothing_that_would_be_lost(tmp_path: Path, free: int) -> None:
+    """It can't have locks of its own: the parent, and then another process, would delete what it goes on with."""
+    run(
+        """
+        import resource
+
+        def child():
+            for number in taken:
+                os.close(number)
+            os.read(closed[0], 1)
+            with contextlib.suppress(StorageError):
+                asyncio.run(buffer.put(group(2), TASK))
+                os._exit(2)
+            async def again():
+                async with build(url):
+                    pass
+            with contextlib.suppress(StorageError):
+                asyncio.run(again())
+                os._exit(3)
+            # Nor can a fork of its own.
+            assert os.waitstatus_to_exitcode(os.waitpid(forked(grandchild), 0)[1]) == 0
+
+        def grandchild():
+            with contextlib.suppress(StorageError):
+                asyncio.run(buffer.put(group(2), TASK))
+                os._exit(4)
+
+        import contextlib
+        free, closed, taken = int(sys.argv[2]), os.pipe(), []
+        sys.unraisablehook = lambda problem: print(problem)
+        buffer = build(url)
+        asyncio.run(buffer.put(group(1), TASK))
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128, most))
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(free):
+            os.close(taken.pop())
+        opened = forked(child)
+        for number in taken:
+            os.close(number)
+        asyncio.run(buffer.close())
+        buffer = build(url)
+        asyncio.run(buffer.put(group(3), TASK))
+        os.write(closed[1], b"x")
+        assert os.waitstatus_to_exitcode(os.waitpid(opened, 0)[1]) == 0
+        assert sorted(asyncio.run(take_all(buffer))) == [1, 3]
+        asyncio.run(buffer.close())
+        """,
+        f"sqlite:///{tmp_path}/b.db",
+        free,
+    )
+
+
+def test_a_fork_while_another_thread_opens_a_buffer_opens_it_anew(shared_url: str) -> None:
+    run(
+        """
+        from replaybuf.storage.sql import lifecycle
+
+        class Slow(lifecycle.DatabaseThread):
+            def __init__(self, name):
+                if threading.current_thread() is opening:
+                    begun.set()
+                    assert go_on.wait(60)
+                super().__init__(name)
+
+        begun, go_on = threading.Event(), threading.Event()
+        lifecycle.DatabaseThread = Slow
+        buffer = build(url)
+        opening = threading.Thread(target=lambda: asyncio.run(buffer.put(group(1), TASK)))
+        opening.start()
+        assert begun.wait(60)
+        child = forked(lambda: asyncio.run(asyncio.wait_for(buffer.put(group(2), TASK), 60)))
+        go_on.set()
+        assert os.waitpid(child, 0)[1] == 0
+        opening.join()
+        assert sorted(asyncio.run(take_all(buffer))) == [1, 2]
+        asyncio.run(buffer.close())
+        """,
+        shared_url,
+    )
+
+
+@pytest.mark.parametrize("shared_url", ["postgresql"], indirect=True)
+def test_a_fork_does_not_keep_the_locks_of_a_parent_that_was_killed(shared_url: str) -> None:
+    """The server notices its end, though the fork has inherited its connections."""
+    run(
+        """
+        import signal
+
+        def parent():
+            async def stop_in_a_transaction():
+                await buffer.put(group(1), TASK)
+                async def work():
+                    async with buffer.storage.engine.transaction(write=True, alone=True) as step:
+                        await step(lambda tx: tx.value("SELECT 1"))
+                        forked(lambda: os.read(over[0], 1))
+                        os.write(inside[1], b"x")
+                        await asyncio.sleep(100)
+                await buffer.storage.thread.run(work)
+            asyncio.run(stop_in_a_transaction())
+
+        inside, over = os.pipe(), os.pipe()
+        buffer = build(url, lock_timeout=20)
+        pid = forked(parent)
+        os.read(inside[0], 1)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        asyncio.run(buffer.put(group(2), TASK))
+        os.write(over[1], b"x")
+        assert sorted(asyncio.run(take_all(buffer))) == [1, 2]
+        asyncio.run(buffer.close())
+        """,
+        shared_url,
     )
 
 

@@ -8,6 +8,7 @@ one script: a function in the place of its text (`Script`), which our class of `
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import threading
 import time
@@ -18,7 +19,7 @@ from typing import TypeVar
 
 import aiosqlite
 
-from replaybuf.errors import LockedError
+from replaybuf.errors import LockedError, StorageError
 from replaybuf.storage.sql.engine.database import Access, Function
 from replaybuf.storage.sql.engine.sqlite_dialect import SqliteTransaction
 from replaybuf.storage.sql.engine.sqlite_files import (
@@ -217,6 +218,14 @@ def connect(access: Access, uri: str | None = None) -> RawConnection:
     """Return a `sqlite3` connection, usable by any thread, to the file of an access, or to that of a URI."""
     check_version()
     path, patience = access.path, access.lock_timeout
+    real_path = "" if path is None else os.path.realpath(path)
+    if real_path in FORK_GUARD.unlocked:
+        raise StorageError(
+            f"{path}: this process was forked from one that had the database open, when no file descriptor was free or "
+            "a signal interrupted the fork. So it has no locks of the database, and what it commits might be lost: "
+            "raise the limit of open files (ulimit -n), or start another process",
+            reason="forked",
+        )
     raw = sqlite3.connect(
         uri or path or ":memory:",
         uri=uri is not None,
@@ -226,7 +235,7 @@ def connect(access: Access, uri: str | None = None) -> RawConnection:
         factory=RawConnection,
     )
     if path is not None:
-        open_files[raw] = path
+        open_files[raw] = real_path
     try:
         if access.ours_only and path is not None and uri is None:
             patiently(partial(refuse_foreign_file, raw, path, access.where), patience)

@@ -45,7 +45,7 @@ class RawConnection(sqlite3.Connection):
             open_files.pop(self, None)
 
 
-#: The paths of the databases of open connections that stay open.
+#: The real paths of the databases of open connections that stay open.
 open_files: WeakKeyDictionary[RawConnection, str] = WeakKeyDictionary()
 
 
@@ -76,26 +76,36 @@ def patiently(function: Callable[[], object], seconds: float) -> None:
 # locks, but not the locks themselves, so a transaction that was open in another thread would seem to be open in the
 # child for ever; and a mutex that another thread held, as opening and closing do, would never be free there.
 
-#: The longest wait of a fork for running transactions. Afterwards it proceeds, and the child may see a locked database.
+#: The longest wait of a fork for running transactions, after which the child may see a locked database; and that of the
+#: parent until the child has its own locks.
 LONGEST_SECONDS = 10.0
-#: How long the parent waits until the child has its own locks.
-_CHILD_SECONDS = 1.0
 #: What a connection in WAL mode locks as long as it is open (SQLite's os_unix.c): bytes of the file, and of its -shm.
 _SHARED_LOCKS = (("", 0x40000002, 510), ("-shm", 128, 1))
 
 
+class _Fork(threading.local):
+    """The fork of a thread: the pipe by which the child says that it has its locks; None if it needs none, or can't."""
+
+    pipe: tuple[int, int] | None = None
+
+
 class ForkGuard:
-    """A context that blocks forks of the process, for at most `LONGEST_SECONDS`; thread-safe."""
+    """A context that blocks forks of the process, for at most `LONGEST_SECONDS`; thread-safe.
+
+    `unlocked` has the real paths of databases that an ancestor had open, and of which this process has no locks. A
+    signal handler that raises in a fork costs no more than that.
+    """
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._inside_count = 0
-        self._forking_count = 0
-        self._of_thread = threading.local()
+        self._forking_threads: set[int] = set()
+        self._fork = _Fork()
+        self.unlocked: frozenset[str] = frozenset()
 
     def __enter__(self) -> None:
         with self._condition:
-            self._condition.wait_for(lambda: not self._forking_count, LONGEST_SECONDS)
+            self._condition.wait_for(lambda: not self._forking_threads, LONGEST_SECONDS)
             self._inside_count += 1
 
     def __exit__(
@@ -107,39 +117,44 @@ class ForkGuard:
 
     def before(self) -> None:
         """Block new transactions and wait for running ones, before a fork."""
+        self._fork.pipe = None
         with self._condition:
-            self._forking_count += 1
+            self._forking_threads.add(threading.get_ident())
             self._condition.wait_for(lambda: not self._inside_count, LONGEST_SECONDS)
-        self._of_thread.pipe = None
         if open_files:
-            self._of_thread.pipe = os.pipe()
+            with suppress(OSError):
+                self._fork.pipe = os.pipe()
 
     def after_in_parent(self) -> None:
         """Let transactions begin again, once the child has its own locks."""
-        if pipe := self._of_thread.pipe:
-            os.close(pipe[1])
-            child = select.poll()
-            child.register(pipe[0])
-            child.poll(1000 * _CHILD_SECONDS)
-            os.close(pipe[0])
-        with self._condition:
-            self._forking_count -= 1
-            self._condition.notify_all()
+        pipe, self._fork.pipe = self._fork.pipe, None
+        try:
+            if pipe:
+                os.close(pipe[1])
+                child = select.poll()
+                child.register(pipe[0])
+                child.poll(1000 * LONGEST_SECONDS)
+        finally:
+            if pipe:
+                os.close(pipe[0])
+            with self._condition:
+                self._forking_threads.discard(threading.get_ident())
+                self._condition.notify_all()
 
     def after_in_child(self) -> None:
         """Reset: the child has one thread, and no transaction runs in it."""
-        pipe = self._of_thread.pipe
+        pipe, unlocked = self._fork.pipe, self.unlocked
         self.__init__()  # type: ignore[misc]
+        # Without the pipe, the parent doesn't wait, and may have closed its connections before.
+        self.unlocked = unlocked.union([path for path in {*open_files.values()} if not (pipe and _lock_as_open(path))])
         if pipe:
-            for path in {*open_files.values()}:
-                _lock_as_open(path)
             os.write(pipe[1], b"x")  # its end may be open in another child
             for end in pipe:
                 os.close(end)
 
 
-def _lock_as_open(path: str) -> None:
-    """Take the locks that SQLite's inherited record says this process has.
+def _lock_as_open(path: str) -> bool:
+    """Take the locks that SQLite's inherited record says this process has; return False if that isn't possible.
 
     Else the parent, or any other process, would delete the WAL and its index when it closes, or make another index:
     connections of this process would go on in the deleted ones, and what they commit would be lost. The file
@@ -148,9 +163,14 @@ def _lock_as_open(path: str) -> None:
     import fcntl
 
     for suffix, start, size in _SHARED_LOCKS:
-        with suppress(OSError):
+        try:
             number = os.open(f"{path}{suffix}", os.O_RDONLY | os.O_CLOEXEC)
             fcntl.lockf(number, fcntl.LOCK_SH | fcntl.LOCK_NB, size, start)
+        except FileNotFoundError:  # it was deleted
+            continue
+        except OSError:  # there may be no free file descriptor
+            return False
+    return True
 
 
 FORK_GUARD = ForkGuard()

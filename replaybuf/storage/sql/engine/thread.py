@@ -33,12 +33,22 @@ def keepalive() -> tuple[int, int, int]:
     return max(1, SILENCE_SECONDS // 2), max(1, SILENCE_SECONDS // 4), 2
 
 
+_transports: weakref.WeakSet[asyncio.BaseTransport] = weakref.WeakSet()
+
+
 class KeepaliveLoop(asyncio.SelectorEventLoop):
-    """An event loop whose TCP connections notice a silent peer."""
+    """An event loop whose TCP connections notice a silent peer, and whose connections aren't inherited by forks."""
+
+    async def create_unix_connection(self, *args: Any, **options: Any) -> Any:
+        """Make a connection as asyncio does."""
+        transport, protocol = await super().create_unix_connection(*args, **options)
+        _transports.add(transport)
+        return transport, protocol
 
     async def create_connection(self, *args: Any, **options: Any) -> Any:
         """Make a connection as asyncio does."""
         transport, protocol = await super().create_connection(*args, **options)
+        _transports.add(transport)
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
@@ -47,6 +57,20 @@ class KeepaliveLoop(asyncio.SelectorEventLoop):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         return transport, protocol
 
+
+def _close_inherited_connections() -> None:
+    """Close a forked process's copies of its parent's connections: by them a server would take a dead parent for alive.
+
+    Their numbers stay taken: else another file could get one, which an inherited object closes one day.
+    """
+    with contextlib.suppress(OSError), open(os.devnull, "rb") as nothing:
+        for transport in list(_transports):
+            if (number := transport.get_extra_info("socket").fileno()) >= 0:
+                os.dup2(nothing.fileno(), number, inheritable=False)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_inherited_connections)
 
 _RETRY_SECONDS = 1.0
 #: How often a write is tried in a file that seems to be damaged while the store is being closed.
