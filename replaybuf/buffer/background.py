@@ -12,6 +12,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, Generic, TypeVar
 
+from replaybuf.common.forks import ProcessLock
 from replaybuf.errors import ClosedError, InputError
 
 T = TypeVar("T")
@@ -178,7 +179,7 @@ def _is_ctrl_c(error: BaseException) -> bool:
 
 
 _background: _LoopThread | None = None
-_start_lock = threading.RLock()  # reentrant, since a signal handler or `__del__` may call during the start
+_start_lock = ProcessLock()  # reentrant, since a signal handler or `__del__` may call during the start
 _inherited_threads: list[_LoopThread | None] = []
 
 
@@ -197,10 +198,9 @@ def _start() -> _LoopThread:
 
 def _drop_inherited_thread() -> None:
     """Drop the parent's thread in a forked process, without closing its loop, which would disturb the parent's."""
-    global _background, _start_lock
+    global _background
     _inherited_threads.append(_background)
     _background = None
-    _start_lock = threading.RLock()
     _late_errors.clear()
     for call in list(_open_calls):
         call.fork()

@@ -7,7 +7,6 @@ another dataset is recognised; in an indexed dataset also its size, which may ch
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from hashlib import blake2b
@@ -18,6 +17,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from replaybuf.common.checks import shown, whole
+from replaybuf.common.forks import ProcessLock
 from replaybuf.errors import InputError
 
 _GO_ON = "go on with the dataset and the settings of the run, or give the ledger another name="
@@ -192,7 +192,7 @@ class PromptDataset:
     why_none = "no prompt is left in the dataset"
 
     def __init__(self, dataset: Any, epochs: int | None, shuffle: int | None = None) -> None:
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._epochs = epochs
         self._source = _source_of(dataset, seed_of(shuffle))
         self._last = b""  # the position returned last

@@ -18,6 +18,7 @@ from replaybuf import AsyncReplayBufferConfig, ReplayBufferConfig, RolloutState,
 from replaybuf.errors import InputError, StorageError
 from replaybuf.rules.policies import FIFOPolicy
 from replaybuf.storage.sql import lifecycle
+from replaybuf.storage.sql.engine.sqlite_raw import ForkGuard
 from replaybuf.storage.sql.tasks import transactions
 from replaybuf.storage.values import Leased
 from replaybuf.values.rollouts import normalise
@@ -211,14 +212,21 @@ def test_a_signal_handler_that_raises_in_a_fork_stops_no_later_call(tmp_path: Pa
         buffer = build(url)
         asyncio.run(fill(buffer, 1))
         if when == "the transactions end":
-            condition, whole = sqlite_raw.FORK_GUARD._condition, sqlite_raw.FORK_GUARD._condition.wait_for
-            condition.wait_for = lambda *_: signal.raise_signal(signal.SIGALRM)
+            wait_for, waits = threading.Condition.wait_for, []
+
+            def interrupted(self, holds, seconds):
+                waits.append(seconds)
+                if len(waits) == 2:  # the first is for those that wait themselves
+                    signal.raise_signal(signal.SIGALRM)
+                return wait_for(self, holds, seconds)
+
+            threading.Condition.wait_for = interrupted
         else:
             select, sqlite_raw.select.poll = sqlite_raw.select.poll, Poll
         others = [os.open(os.devnull, os.O_RDONLY) for _ in range(8)]
         pid = forked(child)
         if when == "the transactions end":
-            condition.wait_for = whole
+            threading.Condition.wait_for = wait_for
         else:
             sqlite_raw.select.poll = select
         assert ignored == [Interrupted], ignored
@@ -288,6 +296,82 @@ def test_a_fork_without_free_file_descriptors_writes_nothing_that_would_be_lost(
         """,
         f"sqlite:///{tmp_path}/b.db",
         free,
+    )
+
+
+def test_a_transaction_that_waits_for_a_fork_comes_before_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sandboxes of rewards fork all the time, in many threads: some fork or other is always under way."""
+    guard, order, wait_for = ForkGuard(), list[str](), threading.Condition.wait_for
+    waiting = {name: threading.Event() for name in ("transaction", "fork")}
+
+    def noted(condition: Any, *arguments: Any) -> bool:
+        waiting[threading.current_thread().name].set()
+        return wait_for(condition, *arguments)
+
+    def begin() -> None:
+        with guard:
+            order.append("transaction")
+
+    def fork() -> None:
+        guard.before()
+        order.append("fork")
+        guard.after_in_parent()
+
+    guard.before()
+    monkeypatch.setattr(threading.Condition, "wait_for", noted)
+    threads = [threading.Thread(target=work, name=name) for work, name in ((begin, "transaction"), (fork, "fork"))]
+    for thread in threads:
+        thread.start()
+        assert waiting[thread.name].wait(60)
+    guard.after_in_parent()
+    for thread in threads:
+        thread.join()
+    assert order == ["transaction", "fork"]
+
+
+def test_forks_of_forks_have_no_more_descriptors_than_forks(tmp_path: Path) -> None:
+    run(
+        """
+        def generation(number):
+            numbers.append(len(os.listdir("/proc/self/fd")))
+            if number < 5:
+                assert os.waitpid(forked(lambda: generation(number + 1)), 0)[1] == 0
+            else:
+                assert len({*numbers[1:]}) == 1, numbers
+
+        numbers = []
+        buffer = build(url)
+        asyncio.run(buffer.put(group(1), TASK))
+        generation(0)
+        asyncio.run(buffer.close())
+        """,
+        f"sqlite:///{tmp_path}/b.db",
+    )
+
+
+def test_a_lock_that_another_thread_holds_is_free_in_a_fork() -> None:
+    run(
+        """
+        from replaybuf.common.forks import ProcessLock
+
+        def hold():
+            with lock:
+                held.set()
+                assert over.wait(60)
+
+        def child():
+            with lock, lock:
+                pass
+
+        lock, held, over = ProcessLock(), threading.Event(), threading.Event()
+        thread = threading.Thread(target=hold)
+        thread.start()
+        assert held.wait(60)
+        assert os.waitpid(forked(child), 0)[1] == 0
+        over.set()
+        thread.join()
+        child()
+        """
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from typing_extensions import TypeVarTuple, Unpack
 
 from replaybuf.common.checks import check_most
+from replaybuf.common.forks import ProcessLock
 from replaybuf.common.passwords import PasswordFunction
 from replaybuf.common.worker_name import check_worker, worker_name
 from replaybuf.errors import ClosedError, ConfigError, StorageError
@@ -52,7 +53,6 @@ _ENDING_SECONDS = 20
 _BLOCKING_SECONDS = 600
 # State inherited at forks: never released here, since its connections and files are shared with the parent process.
 _inherited_states: list[dict[str, Any]] = []
-_stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
 class Store:
@@ -115,11 +115,10 @@ class Store:
         self._maintains = maintains
         self._worker = None if worker is None else check_worker(worker)
         self._made_in_pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._pid: int | None = None  # of the process that the thread and the tasks belong to
         self._is_prepared = False
         self.closed = False
-        _stores.add(self)
 
     def __repr__(self) -> str:
         name = "" if self.name == "default" else f", name={self.name!r}"
@@ -156,8 +155,11 @@ class Store:
         """Start the database thread and the tasks, once in each process. Raises ClosedError."""
         with self._lock:
             self.check_open()
-            if self._pid != os.getpid():  # threads and connections don't survive a fork: the child opens its own
-                self._begin()
+            if self._pid == os.getpid():
+                return
+            if hasattr(self, "engine"):  # threads and connections don't survive a fork: the child opens its own
+                _inherited_states.append(dict(self.__dict__))
+            self._begin()
 
     def _begin(self) -> None:
         scope = Scope(self.name, self.rules, worker=self.worker)
@@ -292,17 +294,6 @@ class Store:
                 self._closer.close()
             else:
                 await asyncio.shield(closing)
-
-
-def _leave_to_parent() -> None:
-    """Keep the inherited states of stores in a forked process, and free their locks, which other threads may hold."""
-    for store in list(_stores):
-        _inherited_states.append(dict(store.__dict__))
-        store._lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 @dataclass(slots=True)

@@ -7,8 +7,8 @@ import select
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from weakref import WeakKeyDictionary
 
@@ -40,7 +40,7 @@ class RawConnection(sqlite3.Connection):
 
     def close(self) -> None:
         """Close the connection."""
-        with FORK_GUARD:
+        with FORK_GUARD.while_closing():
             super().close()
             open_files.pop(self, None)
 
@@ -76,8 +76,8 @@ def patiently(function: Callable[[], object], seconds: float) -> None:
 # locks, but not the locks themselves, so a transaction that was open in another thread would seem to be open in the
 # child for ever; and a mutex that another thread held, as opening and closing do, would never be free there.
 
-#: The longest wait of a fork for running transactions, after which the child may see a locked database; and that of the
-#: parent until the child has its own locks.
+#: The longest wait of a fork for running transactions, after which the child may see a locked database; of transactions
+#: for forks; and of the parent for the locks of its child.
 LONGEST_SECONDS = 10.0
 #: What a connection in WAL mode locks as long as it is open (SQLite's os_unix.c): bytes of the file, and of its -shm.
 _SHARED_LOCKS = (("", 0x40000002, 510), ("-shm", 128, 1))
@@ -92,20 +92,27 @@ class _Fork(threading.local):
 class ForkGuard:
     """A context that blocks forks of the process, for at most `LONGEST_SECONDS`; thread-safe.
 
-    `unlocked` has the real paths of databases that an ancestor had open, and of which this process has no locks. A
-    signal handler that raises in a fork costs no more than that.
+    Contexts and forks that wait for one another take turns. `unlocked` has the real paths of databases that an ancestor
+    had open, and of which this process has no locks. A signal handler that raises in a fork costs no more than that.
     """
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
-        self._inside_count = 0
+        self._inside_count = self._waiting_count = 0
         self._forking_threads: set[int] = set()
+        self._parent_threads: set[int] = set()  # that wait for the locks of a child
         self._fork = _Fork()
+        self._lock_files: list[int] = []
         self.unlocked: frozenset[str] = frozenset()
 
     def __enter__(self) -> None:
         with self._condition:
-            self._condition.wait_for(lambda: not self._forking_threads, LONGEST_SECONDS)
+            if self._forking_threads:
+                self._waiting_count += 1
+                try:
+                    self._condition.wait_for(lambda: not self._forking_threads, LONGEST_SECONDS)
+                finally:
+                    self._waiting_count -= 1
             self._inside_count += 1
 
     def __exit__(
@@ -115,10 +122,19 @@ class ForkGuard:
             self._inside_count -= 1
             self._condition.notify_all()
 
+    @contextmanager
+    def while_closing(self) -> Iterator[None]:
+        """Block forks, too, and first wait until the children have locks of their own; until then they have ours."""
+        with self:
+            with self._condition:
+                self._condition.wait_for(lambda: not self._parent_threads, LONGEST_SECONDS)
+            yield
+
     def before(self) -> None:
         """Block new transactions and wait for running ones, before a fork."""
         self._fork.pipe = None
         with self._condition:
+            self._condition.wait_for(lambda: not self._waiting_count, LONGEST_SECONDS)
             self._forking_threads.add(threading.get_ident())
             self._condition.wait_for(lambda: not self._inside_count, LONGEST_SECONDS)
         if open_files:
@@ -126,46 +142,54 @@ class ForkGuard:
                 self._fork.pipe = os.pipe()
 
     def after_in_parent(self) -> None:
-        """Let transactions begin again, once the child has its own locks."""
+        """Let transactions begin again, and wait until the child has its own locks."""
         pipe, self._fork.pipe = self._fork.pipe, None
-        try:
+        thread = threading.get_ident()
+        with self._condition:
             if pipe:
+                self._parent_threads.add(thread)
+            self._forking_threads.discard(thread)
+            self._condition.notify_all()
+        if pipe:
+            try:
                 os.close(pipe[1])
                 child = select.poll()
                 child.register(pipe[0])
                 child.poll(1000 * LONGEST_SECONDS)
-        finally:
-            if pipe:
+            finally:
                 os.close(pipe[0])
-            with self._condition:
-                self._forking_threads.discard(threading.get_ident())
-                self._condition.notify_all()
+                with self._condition:
+                    self._parent_threads.discard(thread)
+                    self._condition.notify_all()
 
     def after_in_child(self) -> None:
-        """Reset: the child has one thread, and no transaction runs in it."""
-        pipe, unlocked = self._fork.pipe, self.unlocked
+        """Reset: the child has one thread, no transaction runs in it, and it has no locks but those taken here."""
+        pipe, lock_files, unlocked = self._fork.pipe, self._lock_files, self.unlocked
         self.__init__()  # type: ignore[misc]
+        for number in lock_files:  # the parent's
+            os.close(number)
         # Without the pipe, the parent doesn't wait, and may have closed its connections before.
-        self.unlocked = unlocked.union([path for path in {*open_files.values()} if not (pipe and _lock_as_open(path))])
+        without = [path for path in {*open_files.values()} if not (pipe and _lock_as_open(path, self._lock_files))]
+        self.unlocked = unlocked.union(without)
         if pipe:
             os.write(pipe[1], b"x")  # its end may be open in another child
             for end in pipe:
                 os.close(end)
 
 
-def _lock_as_open(path: str) -> bool:
+def _lock_as_open(path: str, files: list[int]) -> bool:
     """Take the locks that SQLite's inherited record says this process has; return False if that isn't possible.
 
     Else the parent, or any other process, would delete the WAL and its index when it closes, or make another index:
     connections of this process would go on in the deleted ones, and what they commit would be lost. The file
-    descriptors stay open: closing one releases all locks of the process on its file.
+    descriptors, which are added to `files`, stay open: closing one releases all locks of the process on its file.
     """
     import fcntl
 
     for suffix, start, size in _SHARED_LOCKS:
         try:
-            number = os.open(f"{path}{suffix}", os.O_RDONLY | os.O_CLOEXEC)
-            fcntl.lockf(number, fcntl.LOCK_SH | fcntl.LOCK_NB, size, start)
+            files.append(os.open(f"{path}{suffix}", os.O_RDONLY | os.O_CLOEXEC))
+            fcntl.lockf(files[-1], fcntl.LOCK_SH | fcntl.LOCK_NB, size, start)
         except FileNotFoundError:  # it was deleted
             continue
         except OSError:  # there may be no free file descriptor
