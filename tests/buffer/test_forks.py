@@ -329,6 +329,27 @@ def test_a_transaction_that_waits_for_a_fork_comes_before_the_next_one(monkeypat
     assert order == ["transaction", "fork"]
 
 
+def test_a_connection_that_fails_to_open_beside_a_fork_is_closed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its close blocks forks within a block that does; the fork waits for both."""
+    guard, waits, wait_for = ForkGuard(), threading.Event(), threading.Condition.wait_for
+
+    def noted(condition: Any, holds: Any, seconds: float) -> bool:
+        if not holds():
+            waits.set()
+        return wait_for(condition, holds, seconds)
+
+    forking = threading.Thread(target=lambda: (guard.before(), guard.after_in_parent()))
+    with guard:
+        monkeypatch.setattr(threading.Condition, "wait_for", noted)
+        forking.start()
+        assert waits.wait(60)
+        waits.clear()
+        with guard.while_closing():
+            pass
+        assert not waits.is_set()
+    forking.join()
+
+
 def test_forks_of_forks_have_no_more_descriptors_than_forks(tmp_path: Path) -> None:
     run(
         """

@@ -83,9 +83,13 @@ LONGEST_SECONDS = 10.0
 _SHARED_LOCKS = (("", 0x40000002, 510), ("-shm", 128, 1))
 
 
-class _Fork(threading.local):
-    """The fork of a thread: the pipe by which the child says that it has its locks; None if it needs none, or can't."""
+class _OfThread(threading.local):
+    """How deep a thread is in contexts, and the pipe by which the child of its fork says that it has its locks.
 
+    No pipe if the child needs no locks, or can't have any.
+    """
+
+    depth = 0
     pipe: tuple[int, int] | None = None
 
 
@@ -101,25 +105,27 @@ class ForkGuard:
         self._inside_count = self._waiting_count = 0
         self._forking_threads: set[int] = set()
         self._parent_threads: set[int] = set()  # that wait for the locks of a child
-        self._fork = _Fork()
+        self._of_thread = _OfThread()
         self._lock_files: list[int] = []
         self.unlocked: frozenset[str] = frozenset()
 
     def __enter__(self) -> None:
         with self._condition:
-            if self._forking_threads:
+            if self._forking_threads and not self._of_thread.depth:  # else a fork waits for this thread
                 self._waiting_count += 1
                 try:
                     self._condition.wait_for(lambda: not self._forking_threads, LONGEST_SECONDS)
                 finally:
                     self._waiting_count -= 1
             self._inside_count += 1
+            self._of_thread.depth += 1
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._condition:
             self._inside_count -= 1
+            self._of_thread.depth -= 1
             self._condition.notify_all()
 
     @contextmanager
@@ -132,18 +138,18 @@ class ForkGuard:
 
     def before(self) -> None:
         """Block new transactions and wait for running ones, before a fork."""
-        self._fork.pipe = None
+        self._of_thread.pipe = None
         with self._condition:
             self._condition.wait_for(lambda: not self._waiting_count, LONGEST_SECONDS)
             self._forking_threads.add(threading.get_ident())
             self._condition.wait_for(lambda: not self._inside_count, LONGEST_SECONDS)
         if open_files:
             with suppress(OSError):
-                self._fork.pipe = os.pipe()
+                self._of_thread.pipe = os.pipe()
 
     def after_in_parent(self) -> None:
         """Let transactions begin again, and wait until the child has its own locks."""
-        pipe, self._fork.pipe = self._fork.pipe, None
+        pipe, self._of_thread.pipe = self._of_thread.pipe, None
         thread = threading.get_ident()
         with self._condition:
             if pipe:
@@ -164,7 +170,7 @@ class ForkGuard:
 
     def after_in_child(self) -> None:
         """Reset: the child has one thread, no transaction runs in it, and it has no locks but those taken here."""
-        pipe, lock_files, unlocked = self._fork.pipe, self._lock_files, self.unlocked
+        pipe, lock_files, unlocked = self._of_thread.pipe, self._lock_files, self.unlocked
         self.__init__()  # type: ignore[misc]
         for number in lock_files:  # the parent's
             os.close(number)
