@@ -26,7 +26,7 @@ RUNS = [pytest.param((4, 0.2), id="short"), pytest.param((300, 2.0), id="long", 
 
 WIDTH = 24
 TEXT = 20_000
-#: A step takes so long, even on a busy machine: were there more of them in a second later, more would wait for the sweep.
+#: A step takes so long, on a busy machine, too: if more of them came in a second later, more would wait for the sweep.
 STEP_SECONDS = 0.12
 
 
