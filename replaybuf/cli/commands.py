@@ -176,9 +176,15 @@ OneBuffer = Annotated[
     str | None, buffer_option("This buffer of the database; else the only one, or the one named default.")
 ]
 
+
 # Options that select groups.
+def _unless_blank(text: str | None) -> str | None:
+    return text if text and text.strip() else None
+
+
 Where = Annotated[
-    str | None, option("--where", 'A query: {"reward": {"$gte": 0.9}, "tags.level": 3}.', metavar="QUERY")
+    str | None,
+    option("--where", 'A query: {"reward": {"$gte": 0.9}, "tags.level": 3}.', metavar="QUERY", callback=_unless_blank),
 ]
 OfTask = Annotated[str | None, option("--task", "Only groups of this task.", metavar="NAME")]
 _STATUSES = "init, completed, aborted, expired, failed, filtered, archived, or filling (rollouts that wait for others)"

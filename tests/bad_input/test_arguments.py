@@ -197,6 +197,15 @@ BAD: dict[type[ReplayBufError], list[tuple[Any, ...]]] = {
         (r"rollouts\[0\].extra_fields", of(extra_fields={"a": itself()})),
         (r"rollouts\[0\].response_ids", of(response_ids=np.array([Odd()]))),
         (
+            r"rollouts\[0\] has more response_model_steps than places in its response_mask",
+            put(
+                rollouts(response_ids=[1, 2], response_mask=[1]),
+                model_step=1,
+                current_train_step=1,
+                token_stale_threshold=3,
+            ),
+        ),
+        (
             "response_mask numbers, for each token",
             of(response_ids=[1], response_model_steps=[1], response_mask={"a": 1}),
         ),

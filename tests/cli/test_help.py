@@ -75,7 +75,8 @@ def test_no_variable_of_a_program_steers_a_command(file: Path, tmp_path: Path) -
 
 
 def test_the_url_may_come_from_the_variable(filled: str) -> None:
-    assert run("ls", env={"REPLAYBUF_URL": filled}).stdout == run("ls", filled).stdout
+    rows = run("ls", "--format", "json", env={"REPLAYBUF_URL": filled}).stdout
+    assert rows == run("ls", filled, "--format", "json").stdout
 
 
 @pytest.mark.parametrize("path", ["stats", "why", "trace", "checkpoint ls", "export"])

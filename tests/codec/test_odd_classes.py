@@ -15,7 +15,7 @@ import pytest
 
 from replaybuf.errors import ConfigError, RolloutError
 from replaybuf.values.codec.payload import Codec
-from replaybuf.values.rollouts.rollout import RolloutState
+from replaybuf.values.rollouts.rollout import RolloutState, Status
 from replaybuf.values.rollouts.rollout_type import RolloutType
 from tests.codec.values import DICTS, STATES, ListOf, Pair, Point, Typed, round_trip
 
@@ -157,6 +157,40 @@ def test_the_path_of_what_is_refused_is_named(value: Any, path: str) -> None:
 def test_the_fields_of_a_rollout_are_named_by_texts() -> None:
     with pytest.raises(RolloutError, match="must be texts"):
         DICTS.encode([{"a": 1}, {1: 1}])
+
+
+class Methods:
+    """Has methods where other classes have fields that features use."""
+
+    def reward(self) -> float:
+        return 1.0
+
+    @staticmethod
+    def status() -> str:
+        return "x"
+
+
+@dataclasses.dataclass
+class WithMethods(Methods):
+    a: int = 0
+
+
+def test_methods_are_no_fields() -> None:
+    rollout_type = RolloutType(WithMethods)
+    assert rollout_type.status(WithMethods()) is Status.COMPLETED
+    assert rollout_type.get(WithMethods(), "reward") is None
+    assert not rollout_type.has(WithMethods(), "reward")
+
+
+def test_a_property_that_raises_is_a_rollout_error() -> None:
+    @dataclasses.dataclass
+    class Lazy:
+        @property
+        def reward(self) -> float:
+            raise OSError("no such judge")
+
+    with pytest.raises(RolloutError, match=r"'reward' of a .*Lazy raised OSError: no such judge"):
+        RolloutType(Lazy).get(Lazy(), "reward")
 
 
 def nested(make: Any, depth: int) -> Any:

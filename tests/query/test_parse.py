@@ -31,6 +31,7 @@ class Operator(StrEnum):
 class Plain(Enum):
     MATH = "math"
     FIVE = 5
+    TASK = "task_name"
 
 
 def between(field: str, lower: Any, upper: Any) -> LogicNode:
@@ -42,6 +43,7 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC).timestamp()
 PARSED: list[tuple[Any, Any]] = [
     ({}, LogicNode("$and", ())),
     ({"uid": 1}, ScalarNode("uid", "$eq", 1)),
+    ({Plain.TASK: Plain.MATH}, ScalarNode("task_name", "$eq", "math")),
     ({"uid": None}, ScalarNode("uid", "$eq", None)),
     ({"uid": {"$lt": 3.5}}, ScalarNode("uid", "$lt", 3.5)),
     ({"uid": {"$in": [1, 2, 1]}}, SetNode("uid", "$in", (1, 2, 1))),
@@ -179,6 +181,8 @@ MISTAKES: list[tuple[Any, str, str]] = [
     ({"created_at": date.today()}, "created_at", "or a datetime"),
     ({"created_at": "2026-01-01"}, "created_at", "or a datetime"),
     ({"created_at": {"$gt": pd.NaT}}, "created_at.$gt", "no moment in time"),
+    ({"created_at": {"$ne": np.datetime64("NaT", "s")}}, "created_at.$ne", "NaN"),
+    ({"created_at": {"$not_in": [np.datetime64("NaT", "s")]}}, "created_at.$not_in[0]", "NaN"),
     ({"tags.x": {"$eq": {}}}, "tags.x.$eq", "expected a str, int, float or bool or None"),
     ({"tags.x": {"$eq": [1]}}, "tags.x.$eq", "use $in"),
     ({"status": "done"}, "status", "expected a status (init, completed, aborted"),

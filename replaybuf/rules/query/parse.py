@@ -148,7 +148,8 @@ def _plain_value(value: Any) -> Any:
         return _plain_value(value.value)
     if is_numpy(value, "datetime64"):
         # item() of nanoseconds is a plain int, which would be taken for seconds.
-        return value.astype("datetime64[us]").item()
+        moment = value.astype("datetime64[us]").item()
+        return math.nan if moment is None else moment  # NaT
     if is_numpy(value, "generic"):
         return value.item()
     if isinstance(value, str):
@@ -342,7 +343,9 @@ def _comparison(name: str, kind: FieldType, op: str, operand: Any, place: str) -
 
 
 def _key_text(key: object, place: str) -> str:
-    """Return a key of the query as text. Raises QueryError unless it is a str."""
+    """Return a key of the query as text; it may be a member of an enum. Raises QueryError unless it is a str."""
+    if isinstance(key, Enum):
+        key = key.value
     if not isinstance(key, str):
         raise QueryError(f"expected the name of a field or operator, not one of type {type(key).__name__}", place)
     return str.__str__(key)

@@ -31,6 +31,7 @@ from replaybuf.values.rollouts.staleness import (
     reset_response,
     staleness_of,
     undated,
+    unmatched,
 )
 
 # Longer lists of tokens are processed in another thread, to keep the event loop free.
@@ -214,6 +215,11 @@ def _apply_rules(
         raise RolloutError(f"seq_staleness is {shown(staleness)}, which is no number of training steps")
     if status not in EXPIRING_STATUSES:
         return Normalised(status, staleness, train_step, fields=group)
+    if rule.token_stale_threshold is not None and (index := unmatched(group)) is not None:
+        raise RolloutError(
+            f"rollouts[{index}] has more response_model_steps than places in its response_mask; both, and "
+            "response_ids, must be of the same tokens: those of the response"
+        )
     expired = find_expired(group, rule, train_step, ages)
     if train_step is not None and status != Status.COMPLETED:
         expired = sorted({*expired, *expired_before(rollouts, kind)})

@@ -5,6 +5,7 @@ uses `RolloutType` and doesn't depend on the class."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from operator import itemgetter
@@ -166,16 +167,23 @@ class RolloutType:
         return f"RolloutType({self.cls.__qualname__})"
 
     def get(self, rollout: Any, name: str, default: Any = None) -> Any:
-        """Return the rollout's value of our field `name`, or `default` if it has no such field."""
+        """Return the rollout's value of our field `name`, or `default` if it has no such field. Raises RolloutError."""
         field_name = self._renames.get(name, name)
         if field_name is None:
             return default
-        return rollout.get(field_name, default) if self.is_dict else getattr(rollout, field_name, default)
+        if self.is_dict:
+            return rollout.get(field_name, default)
+        try:
+            return getattr(rollout, field_name, default)
+        except Exception as error:  # of a property
+            raise RolloutError(
+                f"{field_name!r} of a {self.cls.__qualname__} raised {type(error).__name__}: {error}"
+            ) from error
 
     def values_of(self, rollouts: Sequence[Any], names: tuple[str, ...]) -> list[Sequence[Any]]:
         """Return the values of these fields of ours, at least two, of each rollout, None for a missing one.
 
-        It costs a fraction of as many calls of `get`.
+        It costs a fraction of as many calls of `get`. Raises RolloutError when a property raises.
         """
         if (read := self._readers.get(names)) is None:
             read = self._readers[names] = self._reader(names)
@@ -373,8 +381,11 @@ def _check_renames(shape: Shape, fields: Mapping[str, str | None]) -> dict[str, 
         if name is not None and name in names.values():
             raise ConfigError(f"fields: two names are mapped to {shown(name)}")
         names[key] = name
-    # A class field mapped to one of our names isn't also our field of its own name.
+    # A class field mapped to one of our names isn't also our field of its own name, and a method isn't a field.
     hidden = {name: None for name in names.values() if name in OUR_FIELDS and name not in names}
+    if not issubclass(shape.cls, dict):
+        others = OUR_FIELDS - shape.names - names.keys()
+        hidden |= {name: None for name in others if inspect.isroutine(getattr(shape.cls, name, None))}
     return {**hidden, **{key: name for key, name in names.items() if name != key}}
 
 

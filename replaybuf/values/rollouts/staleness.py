@@ -176,6 +176,21 @@ def undated(group: GroupFields) -> int | None:
     return None
 
 
+def unmatched(group: GroupFields) -> int | None:
+    """Return the index of the first rollout with model steps beyond its mask, or None.
+
+    Steps and mask then belong to different tokens, so that stale tokens can't be determined.
+    """
+    if is_agentic(group):
+        return None
+    for index, fields in enumerate(group):
+        mask, steps, tokens = fields.response_mask, fields.response_model_steps, fields.response_ids
+        complete = mask is not None and steps is not None and tokens is not None
+        if complete and len(steps) > len(mask) and len(tokens) > 0:
+            return index
+    return None
+
+
 def date_responses(
     rollouts: Sequence[Any], group: GroupFields, model_step: int, kind: RolloutType, *, texts: bool = True
 ) -> None:
