@@ -83,7 +83,7 @@ class TrainState:
         """Decode a state from `encode`. Raises InputError for anything else."""
         try:
             return cls(**json.loads(value))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise InputError(f"this is not what a trainer has published: {error}") from error
 
 

@@ -235,6 +235,7 @@ MISTAKES: list[tuple[Any, str, str]] = [
     (doubling(), "$and[0]", "at most 1000 conditions"),
     ({"$or": [{"uid": i} for i in range(1000)]}, "$or[999].uid", "at most 1000 conditions"),
     ({"uid": {"$in": range(10**30)}}, "uid.$in", "at most 1000000 values"),
+    ({"task_name": {"$in": np.array("math")}}, "task_name.$in", "expected a list of values, not one of type str"),
 ]
 
 

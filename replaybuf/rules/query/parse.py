@@ -133,7 +133,7 @@ def read_bounds(bounds: Any, field: FieldType, place: str) -> tuple[Value, Value
 
 def _check_values(values: Any, place: str) -> tuple[Any, ...]:
     if is_numpy(values, "ndarray"):
-        values = values.tolist() if values.dtype.kind in "iuf" else list(values)
+        values = values.tolist() if values.dtype.kind in "iuf" or not values.ndim else list(values)
     if not isinstance(values, list | tuple | set | frozenset | range):
         raise QueryError(f"expected a list of values, not {_kind_name(values)}", place)
     listed = tuple(islice(values, MAX_VALUES + 1))  # a range may be longer than `len` can say
