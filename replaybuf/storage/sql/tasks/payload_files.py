@@ -158,7 +158,7 @@ class PayloadFiles:
         if uids:
             try:
                 await self._write(partial(statements.keep_for_reading, uids=uids, seconds=0.0))
-            except ReplayBufError:
+            except BaseException:
                 self._read_uids += uids
                 raise
         return bool(uids)
