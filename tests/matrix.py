@@ -90,6 +90,7 @@ _BY_DEFAULT: list[tuple[str, tuple[str, ...]]] = [
     ("cancellation/*::test_a_process_that_ends*", ("sqlite",)),
     ("cancellation/*", _DATABASES),
     ("buffer/test_forks.py::*parent_that_was_killed*", ("postgresql",)),
+    ("buffer/test_forks.py::*closed_all_files*", _DATABASES),
     ("buffer/test_forks.py::*", ("sqlite",)),
     ("sync/test_sync_calls.py::*thread*", _SHARED),
     ("sync/test_sync_calls.py::*", _STRATEGY),

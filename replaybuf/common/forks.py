@@ -33,7 +33,10 @@ _locks: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
 
 def _free_all() -> None:
     for lock in list(_locks):
-        lock._lock = threading.RLock()
+        if lock._lock.acquire(blocking=False):  # it is free, or this thread's
+            lock._lock.release()
+        else:
+            lock._lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):

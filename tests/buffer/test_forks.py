@@ -350,6 +350,98 @@ def test_a_connection_that_fails_to_open_beside_a_fork_is_closed_at_once(monkeyp
     forking.join()
 
 
+def test_a_signal_handler_that_raises_in_a_child_before_it_has_its_locks_leaves_it_without(tmp_path: Path) -> None:
+    """And its own forks: what they commit might be lost."""
+    run(
+        """
+        import signal
+        from replaybuf.storage.sql.engine import sqlite_raw
+
+        def interrupt(*_):
+            raise KeyboardInterrupt
+
+        def refused():
+            signal.alarm(60)
+            for own in (buffer, build(url)):
+                try:
+                    asyncio.run(own.put(group(2), TASK))
+                except StorageError as error:
+                    assert error.reason == "forked"
+                else:
+                    raise AssertionError
+
+        def child():
+            sqlite_raw._lock_as_open = lock
+            refused()
+            assert os.waitpid(forked(refused), 0)[1] == 0
+
+        signal.signal(signal.SIGUSR1, interrupt)
+        sys.unraisablehook = lambda _: None
+        lock, sqlite_raw._lock_as_open = sqlite_raw._lock_as_open, lambda *_: signal.raise_signal(signal.SIGUSR1)
+        buffer = build(url)
+        asyncio.run(buffer.put(group(1), TASK))
+        sqlite_raw.LONGEST_SECONDS = 0.5
+        assert os.waitpid(forked(child), 0)[1] == 0
+        asyncio.run(buffer.close())
+        """,
+        f"sqlite:///{tmp_path}/b.db",
+    )
+
+
+def test_a_fork_during_a_save_does_not_keep_the_snapshot_from_its_end(shared_url: str, tmp_path: Path) -> None:
+    run(
+        """
+        def fork_once(*_):
+            if not pids:
+                pids.append(forked(lambda: os.read(over[0], 1)))
+
+        pids, over = [], os.pipe()
+        buffer = build(url)
+        asyncio.run(fill(buffer, 300))
+        asyncio.run(buffer.save(sys.argv[2], progress=fork_once))
+        assert pids
+        os.write(over[1], b"x")
+        assert os.waitpid(pids[0], 0)[1] == 0
+        other = build(url, name="other")
+        asyncio.run(other.resume(sys.argv[2]))
+        assert len(other) == 300
+        for opened in (buffer, other):
+            asyncio.run(opened.close())
+        """,
+        shared_url,
+        tmp_path / "saved",
+    )
+
+
+def test_a_fork_of_a_fork_that_has_closed_all_files_leaves_the_new_ones_alone(shared_url: str, tmp_path: Path) -> None:
+    """As daemons do: the numbers that connections and locks had are other files' then."""
+    run(
+        """
+        def child():
+            os.closerange(3, 100)
+            files = [open(f"{sys.argv[2]}/{number}", "w+") for number in range(30)]
+            assert os.waitpid(forked(lambda: grandchild(files)), 0)[1] == 0
+            for file in files:
+                file.close()
+
+        def grandchild(files):
+            for number, file in enumerate(files):
+                file.write(str(number))
+                file.close()
+            for number in range(30):
+                with open(f"{sys.argv[2]}/{number}") as file:
+                    assert file.read() == str(number)
+
+        buffer = build(url)
+        asyncio.run(fill(buffer, 1))
+        assert os.waitpid(forked(child), 0)[1] == 0
+        asyncio.run(buffer.close())
+        """,
+        shared_url,
+        tmp_path,
+    )
+
+
 def test_forks_of_forks_have_no_more_descriptors_than_forks(tmp_path: Path) -> None:
     run(
         """
@@ -383,6 +475,13 @@ def test_a_lock_that_another_thread_holds_is_free_in_a_fork() -> None:
         def child():
             with lock, lock:
                 pass
+
+        lock = ProcessLock()
+        with lock:
+            pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
 
         lock, held, over = ProcessLock(), threading.Event(), threading.Event()
         thread = threading.Thread(target=hold)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Any
@@ -174,9 +175,15 @@ class Methods:
 class WithMethods(Methods):
     a: int = 0
 
+    @functools.cached_property
+    def finish_reason(self) -> str:
+        return "stop"
+
 
 def test_methods_are_no_fields() -> None:
+    """A property is one, of either kind."""
     rollout_type = RolloutType(WithMethods)
+    assert rollout_type.get(WithMethods(), "finish_reason") == "stop"
     assert rollout_type.status(WithMethods()) is Status.COMPLETED
     assert rollout_type.get(WithMethods(), "reward") is None
     assert not rollout_type.has(WithMethods(), "reward")

@@ -194,7 +194,6 @@ _SQL = [
     ("records-keep-payloads", f"{_STATEMENTS}/past.py", "WHERE p.uid = rb_payload.uid AND p.removed_at IS NOT NULL)", "WHERE p.uid = rb_payload.uid)", "what a draw took is swept"),
     ("undone-draw-still-recorded", f"{_STATEMENTS}/batches.py", "        tx.change(\"DELETE FROM rb_past WHERE draw = :draw AND draw > 0 AND removed_at IS NULL\", draw=number)\n", "", "an undone draw had no groups"),
     ("leased-version-stays-trained", f"{_STATEMENTS}/leases.py", "CASE WHEN lease IS NULL THEN 0 ELSE 1 END", "0", "an undo takes the trained step back from a version that a lease had"),
-    ("fork-without-locks", f"{_ENGINE}/sqlite_raw.py", "                _lock_as_open(path)\n", "                pass\n", "what a forked process commits after its parent has closed is kept"),
     ("undone-draw-renumbered", "storage/sql/schema/tables.py", "    sqlite_autoincrement=True,  # versions of a pruned or undone draw keep its number\n", "", "the number of a draw is not given again"),
     ("undo-beside-a-sweep", "storage/sql/tasks/delivery.py", "            lock(tx, uids)  # so that a sweep, which goes by the batch and deletes payloads, has ended or skips them\n", "", "an undo waits for a sweep of its groups"),
     ("pruned-draws-stay", f"{_STATEMENTS}/batches.py", "    tx.change(\"DELETE FROM rb_past WHERE draw {in:draws} AND draw > 0 AND removed_at IS NULL\", draws=draws)\n", "", "the groups of a draw go with it"),
@@ -345,6 +344,17 @@ _FILLING = [
     ("failed-are-enough-too-soon", "produce/generations.py", "return min_size is not None and self._is_last(prompt) and", "return min_size is not None and", "a group goes without failed rollouts after its last attempt"),
 ]  # fmt: skip
 
+_FORKS = [
+    ("fork-without-locks", f"{_ENGINE}/sqlite_raw.py", "if not (pipe and _lock_as_open(path, self._lock_files))", "if False", "what a forked process commits after its parent has closed is kept"),
+    ("fork-without-descriptors", f"{_ENGINE}/sqlite_raw.py", "            return False\n    return True\n", "            continue\n    return True\n", "a fork that could have no locks writes nothing"),
+    ("fork-of-a-fork-without-locks", f"{_ENGINE}/sqlite_raw.py", "unlocked.union(without)", "frozenset(without)", "nor does its own fork"),
+    ("fork-before-who-waits", f"{_ENGINE}/sqlite_raw.py", "            self._condition.wait_for(lambda: not self._waiting_count, LONGEST_SECONDS)\n", "", "a transaction that waits for a fork comes before the next one"),
+    ("fork-waits-for-itself", f"{_ENGINE}/sqlite_raw.py", " and not self._of_thread.depth:", ":", "a connection that fails to open beside a fork is closed at once"),
+    ("fork-keeps-lock-files", f"{_ENGINE}/sqlite_raw.py", "            os.close(number)\n", "            pass\n", "forks of forks have no more descriptors than forks"),
+    ("fork-keeps-connections", f"{_ENGINE}/thread.py", "os.dup2(nothing.fileno(), number, inheritable=False)", "pass", "a server notices that a process has died, whatever lives on that it has forked"),
+    ("fork-keeps-held-locks", "common/forks.py", "lock._lock = threading.RLock()", "pass", "a lock that another thread holds is free in a fork"),
+]  # fmt: skip
+
 MUTATIONS = [
     Mutation(name, area, file, old, new, law)
     for area, mutations in {
@@ -364,12 +374,14 @@ MUTATIONS = [
         "web": _WEB,
         "record": _RECORD,
         "filling": _FILLING,
+        "forks": _FORKS,
     }.items()
     for name, file, old, new, law in mutations
 ]
 
 
 NEAR = {
+    "forks": ("tests/buffer/test_forks.py",),
     "rules": (
         "tests/rules/test_rules.py",
         "tests/rules/test_transitions.py",

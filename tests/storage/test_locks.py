@@ -87,6 +87,7 @@ async def test_a_lease_that_is_lost_acknowledges_nothing(lent_database: str) -> 
 async def test_a_lease_that_is_renewed_is_not_ended(lent_database: str) -> None:
     async with build(lent_database) as buffer:
         await fill(buffer, 1)
+        await end_background_work(buffer)  # which would end the lease
         lease = await buffer.lease_batch({TASK: 1}, seconds=0.001, heartbeat=False)
         renewed = "UPDATE rb_group SET leased_until = leased_until + 600"
         async with meanwhile(lent_database, renewed, buffer.get(1, TASK)) as [drawing]:

@@ -384,8 +384,9 @@ def _check_renames(shape: Shape, fields: Mapping[str, str | None]) -> dict[str, 
     # A class field mapped to one of our names isn't also our field of its own name, and a method isn't a field.
     hidden = {name: None for name in names.values() if name in OUR_FIELDS and name not in names}
     if not issubclass(shape.cls, dict):
-        others = OUR_FIELDS - shape.names - names.keys()
-        hidden |= {name: None for name in others if inspect.isroutine(getattr(shape.cls, name, None))}
+        others = {name: getattr(shape.cls, name, None) for name in OUR_FIELDS - shape.names - names.keys()}
+        # Other descriptors are routines to `inspect`, too, such as cached properties, which can't be called.
+        hidden |= {name: None for name, value in others.items() if callable(value) and inspect.isroutine(value)}
     return {**hidden, **{key: name for key, name in names.items() if name != key}}
 
 

@@ -129,7 +129,7 @@ def _add_facts(tx: Transaction, facts: Mapping[str, str]) -> None:
 def file_engine(path: str, *, read_only: bool = False) -> SqliteDatabase:
     """Return the engine for the SQLite file of a snapshot."""
     url = parse_url("sqlite://").set(database=str(Path(path).absolute()))
-    return SqliteDatabase(Access(url, read_only=read_only))
+    return SqliteDatabase(Access(url, read_only=read_only, is_inherited=False))
 
 
 async def open_file(path: str, expected: Mapping[str, str]) -> SqliteDatabase:

@@ -34,7 +34,8 @@ class Access:
 
     `durability="full"` makes SQLite fsync at every commit. `lock_timeout` bounds each wait for a lock, in seconds;
     `reconnect_timeout` the retries of an operation after a lost connection to a server. With `ours_only`, a SQLite file
-    of another program is refused and not changed. PostgreSQL's `password` is called before each connection.
+    of another program is refused and not changed. PostgreSQL's `password` is called before each connection. A SQLite
+    file that isn't inherited is never used by forks of this process, which take no locks of it.
     """
 
     url: URL
@@ -44,6 +45,7 @@ class Access:
     read_only: bool = False
     ours_only: bool = False
     password: PasswordFunction | None = None
+    is_inherited: bool = True
 
     @property
     def where(self) -> str:

@@ -219,7 +219,7 @@ def connect(access: Access, uri: str | None = None) -> RawConnection:
     check_version()
     path, patience = access.path, access.lock_timeout
     real_path = "" if path is None else os.path.realpath(path)
-    if real_path in FORK_GUARD.unlocked:
+    if FORK_GUARD.is_unlocked(real_path):
         raise StorageError(
             f"{path}: this process was forked from one that had the database open, when no file descriptor was free or "
             "a signal interrupted the fork. So it has no locks of the database, and what it commits might be lost: "
@@ -234,7 +234,7 @@ def connect(access: Access, uri: str | None = None) -> RawConnection:
         check_same_thread=False,
         factory=RawConnection,
     )
-    if path is not None:
+    if path is not None and access.is_inherited:
         open_files[raw] = real_path
     try:
         if access.ours_only and path is not None and uri is None:

@@ -7,7 +7,7 @@ import select
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from weakref import WeakKeyDictionary
@@ -84,37 +84,40 @@ _SHARED_LOCKS = (("", 0x40000002, 510), ("-shm", 128, 1))
 
 
 class _OfThread(threading.local):
-    """How deep a thread is in contexts, and the pipe by which the child of its fork says that it has its locks.
-
-    No pipe if the child needs no locks, or can't have any.
-    """
+    """How deep a thread is in contexts."""
 
     depth = 0
-    pipe: tuple[int, int] | None = None
 
 
 class ForkGuard:
     """A context that blocks forks of the process, for at most `LONGEST_SECONDS`; thread-safe.
 
-    Contexts and forks that wait for one another take turns. `unlocked` has the real paths of databases that an ancestor
-    had open, and of which this process has no locks. A signal handler that raises in a fork costs no more than that.
+    Contexts and forks that wait for one another take turns.
     """
 
     def __init__(self) -> None:
+        #: The real paths of databases that an ancestor had open, and of which this process has no locks.
+        self._unlocked_paths: frozenset[str] = frozenset()
+        self._lock_files: dict[str, int] = {}
+        self._begin()
+
+    def _begin(self) -> None:
         self._condition = threading.Condition()
         self._inside_count = self._waiting_count = 0
         self._forking_threads: set[int] = set()
+        #: By thread, the pipe by which the child of its fork says that it has its locks.
+        self._pipes: dict[int, tuple[int, int]] = {}
         self._parent_threads: set[int] = set()  # that wait for the locks of a child
         self._of_thread = _OfThread()
-        self._lock_files: list[int] = []
-        self.unlocked: frozenset[str] = frozenset()
+        self._pid = os.getpid()
 
     def __enter__(self) -> None:
         with self._condition:
             if self._forking_threads and not self._of_thread.depth:  # else a fork waits for this thread
                 self._waiting_count += 1
                 try:
-                    self._condition.wait_for(lambda: not self._forking_threads, LONGEST_SECONDS)
+                    if not self._condition.wait_for(lambda: not self._forking_threads, LONGEST_SECONDS):
+                        self._forking_threads.clear()  # a signal handler may have raised at the end of a fork
                 finally:
                     self._waiting_count -= 1
             self._inside_count += 1
@@ -136,21 +139,30 @@ class ForkGuard:
                 self._condition.wait_for(lambda: not self._parent_threads, LONGEST_SECONDS)
             yield
 
+    def is_unlocked(self, path: str) -> bool:
+        """Return whether this process has no locks of a database that an ancestor had open, so that it can't use it."""
+        return path in self._unlocked()
+
+    def _unlocked(self) -> frozenset[str]:
+        # A signal handler may have raised in `after_in_child`.
+        return self._unlocked_paths if self._pid == os.getpid() else self._unlocked_paths.union(open_files.values())
+
     def before(self) -> None:
         """Block new transactions and wait for running ones, before a fork."""
-        self._of_thread.pipe = None
+        thread, self._unlocked_paths = threading.get_ident(), self._unlocked()
+        _close_all(self._pipes.pop(thread, ()))
         with self._condition:
             self._condition.wait_for(lambda: not self._waiting_count, LONGEST_SECONDS)
-            self._forking_threads.add(threading.get_ident())
+            self._forking_threads.add(thread)
             self._condition.wait_for(lambda: not self._inside_count, LONGEST_SECONDS)
         if open_files:
             with suppress(OSError):
-                self._of_thread.pipe = os.pipe()
+                self._pipes[thread] = os.pipe()
 
     def after_in_parent(self) -> None:
         """Let transactions begin again, and wait until the child has its own locks."""
-        pipe, self._of_thread.pipe = self._of_thread.pipe, None
         thread = threading.get_ident()
+        pipe = self._pipes.pop(thread, ())
         with self._condition:
             if pipe:
                 self._parent_threads.add(thread)
@@ -170,32 +182,40 @@ class ForkGuard:
 
     def after_in_child(self) -> None:
         """Reset: the child has one thread, no transaction runs in it, and it has no locks but those taken here."""
-        pipe, lock_files, unlocked = self._of_thread.pipe, self._lock_files, self.unlocked
-        self.__init__()  # type: ignore[misc]
-        for number in lock_files:  # the parent's
-            os.close(number)
+        pipes, unlocked = self._pipes, self._unlocked_paths
+        pipe = pipes.pop(threading.get_ident(), ())
+        for inherited in pipes.values():  # of forks in other threads, whose parents wait for their children alone
+            _close_all(inherited)
         # Without the pipe, the parent doesn't wait, and may have closed its connections before.
         without = [path for path in {*open_files.values()} if not (pipe and _lock_as_open(path, self._lock_files))]
-        self.unlocked = unlocked.union(without)
+        self._unlocked_paths = unlocked.union(without)
         if pipe:
-            os.write(pipe[1], b"x")  # its end may be open in another child
-            for end in pipe:
-                os.close(end)
+            os.write(pipe[1], b"x")
+            _close_all(pipe)
+        self._begin()
 
 
-def _lock_as_open(path: str, files: list[int]) -> bool:
+def _close_all(numbers: Iterable[int]) -> None:
+    for number in numbers:
+        os.close(number)
+
+
+def _lock_as_open(path: str, files: dict[str, int]) -> bool:
     """Take the locks that SQLite's inherited record says this process has; return False if that isn't possible.
 
     Else the parent, or any other process, would delete the WAL and its index when it closes, or make another index:
-    connections of this process would go on in the deleted ones, and what they commit would be lost. The file
-    descriptors, which are added to `files`, stay open: closing one releases all locks of the process on its file.
+    connections of this process would go on in the deleted ones, and what they commit would be lost. `files` has the
+    file descriptors of the locks, of the parent as well, which serve again. They stay open: closing one releases all
+    locks of the process on its file.
     """
     import fcntl
 
     for suffix, start, size in _SHARED_LOCKS:
+        file = f"{path}{suffix}"
         try:
-            files.append(os.open(f"{path}{suffix}", os.O_RDONLY | os.O_CLOEXEC))
-            fcntl.lockf(files[-1], fcntl.LOCK_SH | fcntl.LOCK_NB, size, start)
+            if not _is_open(files.get(file), file):
+                files[file] = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.lockf(files[file], fcntl.LOCK_SH | fcntl.LOCK_NB, size, start)
         except FileNotFoundError:  # it was deleted
             continue
         except OSError:  # there may be no free file descriptor
@@ -203,8 +223,21 @@ def _lock_as_open(path: str, files: list[int]) -> bool:
     return True
 
 
+def _is_open(number: int | None, path: str) -> bool:
+    """Return whether a file descriptor is open, and is that of the file at a path."""
+    with suppress(OSError):
+        return number is not None and os.path.samestat(os.fstat(number), os.stat(path))
+    return False
+
+
+def _take_exception() -> None:
+    """Do nothing. What a signal handler raises during the fork is raised here, and Python drops it."""
+
+
 FORK_GUARD = ForkGuard()
 
+os.register_at_fork(after_in_parent=_take_exception, after_in_child=_take_exception)
 os.register_at_fork(
     before=FORK_GUARD.before, after_in_parent=FORK_GUARD.after_in_parent, after_in_child=FORK_GUARD.after_in_child
 )
+os.register_at_fork(before=_take_exception)  # the last one that is registered comes first

@@ -65,8 +65,10 @@ def _close_inherited_connections() -> None:
     """
     with contextlib.suppress(OSError), open(os.devnull, "rb") as nothing:
         for transport in list(_transports):
-            if (number := transport.get_extra_info("socket").fileno()) >= 0:
-                os.dup2(nothing.fileno(), number, inheritable=False)
+            own = transport.get_extra_info("socket")
+            if own is not None and own.fileno() >= 0:
+                os.dup2(nothing.fileno(), own.fileno(), inheritable=False)
+    _transports.clear()  # in forks of this process, the numbers may be those of other files
 
 
 if hasattr(os, "register_at_fork"):
