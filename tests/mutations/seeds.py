@@ -347,10 +347,10 @@ _FILLING = [
 _FORKS = [
     ("fork-without-locks", f"{_ENGINE}/sqlite_raw.py", "if not (pipe and _lock_as_open(path, self._lock_files))", "if False", "what a forked process commits after its parent has closed is kept"),
     ("fork-without-descriptors", f"{_ENGINE}/sqlite_raw.py", "            return False\n    return True\n", "            continue\n    return True\n", "a fork that could have no locks writes nothing"),
-    ("fork-of-a-fork-without-locks", f"{_ENGINE}/sqlite_raw.py", "unlocked.union(without)", "frozenset(without)", "nor does its own fork"),
+    ("fork-of-a-fork-without-locks", f"{_ENGINE}/sqlite_raw.py", "self._unlocked_paths.union(without)", "frozenset(without)", "nor does its own fork"),
     ("fork-before-who-waits", f"{_ENGINE}/sqlite_raw.py", "            self._condition.wait_for(lambda: not self._waiting_count, LONGEST_SECONDS)\n", "", "a transaction that waits for a fork comes before the next one"),
     ("fork-waits-for-itself", f"{_ENGINE}/sqlite_raw.py", " and not self._of_thread.depth:", ":", "a connection that fails to open beside a fork is closed at once"),
-    ("fork-keeps-lock-files", f"{_ENGINE}/sqlite_raw.py", "            os.close(number)\n", "            pass\n", "forks of forks have no more descriptors than forks"),
+    ("fork-keeps-lock-files", f"{_ENGINE}/sqlite_raw.py", "if not _is_open(files.get(file), file):", "if True:", "forks of forks have no more descriptors than forks"),
     ("fork-keeps-connections", f"{_ENGINE}/thread.py", "os.dup2(nothing.fileno(), number, inheritable=False)", "pass", "a server notices that a process has died, whatever lives on that it has forked"),
     ("fork-keeps-held-locks", "common/forks.py", "lock._lock = threading.RLock()", "pass", "a lock that another thread holds is free in a fork"),
 ]  # fmt: skip

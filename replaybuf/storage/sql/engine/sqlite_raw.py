@@ -7,7 +7,7 @@ import select
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from weakref import WeakKeyDictionary
@@ -100,19 +100,21 @@ class ForkGuard:
         self._unlocked_paths: frozenset[str] = frozenset()
         self._lock_files: dict[str, int] = {}
         self._begin()
-
-    def _begin(self) -> None:
-        self._condition = threading.Condition()
-        self._inside_count = self._waiting_count = 0
-        self._forking_threads: set[int] = set()
-        #: By thread, the pipe by which the child of its fork says that it has its locks.
-        self._pipes: dict[int, tuple[int, int]] = {}
-        self._parent_threads: set[int] = set()  # that wait for the locks of a child
-        self._of_thread = _OfThread()
         self._pid = os.getpid()
 
+    def _begin(self) -> None:
+        # The lock's own `with`: a condition's is in Python, where a signal handler may raise before it is released.
+        self._lock = threading.RLock()
+        self._condition = threading.Condition(self._lock)
+        self._inside_count = self._waiting_count = 0
+        self._forking_threads: set[int] = set()
+        #: By thread, the open ends of the pipe by which the child of its fork says that it has its locks.
+        self._pipes: dict[int, list[int]] = {}
+        self._parent_threads: set[int] = set()  # that wait for the locks of a child
+        self._of_thread = _OfThread()
+
     def __enter__(self) -> None:
-        with self._condition:
+        with self._lock:
             if self._forking_threads and not self._of_thread.depth:  # else a fork waits for this thread
                 self._waiting_count += 1
                 try:
@@ -120,13 +122,14 @@ class ForkGuard:
                         self._forking_threads.clear()  # a signal handler may have raised at the end of a fork
                 finally:
                     self._waiting_count -= 1
+                    self._condition.notify_all()
             self._inside_count += 1
             self._of_thread.depth += 1
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._condition:
+        with self._lock:
             self._inside_count -= 1
             self._of_thread.depth -= 1
             self._condition.notify_all()
@@ -135,7 +138,7 @@ class ForkGuard:
     def while_closing(self) -> Iterator[None]:
         """Block forks, too, and first wait until the children have locks of their own; until then they have ours."""
         with self:
-            with self._condition:
+            with self._lock:
                 self._condition.wait_for(lambda: not self._parent_threads, LONGEST_SECONDS)
             yield
 
@@ -150,54 +153,56 @@ class ForkGuard:
     def before(self) -> None:
         """Block new transactions and wait for running ones, before a fork."""
         thread, self._unlocked_paths = threading.get_ident(), self._unlocked()
-        _close_all(self._pipes.pop(thread, ()))
-        with self._condition:
+        _close_all(self._pipes.pop(thread, []))
+        with self._lock:
             self._condition.wait_for(lambda: not self._waiting_count, LONGEST_SECONDS)
             self._forking_threads.add(thread)
-            self._condition.wait_for(lambda: not self._inside_count, LONGEST_SECONDS)
+            self._condition.wait_for(lambda: self._inside_count <= self._of_thread.depth, LONGEST_SECONDS)
         if open_files:
             with suppress(OSError):
-                self._pipes[thread] = os.pipe()
+                self._pipes[thread] = [*os.pipe()]
 
     def after_in_parent(self) -> None:
         """Let transactions begin again, and wait until the child has its own locks."""
         thread = threading.get_ident()
-        pipe = self._pipes.pop(thread, ())
-        with self._condition:
-            if pipe:
-                self._parent_threads.add(thread)
-            self._forking_threads.discard(thread)
-            self._condition.notify_all()
-        if pipe:
-            try:
-                os.close(pipe[1])
+        ends = self._pipes.get(thread, [])
+        try:
+            with self._lock:
+                if ends:
+                    self._parent_threads.add(thread)
+                self._forking_threads.discard(thread)
+                self._condition.notify_all()
+            if ends:
+                os.close(ends.pop())
                 child = select.poll()
-                child.register(pipe[0])
+                child.register(ends[0])
                 child.poll(1000 * LONGEST_SECONDS)
-            finally:
-                os.close(pipe[0])
-                with self._condition:
-                    self._parent_threads.discard(thread)
-                    self._condition.notify_all()
+        finally:
+            _close_all(ends)
+            self._pipes.pop(thread, None)
+            with self._lock:
+                self._parent_threads.discard(thread)
+                self._condition.notify_all()
 
     def after_in_child(self) -> None:
         """Reset: the child has one thread, no transaction runs in it, and it has no locks but those taken here."""
-        pipes, unlocked = self._pipes, self._unlocked_paths
-        pipe = pipes.pop(threading.get_ident(), ())
-        for inherited in pipes.values():  # of forks in other threads, whose parents wait for their children alone
-            _close_all(inherited)
+        pipes = self._pipes
+        self._begin()
+        pipe = pipes.pop(threading.get_ident(), None)
+        for ends in pipes.values():  # of forks in other threads, which wait for their children alone
+            _close_all(ends)
         # Without the pipe, the parent doesn't wait, and may have closed its connections before.
         without = [path for path in {*open_files.values()} if not (pipe and _lock_as_open(path, self._lock_files))]
-        self._unlocked_paths = unlocked.union(without)
+        self._unlocked_paths = self._unlocked_paths.union(without)
         if pipe:
             os.write(pipe[1], b"x")
             _close_all(pipe)
-        self._begin()
+        self._pid = os.getpid()
 
 
-def _close_all(numbers: Iterable[int]) -> None:
-    for number in numbers:
-        os.close(number)
+def _close_all(numbers: list[int]) -> None:
+    while numbers:
+        os.close(numbers.pop())
 
 
 def _lock_as_open(path: str, files: dict[str, int]) -> bool:
