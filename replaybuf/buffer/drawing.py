@@ -1,4 +1,4 @@
-"""Draws: the common code of `get`, `take_batch`, `sample` and `lease_batch`."""
+"""Draws: the options that they share, and the common code of `get`, `take_batch`, `sample` and `lease_batch`."""
 
 from __future__ import annotations
 

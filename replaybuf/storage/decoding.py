@@ -1,4 +1,4 @@
-"""Decodes stored rollouts, with arrays kept apart, and applies the recorded effects of refreshes.
+"""Decodes stored rollouts, with arrays kept apart; `rollouts.marks` applies the recorded effects of refreshes.
 
 Open buffers keep places open (`tails_of`); `read_tails` is for copies, the command line, the page and the doctor.
 """

@@ -351,7 +351,7 @@ _FORKS = [
     ("fork-before-who-waits", f"{_ENGINE}/sqlite_raw.py", "            self._condition.wait_for(lambda: not self._waiting_count, LONGEST_SECONDS)\n", "", "a transaction that waits for a fork comes before the next one"),
     ("fork-waits-for-itself", f"{_ENGINE}/sqlite_raw.py", " and not self._of_thread.depth:", ":", "a connection that fails to open beside a fork is closed at once"),
     ("fork-keeps-lock-files", f"{_ENGINE}/sqlite_raw.py", "if not _is_open(files.get(file), file):", "if True:", "forks of forks have no more descriptors than forks"),
-    ("fork-keeps-connections", f"{_ENGINE}/thread.py", "os.dup2(nothing.fileno(), number, inheritable=False)", "pass", "a server notices that a process has died, whatever lives on that it has forked"),
+    ("fork-keeps-connections", f"{_ENGINE}/thread.py", "os.dup2(nothing.fileno(), own.fileno(), inheritable=False)", "pass", "a server notices that a process has died, whatever lives on that it has forked"),
     ("fork-keeps-held-locks", "common/forks.py", "lock._lock = threading.RLock()", "pass", "a lock that another thread holds is free in a fork"),
 ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Values of users' classes in payloads: instances as their class's name and fields, others by converters.
+"""Values of users' classes in payloads: the name of a class and the fields that its shape reads; converters.
 
 Reading looks up names of classes in the reader's own config, and names of converters among its converters. Nothing else
 is imported or called.

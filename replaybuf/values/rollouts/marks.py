@@ -1,4 +1,4 @@
-"""Metadata of a group's rollouts, from which refreshes compute staleness and expiry without decoding payloads.
+"""Marks of rollouts, from which refreshes compute staleness and expiry, and their effects on what is decoded later.
 
 A group has two records of its rollouts. Its *marks* change with a refresh, so they are small and stored with the other
 metadata; its *outline* never changes and is stored with the payload.

@@ -1,4 +1,4 @@
-"""How long operations are tried again: after a lost connection, and while commits wait for a synchronous standby."""
+"""How long operations are tried again, and commits waited for: after a lost connection, or for an absent standby."""
 
 from __future__ import annotations
 
