@@ -1,8 +1,8 @@
 """Finds workers whose rewards are lower than others', and tasks whose are lower than in the steps before.
 
 There are two marks. A worker's groups are compared with those that others made of the same task, in one step or over
-the last steps; a task's groups with those of the steps before. What is lower stands out if it is so by more standard
-errors than chance makes of all the comparisons of a run.
+the last steps; those of a task, and of all tasks together, with those of the steps before. What is lower stands out if
+it is so by more standard errors than chance makes of all the comparisons of a run.
 """
 
 from __future__ import annotations
@@ -110,6 +110,16 @@ def by_task(groups: Table, before: Sequence[Table]) -> list[Part]:
     return _compare(pairs, _LEVEL_OF_STEP)
 
 
+def in_all_tasks(groups: Table, before: Sequence[Table]) -> Part:
+    """Return all groups of a step, those of each task and worker compared with the same of the steps `before`.
+
+    So a dip of all tasks is seen that is too small in each, whatever the tasks and the workers differ by.
+    """
+    pairs = [(own, _sums(group for table in before for group in table.get(key, ()))) for key, own in groups.items()]
+    [part] = _compare({None: pairs}, _LEVEL_OF_STEP)
+    return part
+
+
 def over_steps(steps: Sequence[Table]) -> dict[str | None, list[Part]]:
     """Return the workers compared over consecutive steps, the worst first: in each task, and in all (None).
 
@@ -212,12 +222,17 @@ def _square(number: float) -> float:
 
 
 def verdict(
-    workers: Sequence[Part], tasks: Sequence[Part], others: Sequence[Part] = (), *, besides: bool = False
+    workers: Sequence[Part],
+    tasks: Sequence[Part],
+    others: Sequence[Part] = (),
+    together: Part | None = None,
+    *,
+    besides: bool = False,
 ) -> str:
     """Return a sentence about what stands out in a step: workers, else tasks, else nothing.
 
-    `others` are the tasks without the groups of workers that stand out. `besides`: it follows a sentence about workers
-    that stand out over the last steps.
+    `others` are the tasks without the groups of workers that stand out, and `together` is all of these
+    (`in_all_tasks`). `besides`: it follows a sentence about workers that stand out over the last steps.
     """
     if worse := [part for part in workers if part.stands_out]:
         total = sum(part.groups for part in tasks)
@@ -227,14 +242,16 @@ def verdict(
             for part in worse[:_MOST_NAMED]
         ]
         sentences += [f"and {len(worse) - _MOST_NAMED} more workers"] if len(worse) > _MOST_NAMED else []
-        fell = _fallen_tasks(others)
+        fell = _fallen_tasks(others, together)
         return "; ".join([*sentences, *([f"the groups of others are lower than before, too: {fell}"] if fell else [])])
     no_worker = "no other worker" if besides else "no worker"
-    fell = _fallen_tasks(tasks)
+    fell = _fallen_tasks(tasks, together)
     return f"{no_worker} stands out, but {fell}" if fell else f"{no_worker} and no task stands out"
 
 
-def _fallen_tasks(tasks: Sequence[Part]) -> str:
+def _fallen_tasks(tasks: Sequence[Part], together: Part | None) -> str:
     """Return the tasks whose rewards are lower than before by more than chance explains, or an empty text."""
     fell = [part for part in tasks if part.stands_out][:_MOST_NAMED]
+    if not fell and together is not None and together.stands_out:
+        return f"all tasks together (mean reward {together.reward:.3f}, before {together.others:.3f})"
     return ", ".join(f"task {part.name} (mean reward {part.reward:.3f}, before {part.others:.3f})" for part in fell)

@@ -7,7 +7,17 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from replaybuf.rules.comparison import Part, Table, by_task, by_worker, mean, tabulate, verdict, without
+from replaybuf.rules.comparison import (
+    Part,
+    Table,
+    by_task,
+    by_worker,
+    in_all_tasks,
+    mean,
+    tabulate,
+    verdict,
+    without,
+)
 from replaybuf.storage.sql.inspection.reader import Transaction
 from replaybuf.storage.sql.inspection.run_records import (
     STEPS_BEFORE,
@@ -95,20 +105,24 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A step's parts compared with the earlier steps of its run: `others` are its tasks without outlying workers."""
+    """A step's parts compared with the earlier steps of its run.
+
+    `others` are its tasks without outlying workers, and `together` is all of them (`in_all_tasks`).
+    """
 
     workers: list[Part]
     tasks: list[Part]
     others: list[Part]
+    together: Part | None
     before: float | None
 
     @property
     def stands_out(self) -> bool:
-        return any(part.stands_out for part in (*self.workers, *self.others))
+        return any(part is not None and part.stands_out for part in (*self.workers, *self.others, self.together))
 
     def verdict(self, *, besides: bool = False) -> str:
         """Describe the workers and tasks that stand out. `besides`: it continues a sentence about all steps."""
-        return verdict(self.workers, self.tasks, self.others, besides=besides)
+        return verdict(self.workers, self.tasks, self.others, self.together, besides=besides)
 
 
 def with_steps_before(tx: Transaction, buffer: str, steps: set[int]) -> Drawn:
@@ -121,14 +135,23 @@ def tables_of(drawn: Drawn) -> dict[StepKey, Table]:
     return {key: tabulate(member for _, member in groups_of(batches)) for key, batches in drawn.items()}
 
 
-def compare(drawn: Drawn, tables: Mapping[StepKey, Table], key: StepKey) -> Compared:
-    """Return a step's workers compared with each other, and its tasks with the earlier steps of its run."""
+def compare(
+    drawn: Drawn, tables: Mapping[StepKey, Table], key: StepKey, everybody: Mapping[StepKey, Table] | None = None
+) -> Compared:
+    """Return a step's workers compared with each other, and its tasks with the earlier steps of its run.
+
+    `everybody` has the tables with the workers that were left out of `tables`, if any were: in all tasks together, each
+    worker is compared with itself, but for those that stand out in the step.
+    """
     before, table = _tables_before(drawn, tables, key), tables[key]
     workers, tasks = by_worker([table]), by_task(table, before)
     worse = [part.name for part in workers if part.stands_out]
     others = by_task(without(worse, table), [without(worse, earlier) for earlier in before])
+    everybody = everybody or tables
+    outliers = [part.name for part in by_worker([everybody[key]]) if part.stands_out]
+    together = in_all_tasks(without(outliers, everybody[key]), _tables_before(drawn, everybody, key))
     reward = mean(group.reward for earlier in before for groups in earlier.values() for group in groups)
-    return Compared(workers, tasks, others, reward)
+    return Compared(workers, tasks, others, together, reward)
 
 
 def _tables_before(drawn: Drawn, tables: Mapping[StepKey, Table], key: StepKey) -> list[Table]:

@@ -101,12 +101,14 @@ def _step_sentences(drawn: Drawn, workers: Workers, steps: Set[int], worker: str
 
     Workers that are worse over the last steps are left out. With a worker, the sentences are about it alone.
     """
-    sentences, tables = {}, workers.others_of(tables_of(drawn))
+    sentences, everybody = {}, tables_of(drawn)
+    tables = workers.others_of(everybody)
     for key in drawn:
         if key.step in steps:
-            result = compare(drawn, tables, key)
+            result = compare(drawn, tables, key, everybody)
             if worker is not None:
-                result = replace(result, workers=[part for part in result.workers if part.name == worker], others=[])
+                own = [part for part in result.workers if part.name == worker]
+                result = replace(result, workers=own, others=[], together=None)
             if result.stands_out:
                 sentences[key.step, key.restores] = result.verdict()
     return sentences
@@ -208,7 +210,7 @@ def _step(
     worker: str | None,
 ) -> Step:
     batches, tables = drawn[key] if worker is None else only(drawn[key], worker=worker), tables_of(drawn)
-    compared, others = compare(drawn, tables, key), compare(drawn, over_steps.others_of(tables), key)
+    compared, others = compare(drawn, tables, key), compare(drawn, over_steps.others_of(tables), key, tables)
     before = compared.before if worker is None else None  # it is that of all workers
     summary = replace(StepRow.of(key, batches), lower=others.verdict() if others.stands_out else "")
     in_step = others.verdict(besides=bool(over_steps.worse))

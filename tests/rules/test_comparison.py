@@ -125,6 +125,27 @@ def test_a_bad_worker_and_a_small_dip_stand_out_of_many_comparisons() -> None:
     assert (worst.name, worst.stands_out) == ("bad", True)
 
 
+def test_a_dip_of_all_tasks_stands_out_that_is_too_small_in_each() -> None:
+    """Beside a worker that is bad at one task all along; without the dip nothing does, in as many steps."""
+    rng = random.Random(4)
+
+    def step(dip: float) -> comparison.Table:
+        groups = []
+        for task, worker in [(task, worker) for task in ("code", "math") for worker in "abcd"] * 16:
+            chance = 0.65 - dip - (0.3 if (task, worker) == ("code", "c") else 0)
+            groups.append(One(task, worker, sum(rng.random() < chance for _ in range(8)) / 8))
+        return tabulate(groups)
+
+    before = [step(0) for _ in range(10)]
+    fallen = step(0.08)
+    assert not any(part.stands_out for part in comparison.by_task(fallen, before))
+    together = comparison.in_all_tasks(fallen, before)
+    assert together.stands_out
+    assert "all tasks together (mean reward 0.5" in verdict([], comparison.by_task(fallen, before), (), together)
+    assert not any(comparison.in_all_tasks(step(0), before).stands_out for _ in range(100))
+    assert not comparison.in_all_tasks({}, before).stands_out
+
+
 def test_a_difference_that_is_tiny_beside_the_rewards_is_none() -> None:
     part, _ = by_worker(some("math", "a", *[0.999] * 8) + some("math", "b", *[1.0] * 8))
     assert (part.name, part.stands_out) == ("a", False)
