@@ -82,9 +82,11 @@ def marks(run: list[list[One]]) -> tuple[list[str | None], list[int]]:
     without_bad = [without(bad_workers, table) for table in tables]
     fell = []
     for number, table in enumerate(without_bad):
-        before = without_bad[max(0, number - 10) : number]
+        before, everybody = (past[max(0, number - 10) : number] for past in (without_bad, tables))
         parts = comparison.by_worker([table])
         parts += comparison.by_task(table, before)
+        outliers = [part.name for part in comparison.by_worker([tables[number]]) if part.stands_out]
+        parts.append(comparison.in_all_tasks(without(outliers, tables[number]), everybody))
         fell += [number] if any(part.stands_out for part in parts) else []
     return bad_workers, fell
 
